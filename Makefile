@@ -1,0 +1,55 @@
+# Two commands set everything up: `make train` and `make test`.  PY=/path/to/python uses that
+# interpreter as it is and installs nothing.
+VENV   := .venv
+PY     ?= $(VENV)/bin/python
+PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+OUT    ?= nanoeuler.bin
+ARGS   ?=
+
+# With PY given there is nothing to install.
+ifeq ($(origin PY),file)
+RUN_DEPS  := $(VENV)/run
+TEST_DEPS := $(VENV)/test
+BENCH_DEPS := $(VENV)/bench
+endif
+
+.PHONY: all train chat check test bench help clean
+
+all: $(RUN_DEPS)  ## install and compile the kernels
+	$(PY) nanoeuler.py compile
+
+train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
+	$(PY) nanoeuler.py train $(if $(wildcard $(OUT)),--resume) --out $(OUT) $(ARGS)
+
+chat: $(RUN_DEPS)  ## continue what you type
+	$(PY) nanoeuler.py chat $(OUT) $(ARGS)
+
+check: $(RUN_DEPS)  ## every gradient against finite differences
+	$(PY) check.py $(ARGS)
+
+test: $(TEST_DEPS)  ## everything that can be proved without a GPU
+	$(PY) -m pytest $(ARGS)
+
+bench: $(BENCH_DEPS)  ## side by side with PyTorch, tokenizers, tiktoken
+	$(PY) bench/bench_cpu.py $(ARGS)
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
+
+clean:  ## remove caches, keep checkpoints and the environment
+	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(VENV)/run: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/test: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[dev,torch]'
+	@touch $@
+
+$(VENV)/bench: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[bench,torch]'
+	@touch $@
