@@ -39,16 +39,18 @@ Threads One sequence is one task of the forward and backward pass; one block of 
         not depend on how many threads there are or which of them takes which task.
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import namedtuple
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 os.environ.setdefault("NUMBA_OPT", "1")       # as fast as 3 for this file, and 25 % less compile time
 if os.environ.get("NANOEULER_BITS"):          # another vector width is other machine code: its own cache
@@ -72,38 +74,48 @@ jit_parallel = njit(parallel=True, **OPTIONS)
 
 
 # ==== 1 Configuration ====
-@dataclass(frozen=True)
-class Config:
-    """Everything that shapes the model.  A checkpoint stores these fields and no others."""
-    n_embd: int = 128          # C, width of the residual stream
-    n_head: int = 4            # H, query heads
-    n_kv_head: int = 2         # G, key/value heads, each shared by H / G query heads
-    head_dim: int = 32         # D
-    n_layer: int = 4           # L, each layer is two Euler steps
-    n_hidden: int = 344        # F, width of the SwiGLU
-    seq_len: int = 128         # longest context, tokens
-    vocab_size: int = 512      # V, the 256 bytes and the special tokens included
-    n_mtp: int = 4             # P, head k predicts token t + 1 + k
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    tie_embeddings: bool = False    # head 0 shares the matrix of the embedding
+class UserError(Exception):
+    """Something the user can mend.  Printed as one line: what is wrong, both values, the remedy."""
+
+
+class Settings:
+    """A dataclass whose fields are checked: their type, and the range given as metadata."""
 
     def check(self):
-        """Raise UserError unless every field has its type and a sane value; returns self."""
         for f in fields(self):
-            value = getattr(self, f.name)
+            value, (low, high) = getattr(self, f.name), f.metadata.get("range", (0, 1 << 62))
             if type(value) is not f.type and not (f.type is float and type(value) is int):
-                raise UserError(f"{f.name} is {value!r}: expected {f.type.__name__}")
-            if f.type is int and not 1 <= value <= 1 << 20:
-                raise UserError(f"{f.name} is {value}: expected 1 to {1 << 20}")
-            if f.type is float and not 0 < value < math.inf:
-                raise UserError(f"{f.name} is {value}: expected a positive number")
-        if self.n_head % self.n_kv_head:
-            raise UserError(f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}")
+                raise UserError(f"{f.name} is {value!r}, expected {f.type.__name__}")
+            if f.type in (int, float) and not low <= value <= high:
+                raise UserError(f"{f.name} is {value}, expected {low:g} to {high:g}")
+        return self
+
+
+def setting(default, low, high):
+    return field(default=default, metadata={"range": (low, high)})
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Everything that shapes the model.  A checkpoint stores these fields and no others."""
+    n_embd: int = setting(128, 1, 1 << 16)             # C, width of the residual stream
+    n_head: int = setting(4, 1, 1 << 12)               # H, query heads
+    n_kv_head: int = setting(2, 1, 1 << 12)            # G, key/value heads, each for H / G queries
+    head_dim: int = setting(32, 2, 1 << 12)            # D
+    n_layer: int = setting(4, 1, 1 << 12)              # L, each layer is two Euler steps
+    n_hidden: int = setting(344, 1, 1 << 18)           # F, width of the SwiGLU
+    seq_len: int = setting(128, 1, 1 << 17)            # longest context, tokens
+    vocab_size: int = setting(512, 1, 1 << 20)         # V, the 256 bytes and special tokens included
+    n_mtp: int = setting(4, 1, 16)                     # P, head k predicts token t + 1 + k
+    rope_theta: float = setting(10000.0, 1, 1e12)
+    norm_eps: float = setting(1e-5, 1e-12, 1)
+    tie_embeddings: bool = False                       # head 0 shares the matrix of the embedding
+
+    def check(self):
+        if super().check() and self.n_head % self.n_kv_head:
+            raise UserError(f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
         if self.head_dim % 2:
-            raise UserError(f"head_dim {self.head_dim} is odd: RoPE turns pairs")
-        if self.n_mtp > 16:
-            raise UserError(f"n_mtp is {self.n_mtp}: expected 1 to 16")
+            raise UserError(f"head_dim is {self.head_dim}, expected an even number: RoPE turns pairs")
         return self
 
 
@@ -117,15 +129,12 @@ PRESETS = {
 }
 
 
-class UserError(Exception):
-    """Something the user can mend.  Printed as one line: what is wrong, both values, the remedy."""
-
-
 # ==== 2 Memory ====
 def param_table(cfg):
     """(name, shape, init std) of every learned tensor, in buffer order; std None means ones."""
     C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    QKV, HD, std = (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim, cfg.n_head * cfg.head_dim, 0.02
+    QKV, HD = (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim, cfg.n_head * cfg.head_dim
+    std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
     return [("wte",        (V, C),        std),     # matrices first: weight decay is a prefix of
             ("qkv",        (L, QKV, C),   std),     # the buffer, not a list of names
@@ -142,8 +151,8 @@ def act_table(cfg, B, T):
     """(name, shape) of every activation that the backward pass reads.
 
     The residual stream is kept as a trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
-    C, F, L, V, P, H = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp, cfg.n_head
-    HD, QKV = H * cfg.head_dim, (H + 2 * cfg.n_kv_head) * cfg.head_dim
+    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
+    H, HD, QKV = cfg.n_head, cfg.n_head * cfg.head_dim, (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim
     return [("x",          (B, 2 * L + 1, T, C)),
             ("attn_in",    (B, L, T, C)),           # rmsnorm(x), input of qkv
             ("attn_rstd",  (B, L, T)),
@@ -171,10 +180,10 @@ def dact_table(cfg, B, T):
 
 def scratch_table(cfg, threads, T, dtype):
     """(name, shape) of what one thread needs while it works on one sequence."""
-    C, F, D, HD, W = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.n_head * cfg.head_dim, tile_width(dtype)
-    return [("norm", (threads, T, C)), ("att", (threads, T, HD)), ("swiglu", (threads, T, F)),
-            ("scores", (threads, BR, T)), ("dscores", (threads, BR, T)),
-            ("kt", (threads, -(-T // W), D, W)), ("vt", (threads, -(-T // W), D, W))]
+    D, W, n = cfg.head_dim, tile_width(dtype), threads
+    return [("norm", (n, T, cfg.n_embd)), ("att", (n, T, cfg.n_head * D)), ("swiglu", (n, T, cfg.n_hidden)),
+            ("scores", (n, BR, T)), ("dscores", (n, BR, T)),
+            ("kt", (n, -(-T // W), D, W)), ("vt", (n, -(-T // W), D, W))]
 
 
 def panel_table(cfg, dtype):
@@ -758,49 +767,36 @@ class Model:
 
     def __init__(self, cfg, flat):
         self.cfg, self.flat, self.p = cfg, flat, views(flat, param_table(cfg))
-        self.w = Panels(*[aligned(shape, flat.dtype) for _, shape in panel_table(cfg, flat.dtype)])
-        self.g_flat, self.a, self.shape = None, None, None
+        self.w = Panels(*self.new(panel_table(cfg, flat.dtype)))
+        self.g_flat = aligned(flat.shape, flat.dtype)
+        self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        self.matrices = np.array([(kind, l) for kind, name in enumerate(Panels._fields)
-                                  for l in range(getattr(self.w, name).shape[0])])
+        rows = [(kind, l, head_matrix(self.p, l, cfg.n_mtp) if kind == LM_HEAD else x[l])
+                for kind, x in enumerate(getattr(self.p, name) for name in Panels._fields)
+                for l in range(cfg.n_mtp if kind == LM_HEAD else cfg.n_layer)]
+        self.matrices = np.array([(kind, l) for kind, l, _ in rows])
+        self.tasks = np.array([(kind, l, n, min(n + 128, len(x))) for kind, l, x in rows
+                               for n in range(0, len(x), 128)])    # 128 rows of dW stay in L2
         self.pack()
+
+    def new(self, table):
+        return [aligned(shape, self.flat.dtype) for _, shape in table]
 
     def pack(self):
         pack_weights(self.w, self.p, self.matrices)
 
-    def reserve(self, B, T):
-        """Memory for micro-batches of B sequences of T tokens, kept until another shape comes."""
-        if self.shape == (B, T):
-            return
-        cfg, dtype, threads = self.cfg, self.flat.dtype, min(B, get_num_threads())
-        self.shape, self.a, self.d, self.s = None, None, None, None     # free the old before the new
-        new = lambda table: [aligned(shape, dtype) for _, shape in table]
-        self.a, self.d = Acts(*new(act_table(cfg, B, T))), Dacts(*new(dact_table(cfg, B, T)))
-        self.s = Scratch(*new(scratch_table(cfg, get_num_threads(), T, dtype)))
-        self.tasks = []
-        for kind, l in self.matrices:        # blocks of about 128 rows: small enough for L2
-            N = getattr(self.w, Panels._fields[kind]).shape[1] * tile_width(dtype)
-            N = min(N, (cfg.vocab_size if kind == LM_HEAD else getattr(self.p, Panels._fields[kind]).shape[1]))
-            blocks = -(-N // 128)
-            edges = [N * i // blocks // MR * MR for i in range(blocks)] + [N]
-            self.tasks += [(kind, l, n0, n1) for n0, n1 in zip(edges, edges[1:])]
-        self.tasks = np.array(self.tasks)
-        if self.g_flat is None:
-            self.g_flat = aligned(self.flat.shape, dtype)
-            self.g = views(self.g_flat, param_table(cfg))
-        self.shape = (B, T)
-
     def run(self, until, tokens, targets=None, weight=None, heads=None):
-        """tokens (B, T) int32 -> losses (B, heads); see `run`."""
+        """tokens (B, T) int32, see `run` -> losses (B, heads).  Memory is kept for the next (B, T)."""
         (B, T), P = tokens.shape, self.cfg.n_mtp
-        self.reserve(B, T)
-        if targets is None:
-            targets = np.full((P, B, T), -1, np.int32)
-        if weight is None:
-            weight = np.ones(P)
-        losses = np.zeros((B, heads or P))
-        run(until, losses, tokens, targets, weight, self.p, self.w, self.g, self.a, self.d, self.s,
-            self.tasks, self.cos[:T], self.sin[:T], self.cfg.norm_eps)
+        if self.shape != (B, T):
+            self.a = self.d = self.s = None                        # free the old before the new
+            self.a, self.d = Acts(*self.new(act_table(self.cfg, B, T))), Dacts(*self.new(dact_table(self.cfg, B, T)))
+            self.s = Scratch(*self.new(scratch_table(self.cfg, get_num_threads(), T, self.flat.dtype)))
+            self.shape = B, T
+        targets = np.full((P, B, T), -1, np.int32) if targets is None else np.ascontiguousarray(targets)
+        losses, weight = np.zeros((B, heads or P)), np.ones(P) if weight is None else weight
+        run(until, losses, np.ascontiguousarray(tokens), targets, weight, self.p, self.w, self.g, self.a,
+            self.d, self.s, self.tasks, self.cos[:T], self.sin[:T], self.cfg.norm_eps)
         return losses
 
     def logits(self, tokens):
@@ -820,30 +816,29 @@ def lr_at(step, n_steps, lr, warmup, floor):
 
 @jit_parallel
 def adamw(p, g, m, v, n_decay, hyper):
-    """g *= min(1, clip / |g|);   m, v: running means of g, g^2;   p -= lr * (m' / (sqrt(v') + eps) + wd p)
+    """g *= min(1, clip / |g|);  m, v: running means of g, g^2;  p -= lr * (m' / (sqrt(v') + eps) + wd p)
     Loshchilov & Hutter 2019, algorithm 2.  m', v' are m, v without their bias towards zero; wd acts on
     the first n_decay entries.  Sets g to zero for the next step.  Returns |g|, before clipping; if that
-    is not finite, nothing else is touched."""
+    is not finite, nothing is touched."""
     BLOCKS = 256                             # fixed, so that sums do not depend on the threads
-    N, part = p.size, np.zeros(BLOCKS)
+    N, squares = p.size, np.zeros(BLOCKS)
     for i in prange(BLOCKS):
         gs, ss = g[i * N // BLOCKS:(i + 1) * N // BLOCKS], 0.0
         for j in range(gs.size):
             ss += gs[j] * gs[j]
-        part[i] = ss
-    norm = math.sqrt(part.sum())
+        squares[i] = ss
+    norm = math.sqrt(squares.sum())
     if not math.isfinite(norm):
         return norm
     lr, beta1, beta2, eps, wd, clip, correct1, correct2 = hyper
     dtype = p.dtype.type
-    scale = dtype(min(1.0, clip / (norm + 1e-30)))
-    rate, root = dtype(lr / correct1), dtype(1 / math.sqrt(correct2))
+    scale, rate, root = dtype(min(1.0, clip / (norm + 1e-30))), dtype(lr / correct1), dtype(correct2 ** -0.5)
     b1, b2, c1, c2, e = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2), dtype(eps)
     for i in prange(BLOCKS):
-        n0, n1 = i * N // BLOCKS, (i + 1) * N // BLOCKS
-        for part0, part1, decay in ((n0, min(n1, n_decay), lr * wd), (max(n0, n_decay), n1, 0.0)):
-            ps, gs, ms, vs = p[part0:part1], g[part0:part1], m[part0:part1], v[part0:part1]
-            keep = dtype(1 - decay)
+        n0, n2 = i * N // BLOCKS, (i + 1) * N // BLOCKS
+        n1 = min(max(n_decay, n0), n2)
+        for start, end, decay in ((n0, n1, lr * wd), (n1, n2, 0.0)):
+            ps, gs, ms, vs, keep = p[start:end], g[start:end], m[start:end], v[start:end], dtype(1 - decay)
             for j in range(ps.size):
                 x = gs[j] * scale
                 ms[j] = b1 * ms[j] + c1 * x
@@ -864,13 +859,11 @@ def read_text(path):
     if not text.strip():
         raise UserError(f"{path} is empty; name a text file with --data FILE")
     if b"\0" in text:
-        raise UserError(f"{path} is not text: a zero byte at offset {text.index(0)}; "
-                        f"name a UTF-8 text file with --data FILE")
+        raise UserError(f"{path} is not text, byte {text.index(0)} is zero; name one with --data FILE")
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as e:
-        print(f"note: {path} is not valid UTF-8 from offset {e.start} on; "
-              f"training on its bytes as they are", file=sys.stderr)
+        print(f"note: {path} is not UTF-8 at byte {e.start}; its bytes are learned as they are", file=sys.stderr)
     return text
 
 
@@ -885,15 +878,15 @@ def split_text(text, holdout):
 class Batches:
     """Windows of T tokens in shuffled epochs.
 
-    The i-th window of a run depends on (seed, i) alone: epoch i // n, a random phase and a permutation
-    seeded by (seed, epoch).  So the data cursor of a checkpoint is one number."""
+    Window i of a run depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation are
+    seeded by (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
 
     def __init__(self, tokens, T, n_mtp, seed):
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
         self.n, self.epoch = len(tokens) // T - 1, None
         if self.n < 1:
-            raise UserError(f"the training part has {len(tokens)} tokens, fewer than two windows of "
-                            f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
+            raise UserError(f"the training part has {len(tokens)} tokens, fewer than two windows of {T}; "
+                            f"use a longer text or --seq-len {max(1, len(tokens) // 2)}")
 
     def start(self, i):
         """Index of the first token of window i."""
@@ -909,16 +902,15 @@ class Batches:
         for b in range(B):
             piece = self.tokens[(s := self.start(i + b)):s + self.T + self.P]
             padded[b, :len(piece)] = piece
-        targets = np.stack([padded[:, k + 1:k + 1 + self.T] for k in range(self.P)])
-        return np.ascontiguousarray(padded[:, :self.T]), targets
+        return padded[:, :self.T], np.stack([padded[:, k + 1:k + 1 + self.T] for k in range(self.P)])
 
 
 def loss_weights(targets, mtp_weight):
-    """d loss / d CE sum of each head: loss = CE_0 + mtp_weight * mean_k>0 CE_k, CE_k a mean over
-    the valid targets of the whole step, however many micro-batches it takes.   targets (P, ...)"""
+    """d loss / d (summed CE of head k):   loss = CE_0 + mtp_weight * mean_k>0 CE_k,   CE_k a mean over the
+    valid targets of the whole step, however many micro-batches it takes.   targets (P, ...) -> (P,)"""
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    return np.array([1.0] + [mtp_weight / max(1, P - 1)] * (P - 1)) / count
+    return np.array([1.0] + [mtp_weight / (P - 1) for _ in range(P - 1)]) / count
 
 
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately completes "
@@ -927,74 +919,76 @@ PROMPT = ("Below is an instruction that describes a task. Write a response that 
 
 # ==== 8 Checkpoint ====
 # A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  The weights
-# carry the names of a LlamaForCausalLM and are slices of the flat buffer, so the buffer is the file.
-# Heads 1.. and AdamW's moments have names of their own.  "sha256" covers header and data, with its own
-# field zeroed.
+# have the names of a LlamaForCausalLM and are slices of the flat buffer: the buffer is the file.  Heads
+# 1.. and AdamW's moments have names of their own.  "sha256" covers header and data, itself zeroed.
 NO_HASH = "0" * 64
 
 
-def tensor_names(cfg):
-    """(Llama name, shape) of every tensor, in buffer order."""
-    C, F, D, L = cfg.n_embd, cfg.n_hidden, cfg.head_dim, range(cfg.n_layer)
-    HD, GD, V, layer = cfg.n_head * D, cfg.n_kv_head * D, cfg.vocab_size, "model.layers.{}."
-    rows = lambda parts: [(layer.format(l) + name, shape) for l in L for name, shape in parts]
-    heads = [f"mtp.{k}.weight" if k else "lm_head.weight" for k in range(cfg.n_mtp)]
-    return ([("model.embed_tokens.weight", (V, C))]
-            + rows([("self_attn.q_proj.weight", (HD, C)), ("self_attn.k_proj.weight", (GD, C)),
-                    ("self_attn.v_proj.weight", (GD, C))])
-            + rows([("self_attn.o_proj.weight", (C, HD))])
-            + rows([("mlp.gate_proj.weight", (F, C)), ("mlp.up_proj.weight", (F, C))])
-            + rows([("mlp.down_proj.weight", (C, F))])
-            + [(name, (V, C)) for name in heads[cfg.tie_embeddings:]]
-            + rows([("input_layernorm.weight", (C,))])
-            + rows([("post_attention_layernorm.weight", (C,))])
-            + [("model.norm.weight", (C,))])
+@dataclass
+class State(Settings):
+    """What a checkpoint knows besides the weights."""
+    kind: str = "base"         # "chat" after fine-tuning
+    step: int = 0
+    n_steps: int = 0
+    tokens_seen: int = 0
+    elapsed: float = 0.0       # seconds of training
+    bits_per_byte: float = 0.0         # the latest validation, 0: none yet
+    text_sha256: str = ""
+    options: dict = field(default_factory=dict)
 
 
 def header_tensors(cfg, moments):
-    """The header's entries: name -> dtype, shape, data_offsets (bytes), without gaps."""
-    names = tensor_names(cfg) + [(f"adamw.{x}", (n_params(cfg),)) for x in "mv" if moments]
-    out, start = {}, 0
-    for name, shape in names:
-        end = start + 4 * math.prod(shape)
+    """The header's entries in buffer order, name -> dtype, shape, data_offsets in bytes; and the end."""
+    C, F, D, V, layers = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.vocab_size, range(cfg.n_layer)
+    HD, GD, out, end = cfg.n_head * D, cfg.n_kv_head * D, {}, 0
+    each = lambda *parts: [(f"model.layers.{l}.{name}.weight", shape) for l in layers for name, shape in parts]
+    heads = [("lm_head.weight", (V, C))] + [(f"mtp.{k}.weight", (V, C)) for k in range(1, cfg.n_mtp)]
+    for name, shape in ([("model.embed_tokens.weight", (V, C))]
+                        + each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
+                               ("self_attn.v_proj", (GD, C)))
+                        + each(("self_attn.o_proj", (C, HD)))
+                        + each(("mlp.gate_proj", (F, C)), ("mlp.up_proj", (F, C)))
+                        + each(("mlp.down_proj", (C, F))) + heads[cfg.tie_embeddings:]
+                        + each(("input_layernorm", (C,))) + each(("post_attention_layernorm", (C,)))
+                        + [("model.norm.weight", (C,))]
+                        + [(f"adamw.{x}", (n_params(cfg),)) for x in "mv" if moments]):
+        start, end = end, end + 4 * math.prod(shape)
         out[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-        start = end
-    return out, start
+    return out, end
 
 
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
-    """Writes all or nothing: a temporary file beside `path`, fsync, rename.  state: JSON values."""
-    tensors, _ = header_tensors(cfg, moments)
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)), "state": json.dumps(state),
+    """Writes all or nothing: a temporary file beside `path`, fsync, rename."""
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)), "state": json.dumps(asdict(state)),
             "tokenizer": tokenizer.to_json(), "tokenizer_sha256": tokenizer.hash(), "sha256": NO_HASH}
-    buffers = [np.ascontiguousarray(x, "<f4") for x in (flat, *moments)]
+    buffers, temporary = [np.ascontiguousarray(x, "<f4") for x in (flat, *moments)], f"{path}.tmp"
+    tensors, _ = header_tensors(cfg, moments)
 
-    def pack_header():
+    def header():
         text = json.dumps({"__metadata__": meta, **tensors}, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 64)       # the data starts on a cache line
 
-    digest = hashlib.sha256(pack_header())
+    digest = hashlib.sha256(header())
     for x in buffers:
         digest.update(x)
     meta["sha256"] = digest.hexdigest()
-    header, temporary = pack_header(), f"{path}.tmp"
     try:
         with open(temporary, "wb") as f:
-            f.write(len(header).to_bytes(8, "little") + header)
+            f.write(len(header()).to_bytes(8, "little") + header())
             for x in buffers:
                 f.write(x)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
+        if hasattr(os, "O_DIRECTORY"):               # make the rename itself durable
+            folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_DIRECTORY)
+            os.fsync(folder)
+            os.close(folder)
     except OSError as e:
-        if os.path.exists(temporary):
+        with contextlib.suppress(OSError):
             os.remove(temporary)
-        raise UserError(f"cannot write {path}: {e.strerror}; the previous checkpoint, if any, is "
-                        f"untouched; free space or choose another --out") from None
-    if hasattr(os, "O_DIRECTORY"):                   # make the rename itself durable
-        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
+        raise UserError(f"cannot write {path}: {e.strerror}; a previous checkpoint is untouched; free "
+                        f"space or choose another --out") from None
 
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
@@ -1002,89 +996,42 @@ Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
 def read_checkpoint(path):
     """Every number in the header is checked against the file's size before it sizes an allocation."""
-    bad = lambda why: UserError(f"{path} is not a usable checkpoint: {why}; "
-                                f"train a new one (--force) or name another file")
+    def need(condition, why):
+        if not condition:
+            raise ValueError(why)
+
     try:
         with open(path, "rb") as f:
-            size, start = os.fstat(f.fileno()).st_size, f.read(8)
-            length = int.from_bytes(start, "little")
-            if len(start) < 8 or length > min(size - 8, 100_000_000):
-                raise bad(f"its header should have {length} bytes, the file has {size}")
+            size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
+            need(length <= min(size - 8, 100_000_000), f"{length} bytes of header in a file of {size}")
             header = f.read(length)
-            tables = json.loads(header)
-            meta = tables.pop("__metadata__", {}) if isinstance(tables, dict) else {}
-            if not isinstance(meta, dict) or meta.get("format") != "nanoeuler":
-                raise bad("it does not say that NanoEuler wrote it")
-            values = {k: json.loads(meta[k]) for k in ("config", "state")}
-            if not all(isinstance(v, dict) for v in values.values()):
-                raise bad("its configuration is not a table")
-            cfg = Config(**values["config"]).check()
-            tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
-            moments = "adamw.m" in tables
-            # cheap before dear: a parameter takes 4 bytes, so the file's size bounds the tables
-            if cfg.n_layer * cfg.n_embd * 4 > size or 4 * n_params(cfg) > size:
-                raise bad(f"its configuration needs {4 * n_params(cfg)} bytes, the file has {size}")
-            expected, data = header_tensors(cfg, moments)
-            if tables != expected or size != 8 + length + data:
-                raise bad(f"its tensors do not fit its configuration: {size} bytes, "
-                          f"expected {8 + length + data}")
-            n, count = n_params(cfg), 3 if moments else 1
-            buffers = [aligned((n,), np.float32) for _ in range(count)]
+            tensors = json.loads(header)
+            meta = tensors.pop("__metadata__")
+            need(meta["format"] == "nanoeuler", "another program wrote it")
+            cfg = Config(**json.loads(meta["config"])).check()
+            state = State(**json.loads(meta["state"])).check()
+            need(4 * n_params(cfg) <= size, f"its model has {n_params(cfg):,} parameters, the file {size} bytes")
+            expected, data = header_tensors(cfg, "adamw.m" in tensors)
+            need(tensors == expected, "its tensors are not those of its configuration")
+            need(size == 8 + length + data, f"{size} bytes, expected {8 + length + data}")
             digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+            buffers = [aligned((n_params(cfg),), np.float32) for _ in range(3 if "adamw.m" in tensors else 1)]
             for x in buffers:
-                if f.readinto(memoryview(x).cast("B")) != 4 * n:
-                    raise bad("it ended early")
+                f.readinto(memoryview(x).cast("B"))
                 digest.update(x)
+            need(digest.hexdigest() == meta["sha256"], "its checksum does not match, the file is damaged")
+            tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
+            need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
+            need(tokenizer.vocab_size == cfg.vocab_size,
+                 f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; make it with: python nanoeuler.py train") from None
+        raise UserError(f"{path} does not exist; make it with: python nanoeuler.py train --out {path}") from None
     except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as e:
-        raise e if isinstance(e, UserError) and path in str(e) else bad(str(e) or type(e).__name__) from None
-    if digest.hexdigest() != meta["sha256"]:
-        raise bad("its checksum does not match: the file was damaged")
-    if tokenizer.hash() != meta.get("tokenizer_sha256") or tokenizer.vocab_size != cfg.vocab_size:
-        raise bad(f"its tokenizer ({tokenizer.vocab_size} tokens) does not belong to its model "
-                  f"({cfg.vocab_size} tokens)")
-    if sys.byteorder == "big":
-        buffers = [x.byteswap() for x in buffers]
-    return Checkpoint(cfg, tokenizer, values["state"], buffers[0], buffers[1:])
-
-
-def info(path):
-    """Prints what a checkpoint holds."""
-    c = read_checkpoint(path)
-    rows = [("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(),
-            ("kind", c.state.get("kind", "base")),
-            ("step", f"{c.state.get('step', 0):,} of {c.state.get('n_steps', 0):,}"),
-            ("tokens seen", f"{c.state.get('tokens_seen', 0):,}"),
-            ("validation", f"{c.state.get('bits_per_byte') or math.nan:.4f} bits/byte"),
-            ("trained on", c.state.get("options", {}).get("data", "?")),
-            ("AdamW moments", "yes" if c.moments else "no"),
-            ("tokenizer", c.tokenizer.hash()), ("checksum", "matches")]
-    print_table(path, rows)
-
-
-# ==== 9 Training ====
-@dataclass
-class Options:
-    """What a run was started with; a checkpoint stores it, and --resume goes on with it."""
-    data: str = "data/shakespeare.txt"
-    steps: int = 0             # 0: as many as fit into `minutes`
-    minutes: float = 3.0
-    batch: int = 16            # sequences a step
-    micro_batch: int = 0       # sequences in memory at a time, 0: all; the result is the same
-    lr: float = 4e-3
-    floor: float = 0.05        # the cosine ends at floor * lr
-    warmup: int = 50           # steps
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 1.0          # largest global gradient norm
-    mtp_weight: float = 0.3    # of the mean loss of heads 1..P-1
-    holdout: float = 0.1       # tail of the text kept for validation
-    eval_every: int = 250      # steps
-    seed: int = 1
+        raise UserError(f"cannot read {path}: {e.strerror}; name a checkpoint that train wrote") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, UserError) as e:
+        raise UserError(f"{path} is not a usable checkpoint: {e or type(e).__name__}; name another file, or "
+                        f"train a new one with --force") from None
+    return Checkpoint(cfg, tokenizer, state, buffers[0], buffers[1:])
 
 
 def print_table(title, rows):
@@ -1094,35 +1041,67 @@ def print_table(title, rows):
     print(flush=True)
 
 
-def evaluate(model, tokens, n_bytes, windows=None):
-    """Bits per byte of head 0 over the tokens after the first, in disjoint windows of seq_len.
+def info(path):
+    """Prints what a checkpoint holds."""
+    c = read_checkpoint(path)
+    print_table(path, [("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", c.state.kind),
+                       ("step", f"{c.state.step:,} of {c.state.n_steps:,}"),
+                       ("tokens seen", f"{c.state.tokens_seen:,}"),
+                       ("validation", f"{c.state.bits_per_byte:.4f} bits/byte"),
+                       ("text", f"{c.state.options.get('data')}, sha256 {c.state.text_sha256[:12]}"),
+                       ("AdamW moments", "yes" if c.moments else "no"), ("tokenizer", c.tokenizer.hash()),
+                       ("checksum", "matches")])
 
-    windows: only that many, spread evenly.  = sum CE / ln 2 / bytes, so no tokenizer flatters itself."""
-    T, B = model.cfg.seq_len, 8
+
+# ==== 9 Training ====
+@dataclass
+class Options(Settings):
+    """What a run is started with.  A checkpoint stores it, and --resume goes on with it."""
+    data: str = "data/shakespeare.txt"
+    steps: int = setting(0, 0, 1 << 40)                # 0: as many as fit into `minutes`
+    minutes: float = setting(3.0, 0.01, 1e6)
+    batch: int = setting(16, 1, 1 << 16)               # sequences a step
+    micro_batch: int = setting(0, 0, 1 << 16)          # of them in memory at a time, 0: all; same result
+    lr: float = setting(6e-3, 1e-9, 1)                 # at width 128; divided by n_embd / 128
+    floor: float = setting(0.02, 0, 1)                 # the cosine ends at floor * lr
+    warmup: int = setting(50, 0, 1 << 40)              # steps
+    weight_decay: float = setting(0.1, 0, 1)
+    beta1: float = setting(0.9, 0, 0.9999)
+    beta2: float = setting(0.95, 0, 0.9999)
+    clip: float = setting(1.0, 1e-9, 1e9)              # largest global gradient norm
+    mtp_weight: float = setting(0.3, 0, 10)            # of the mean loss of heads 1..P-1
+    holdout: float = setting(0.1, 0.0001, 0.9)         # tail of the text kept for validation
+    eval_every: int = setting(250, 1, 1 << 40)         # steps between validations, samples, checkpoints
+    seed: int = setting(1, 0, 1 << 60)
+
+
+def evaluate(model, tokens, n_bytes, windows=None):
+    """Bits per byte of head 0 on tokens[1:], which stand for n_bytes, in disjoint windows of seq_len.
+
+    = sum CE / ln 2 / bytes: it does not depend on the tokenizer.  windows: that many, spread evenly."""
+    T, nats, seen = model.cfg.seq_len, 0.0, 0
     n = -(-(len(tokens) - 1) // T)
     padded = np.full(n * T + 1, -1, np.int32)
     padded[:len(tokens)] = tokens
-    pick = np.arange(n) if not windows or windows >= n else np.linspace(0, n - 1, windows).astype(int)
-    nats, seen = 0.0, 0
-    for i in range(0, len(pick), B):
-        at = pick[i:i + B, None] * T + np.arange(T)
-        x, y = padded[at], padded[at + 1]
-        targets = np.full((model.cfg.n_mtp, *x.shape), -1, np.int32)
-        targets[0] = y
-        nats += model.run(LOSS, np.maximum(x, 0), targets, heads=1).sum()
-        seen += (y >= 0).sum()
-    return nats / math.log(2) / (n_bytes * seen / (len(tokens) - 1))
+    pick = np.linspace(0, n - 1, min(n, windows or n)).astype(int)
+    for i in range(0, len(pick), 16):
+        at = pick[i:i + 16, None] * T + np.arange(T)
+        targets = np.full((model.cfg.n_mtp, *at.shape), -1, np.int32)
+        targets[0] = padded[at + 1]
+        nats += model.run(LOSS, np.maximum(padded[at], 0), targets, heads=1).sum()
+        seen += (targets[0] >= 0).sum()
+    return float(nats / math.log(2) / (n_bytes * seen / (len(tokens) - 1)))
 
 
 def first_bad_tensor(model):
-    """Name of the first tensor, in the order of the computation, that holds a NaN or an infinity."""
-    for kind, group in (("parameter", model.p), ("activation", model.a), ("gradient of activation", model.d),
+    """The first entry, in the order of the computation, that is a NaN or an infinity."""
+    for kind, group in (("parameter", model.p), ("activation", model.a), ("its gradient", model.d),
                         ("gradient", model.g)):
         for name, x in group._asdict().items():
             if not np.isfinite(x).all():
-                where = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-                return f"{kind} {name}{list(where)} = {x[where]}"
-    return "the loss"
+                at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+                return f"{kind} {name}{list(at)} is {x[at]}"
+    return "the loss is not finite"
 
 
 class Interrupt:
@@ -1147,164 +1126,156 @@ class Run:
 
     def __init__(self, out, cfg, options, checkpoint=None):
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
-        state = checkpoint.state if checkpoint else {}
-        self.step, self.n_steps = state.get("step", 0), options.steps or state.get("n_steps", 0)
-        self.bits, text = state.get("bits_per_byte"), read_text(options.data)
-        self.text_hash = hashlib.sha256(text).hexdigest()
-        if checkpoint and self.text_hash != state.get("text_sha256"):
-            raise UserError(f"{options.data} is not the text of this run: its sha256 starts with "
-                            f"{self.text_hash[:12]}, expected {str(state.get('text_sha256'))[:12]}; "
-                            f"restore the text, or start a new run with --out NAME")
-        self.began = time.perf_counter() - state.get("elapsed", 0.0)
-        train, val = split_text(text, options.holdout)
-        if not val:
-            raise UserError(f"{options.data} has {len(text)} bytes: nothing is left to validate on")
+        self.state = replace(checkpoint.state if checkpoint else State(), options=asdict(options))
+        text, o, s = read_text(options.data), options, self.state
+        digest, self.began = hashlib.sha256(text).hexdigest(), time.perf_counter() - s.elapsed
+        if checkpoint and digest != s.text_sha256:
+            raise UserError(f"{o.data} is not the text of this run: its sha256 is {digest[:12]}..., expected "
+                            f"{s.text_sha256[:12]}...; restore it, or start a new run with --out NAME")
+        s.text_sha256, s.n_steps = digest, o.steps or s.n_steps
+        train, val = split_text(text, o.holdout)
+        if not train or not val:
+            raise UserError(f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
         self.tokenizer = checkpoint.tokenizer if checkpoint else bpe.train(train, cfg.vocab_size)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)      # a short text has fewer merges
         tokens = self.tokenizer.encode(train)
-        self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, options.seed)
+        self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
         self.val, self.val_bytes = np.append(tokens[-1:], self.tokenizer.encode(val)), len(val)
         self.bytes_per_token = len(train) / len(tokens)
-        self.model = Model(cfg, checkpoint.flat if checkpoint else init_params(cfg, options.seed))
-        self.m, self.v = checkpoint.moments if checkpoint else (
-            aligned(self.model.flat.shape, np.float32), aligned(self.model.flat.shape, np.float32))
-        self.n_decay = sum(x.size for x in self.model.p if x.ndim > 2) + self.model.p.wte.size
+        self.model = Model(cfg, checkpoint.flat if checkpoint else init_params(cfg, o.seed))
+        self.m, self.v = checkpoint.moments if checkpoint else (np.zeros_like(self.model.flat) for _ in "mv")
+        self.n_decay = sum(x.size for x in self.model.p[:6])          # the matrices come first
+        self.lr = o.lr * 128 / cfg.n_embd
         print_table(f"NanoEuler, {n_params(cfg):,} parameters in float32, {get_num_threads()} threads", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} heads, "
                       f"SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
-            ("text", f"{options.data}, {len(text):,} bytes, last {options.holdout:.0%} held out"),
+            ("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
             ("tokenizer", f"{cfg.vocab_size} tokens, {self.bytes_per_token:.2f} bytes a token"),
-            ("batch", f"{options.batch} x {cfg.seq_len} = {options.batch * cfg.seq_len:,} tokens"),
-            ("AdamW", f"lr {options.lr:g}, warm-up {options.warmup} steps, cosine to {options.floor:g}, "
-                      f"decay {options.weight_decay:g}, clip {options.clip:g}"),
-            ("length", f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"),
-            ("writes", f"{out}, {self.log}")])
+            ("batch", f"{o.batch} x {cfg.seq_len} = {o.batch * cfg.seq_len:,} tokens"),
+            ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
+                      f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
+            ("length", f"{o.steps:,} steps" if o.steps else f"{o.minutes:g} minutes"),
+            ("writes", f"{out} and {self.log}; Ctrl-C saves and stops")])
 
     def elapsed(self):
         return time.perf_counter() - self.began
 
     def advance(self):
-        """One step: gradients of all micro-batches, clip, AdamW.  Returns its log record."""
-        began, o, B = time.perf_counter(), self.options, self.options.batch
-        tokens, targets = self.batches.take(self.step * B, B)
-        weight, size, losses = loss_weights(targets, o.mtp_weight), o.micro_batch or B, 0.0
-        for b in range(0, B, size):
-            part = np.ascontiguousarray(targets[:, b:b + size])
-            losses = losses + self.model.run(GRADIENT, tokens[b:b + size], part, weight).sum(0)
+        """One step: the gradient of every micro-batch, clip, AdamW.  Returns its log record."""
+        began, o, s, model = time.perf_counter(), self.options, self.state, self.model
+        tokens, targets = self.batches.take(s.step * o.batch, o.batch)
+        weight, losses = loss_weights(targets, o.mtp_weight), np.zeros(model.cfg.n_mtp)
+        for b in range(0, o.batch, micro := o.micro_batch or o.batch):
+            losses += model.run(GRADIENT, tokens[b:b + micro], targets[:, b:b + micro], weight).sum(0)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
-        lr = lr_at(self.step, self.n_steps, o.lr, o.warmup, o.floor)
-        t, model = self.step + 1, self.model
-        hyper = np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
-                          1 - o.beta1 ** t, 1 - o.beta2 ** t])
+        lr, t = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor), s.step + 1
+        hyper = np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip, 1 - o.beta1 ** t, 1 - o.beta2 ** t])
         norm = adamw(model.flat, model.g_flat, self.m, self.v, self.n_decay, hyper)
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {t}: {first_bad_tensor(model)}; training stopped before the update. "
-                            f"{self.out} was not touched: lower --lr, or --resume from it")
+            raise UserError(f"step {t}: {first_bad_tensor(model)}; stopped before the update, {self.out} is "
+                            f"untouched: go on from it with --resume, or start again with a lower --lr")
         model.pack()
-        self.step, seconds = t, time.perf_counter() - began
+        s.step, s.tokens_seen, seconds = t, t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": B * model.cfg.seq_len / seconds}
+                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds}
+
+    def pace(self):
+        """Seconds a step so far, validations and samples included."""
+        return (self.elapsed() - self.start[1]) / (self.state.step - self.start[0])
 
     def plan(self):
-        """With --minutes: the number of steps that the rest of the time allows, at the pace so far."""
-        o, left = self.options, self.options.minutes * 60 - self.elapsed()
-        if o.steps or self.step > 0.9 * self.n_steps > 0:
-            return
-        pace = (self.elapsed() - self.start[1]) / max(1, self.step - self.start[0])
-        last = pace * len(self.val) / 4 / (o.batch * self.model.cfg.seq_len)     # the final evaluation
-        self.n_steps = max(self.step + 1, self.step + int((left - last) / pace))
+        """With --minutes: as many steps as the rest of the time allows.  Fixed for the last tenth."""
+        o, s = self.options, self.state
+        if not o.steps and not s.step > 0.9 * s.n_steps > 0:
+            final = self.pace() * len(self.val) / (3 * o.batch * self.model.cfg.seq_len)
+            s.n_steps = s.step + max(1, int((60 * o.minutes - self.elapsed() - final) / self.pace()))
+
+    def validate(self, windows=None):
+        s = self.state
+        s.bits_per_byte = evaluate(self.model, self.val, self.val_bytes, windows)
+        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=windows)
 
     def save(self):
-        cfg, o = self.model.cfg, self.options
-        write_checkpoint(self.out, cfg, self.tokenizer, {
-            "kind": "base", "step": self.step, "n_steps": self.n_steps, "options": asdict(o),
-            "tokens_seen": self.step * o.batch * cfg.seq_len, "elapsed": self.elapsed(),
-            "bits_per_byte": self.bits, "text_sha256": self.text_hash}, self.model.flat, (self.m, self.v))
+        self.state.elapsed = self.elapsed()
+        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, self.model.flat, (self.m, self.v))
 
-    def sample(self, prompt="\n", n=100):
-        decoder, rng = Decoder(self.model.cfg, self.model.p), np.random.default_rng(self.step)
-        tokens = generate(decoder, self.tokenizer.encode(prompt), n, rng, Sampling())
+    def sample(self, n):
+        decoder, rng = Decoder(self.model.cfg, self.model.p), np.random.default_rng(self.state.step)
+        tokens = generate(decoder, self.tokenizer.encode("\n"), n, rng, Sampling())
         return self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")
-
-    def line(self, r):
-        left = (self.n_steps - self.step) * (self.elapsed() - self.start[1]) / (self.step - self.start[0])
-        return (f"step {r['step']:>6}/{self.n_steps}  loss {r['loss']:.4f}  {r['bits_per_byte']:.3f} bits/byte"
-                f"  lr {r['lr']:.2e}  |g| {r['norm']:.2f}  {r['ms']:.0f} ms"
-                f"  {r['tokens_per_s'] / 1e3:.1f}k tok/s  ETA {int(left // 60)}:{int(left % 60):02d}")
 
     def record(self, **values):
         self.log_file.write(json.dumps(values) + "\n")
         self.log_file.flush()
 
-    def open_log(self):
-        """Empty for a new run; a resumed one keeps the lines up to its checkpoint."""
-        kept = [r for r in read_log(self.log) if r["step"] <= self.step] if self.step else []
-        with open(self.log, "w", encoding="utf-8") as f:
-            f.writelines(json.dumps(r) + "\n" for r in kept)
-        return open(self.log, "a", encoding="utf-8")
-
     def go(self):
         """The training loop."""
-        o, self.start = self.options, (self.step, self.elapsed())
-        self.n_steps = self.n_steps or 1 << 30
-        with self.open_log() as self.log_file, Interrupt() as interrupt:
-            while self.step < self.n_steps and not interrupt.asked:
-                r = self.advance()
-                done = self.step - self.start[0]
-                if done in (5, 20) or self.step % 50 == 0:
-                    self.plan()
+        o, s = self.options, self.state
+        self.start, s.n_steps = (s.step, self.elapsed()), s.n_steps or 1 << 40
+        kept = [r for r in read_log(self.log) if r["step"] <= s.step] if s.step else []
+        with open(self.log, "w", encoding="utf-8") as self.log_file, Interrupt() as interrupt:
+            for r in kept:                   # a killed run may have logged steps it did not save
                 self.record(**r)
-                if done == 5 or self.step % 20 == 0:
-                    print(self.line(r), flush=True)
-                if self.step % o.eval_every == 0 and self.step < self.n_steps:
-                    self.bits = evaluate(self.model, self.val, self.val_bytes, windows=64)
-                    self.record(step=self.step, val_bits_per_byte=self.bits, whole=False)
-                    print(f"step {self.step:>6}  validation {self.bits:.4f} bits/byte (64 windows)  "
-                          f"{self.sample(n=40)!r}", flush=True)
+            while s.step < s.n_steps and not interrupt.asked:
+                r, done = self.advance(), s.step - self.start[0]
+                self.record(**r)
+                if done in (5, 20) or s.step % 50 == 0:
+                    self.plan()
+                if done == 5 or s.step % 20 == 0:
+                    left = int((s.n_steps - s.step) * self.pace())
+                    print(f"step {s.step:>5}/{s.n_steps}  loss {r['loss']:.3f}  {r['bits_per_byte']:.3f} bits/byte  "
+                          f"lr {r['lr']:.1e}  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
+                          f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  ETA {left // 60}:{left % 60:02d}", flush=True)
+                if s.step % o.eval_every == 0 and s.step < s.n_steps:
+                    self.validate(windows=64)
                     self.save()
-            if self.step == self.n_steps:
-                self.bits = evaluate(self.model, self.val, self.val_bytes)
-                self.record(step=self.step, val_bits_per_byte=self.bits, whole=True)
+                    print(f"step {s.step:>5}  validation {s.bits_per_byte:.3f} bits/byte on 64 windows  "
+                          f"{self.sample(40)!r}", flush=True)
+            if s.step >= s.n_steps:
+                self.validate()
             self.save()
-        if self.step < self.n_steps:
-            print(f"\nstopped at step {self.step} of {self.n_steps}, saved in {self.out}; continue with:\n"
+        if s.step < s.n_steps:
+            print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on with:\n"
                   f"    python nanoeuler.py train --resume --out {self.out}")
         else:
-            print(f"\n{self.sample(n=160)}\n\nvalidation {self.bits:.4f} bits/byte, the whole held-out tail, "
+            print(f"\n{self.sample(160)}\n\nvalidation {s.bits_per_byte:.4f} bits/byte on the whole held-out tail, "
                   f"after {self.elapsed() / 60:.1f} minutes")
-            print_done(self.out, self.step, self.n_steps)
+            print_done(self.out, s)
 
 
-def print_done(out, step, n_steps):
-    print(f"{out} is complete: {step:,} of {n_steps:,} steps.  Talk to it with:\n"
+def print_done(out, state):
+    print(f"{out} is complete: {state.step:,} of {state.n_steps:,} steps.  Talk to it with:\n"
           f"    python nanoeuler.py chat {out}")
 
 
-def train(preset, out, resume, force, overrides):
-    """`nanoeuler.py train`: a fresh run, or with resume the continuation of `out`."""
-    chosen = {k: v for k, v in overrides.items() if v is not None}
+def train(preset, out, resume, force, chosen):
+    """`nanoeuler.py train`: a fresh run, or the continuation of `out`.  chosen: the flags given."""
+    shape = {k: v for k, v in chosen.items() if k in Config.__dataclass_fields__}
+    chosen, checkpoint = {k: v for k, v in chosen.items() if k not in shape}, None
     if resume:
         checkpoint = read_checkpoint(out)
-        stored, state = Options(**checkpoint.state["options"]), checkpoint.state
-        fixed = {k: v for k, v in chosen.items() if k not in ("steps", "minutes") and v != getattr(stored, k, v)}
-        if fixed:
-            name, value = next(iter(fixed.items()))
-            raise UserError(f"{out} was started with {name} {getattr(stored, name)}, not {value}; "
-                            f"drop the flag, or start a new run with --out NAME")
-        options = replace(stored, **{k: v for k, v in chosen.items() if k in ("steps", "minutes")})
-        if state["step"] >= (options.steps or state["n_steps"]) and not ({"steps", "minutes"} & set(chosen)):
-            return print_done(out, state["step"], state["n_steps"])
+        try:
+            stored = Options(**checkpoint.state.options).check()
+        except (TypeError, UserError) as e:
+            raise UserError(f"{out} cannot be resumed: {e}") from None
+        cfg, longer = checkpoint.cfg, {k: v for k, v in chosen.items() if k in ("steps", "minutes")}
+        old = {**asdict(cfg), **asdict(stored), **longer}
+        for name, value in {**shape, **chosen}.items():
+            if value != old[name]:
+                raise UserError(f"{out} was started with {name} {old[name]}, not {value}; drop the flag, or "
+                                f"start a new run with --out NAME")
+        options, s = replace(stored, **{**({"steps": 0} if longer else {}), **longer}).check(), checkpoint.state
+        if s.step >= (longer.get("steps") or (s.step + 1 if longer else s.n_steps)):
+            return print_done(out, s)
+        if longer:
+            s.n_steps = 0
         if not checkpoint.moments:
-            raise UserError(f"{out} holds no AdamW moments, so it cannot be trained on")
-        cfg = checkpoint.cfg
+            raise UserError(f"{out} has no AdamW moments to go on with; start a new run with --out NAME")
     else:
         if os.path.exists(out) and not force:
-            raise UserError(f"{out} exists already; continue it with --resume, keep it with --out NAME, "
-                            f"or replace it with --force")
-        checkpoint, names = None, {f.name for f in fields(Config)}
-        cfg = replace(PRESETS[preset], **{k: v for k, v in chosen.items() if k in names}).check()
-        options = Options(**{k: v for k, v in chosen.items() if k not in names})
+            raise UserError(f"{out} exists; go on with it by --resume, keep it by --out NAME, replace it by --force")
+        cfg, options = replace(PRESETS[preset], **shape).check(), Options(**chosen).check()
     compile_kernels()
     Run(out, cfg, options, checkpoint).go()
 
@@ -1315,56 +1286,53 @@ def read_log(path):
     if os.path.exists(path):
         with open(path, encoding="utf-8", errors="replace") as f:
             for line in f:
-                try:
+                with contextlib.suppress(ValueError, RecursionError):
                     r = json.loads(line)
-                    if isinstance(r, dict) and isinstance(r.get("step"), int):
+                    if isinstance(r, dict) and type(r.get("step")) is int:
                         records.append(r)
-                except (ValueError, RecursionError):
-                    pass
     return records
 
 
 def plot(paths, out):
-    """Loss curves of JSON-lines logs: a PNG with matplotlib, else characters in the terminal."""
+    """Loss curves of JSON-lines logs: a picture with matplotlib, else characters in the terminal."""
     curves = {}
     for path in paths:
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist; train writes NAME.jsonl beside NAME.bin")
         for key in ("bits_per_byte", "val_bits_per_byte"):
-            xy = [(r["step"], r[key]) for r in read_log(path) if isinstance(r.get(key), float)]
+            xy = [(r["step"], r[key]) for r in read_log(path) if type(r.get(key)) is float]
             if xy:
-                curves[f"{path} {key.replace('_', ' ')}"] = np.array(xy, float)
+                curves[f"{path} {key}"] = np.array(xy, float)
     if not curves:
         raise UserError(f"no losses in {', '.join(paths)}; name a log that train wrote")
+    every = np.concatenate(list(curves.values()))
+    (x1, high), low = every.max(0), every[:, 1].min()
+    high = min(high, low + 3)                # the first steps would squeeze the rest into a line
     try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
     except ImportError:
-        return plot_terminal(curves)
-    figure, axes = plt.subplots(figsize=(8, 5))
+        return plot_terminal(curves, x1, low, high)
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
     for name, xy in curves.items():
-        axes.plot(xy[:, 0], xy[:, 1], label=name, marker="o" if "val" in name else "", linewidth=1)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(None, min(6, max(c[:, 1].max() for c in curves.values()))))
+        axes.plot(xy[:, 0], xy[:, 1], label=name, marker="o" if "val" in name else None, linewidth=1)
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
     axes.legend()
     figure.savefig(out, dpi=120, bbox_inches="tight")
     print(f"wrote {out}")
 
 
-def plot_terminal(curves, width=72, height=20):
-    """One letter a curve; each column shows the mean of its steps."""
-    every = np.concatenate(list(curves.values()))
-    (x1, hi), lo = every.max(0), every[:, 1].min()
-    hi = min(hi, lo + 3)                     # the first steps would squeeze the rest into a line
+def plot_terminal(curves, x1, low, high, width=72, height=20):
+    """One letter a curve; a column shows the mean of its steps."""
     grid = np.full((height, width), " ")
     for letter, xy in zip("abcdefghijklmnopqrstuvwxyz", curves.values()):
-        column = np.minimum(width - 1, xy[:, 0] / x1 * width).astype(int)
+        column = np.minimum(width - 1, xy[:, 0] / max(x1, 1) * width).astype(int)
         for c in np.unique(column):
-            y = (hi - xy[column == c, 1].mean()) / max(hi - lo, 1e-9) * (height - 1)
+            y = (high - xy[column == c, 1].mean()) / max(high - low, 1e-9) * (height - 1)
             grid[int(np.clip(y, 0, height - 1)), c] = letter
     for i, row in enumerate(grid):
-        print(f"{hi - (hi - lo) * i / (height - 1):8.3f} |{''.join(row)}")
-    print(f"{'bits/byte':>8} +{'-' * width}\n{'step 0':>16}{int(x1):>{width - 6}}")
+        print(f"{high - (high - low) * i / (height - 1):8.3f} |{''.join(row)}")
+    print(f"bits/byte +{'-' * width}\n{'step 0':>16}{int(x1):>{width - 6}}")
     for letter, name in zip("abcdefghijklmnopqrstuvwxyz", curves):
         print(f"    {letter}  {name}")
 
@@ -1372,7 +1340,7 @@ def plot_terminal(curves, width=72, height=20):
 # ==== 10 Inference ====
 @jit
 def matvec_add(y, w, x):
-    """y += w x     y (N,), w (N, K), x (K,).  Four rows at a time: x is read once, four sums run at once."""
+    """y += w x     y (N,), w (N, K), x (K,).  Four rows at a time: x is read once, four sums at once."""
     N, K = w.shape
     for n in range(0, N - N % 4, 4):
         w0, w1, w2, w3 = w[n], w[n + 1], w[n + 2], w[n + 3]
@@ -1401,7 +1369,7 @@ def attention_decode(o, q, kc, vc, pos, scores):
     for h in range(H):
         g, out, l = h * G // H, o[h], o.dtype.type(0)
         row[:] = 0
-        for i in range(D):                   # K is cached transposed: the inner loop runs along time
+        for i in range(D):                   # keys are cached transposed: the inner loop runs along time
             k, qi = kc[g, i, :n], q[h, i] * scale
             for t in range(n):
                 row[t] += qi * k[t]
@@ -1419,23 +1387,21 @@ def attention_decode(o, q, kc, vc, pos, scores):
 @jit
 def decode_step(token, pos, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin, eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-
     out: logits (V,) of head 0     cache: kc (L, G, D, T), vc (L, G, T, D)     x, y (1, C) scratch"""
-    L, G, D, _ = kc.shape
-    F, HD, HGD = gate_up.shape[1] // 2, att.shape[0] * D, (att.shape[0] + G) * D
-    rstd = np.empty(1, x.dtype)
-    x[0] = p.wte[token]
+    (L, G, D, _), H, F, rstd = kc.shape, att.shape[0], gate_up.shape[1] // 2, np.empty(1, x.dtype)
+    embedding_forward(x, np.full(1, token), p.wte)
     for l in range(L):
         rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
         qkv[:] = 0
         matvec_add(qkv[0], p.qkv[l], y[0])
-        rope(qkv, cos[pos:pos + 1], sin[pos:pos + 1], HGD // D, cos.dtype.type(1))
+        rope(qkv, cos[pos:pos + 1], sin[pos:pos + 1], H + G, cos.dtype.type(1))
+        heads = qkv.reshape(H + 2 * G, D)
         for g in range(G):
             for i in range(D):
-                kc[l, g, i, pos] = qkv[0, HD + g * D + i]
-                vc[l, g, pos, i] = qkv[0, HGD + g * D + i]
-        attention_decode(att, qkv[0, :HD].reshape(att.shape), kc[l], vc[l], pos, scores)
-        matvec_add(x[0], p.attn_proj[l], att.reshape(HD))
+                kc[l, g, i, pos] = heads[H + g, i]
+                vc[l, g, pos, i] = heads[H + G + g, i]
+        attention_decode(att, heads[:H], kc[l], vc[l], pos, scores)
+        matvec_add(x[0], p.attn_proj[l], att.reshape(H * D))
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         gate_up[:] = 0
         matvec_add(gate_up[0], p.gate_up[l], y[0])
@@ -1451,247 +1417,239 @@ class Decoder:
 
     def __init__(self, cfg, p):
         self.cfg, self.p, dtype = cfg, p, p.wte.dtype
-        L, G, D, T = cfg.n_layer, cfg.n_kv_head, cfg.head_dim, cfg.seq_len
+        C, F, L, H, G, D, T = (cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.n_head, cfg.n_kv_head,
+                               cfg.head_dim, cfg.seq_len)
         new = lambda *shape: aligned(shape, dtype)
-        self.cache = new(L, G, D, T), new(L, G, T, D)
-        self.scratch = (new(1, cfg.n_embd), new(1, cfg.n_embd), new(1, (cfg.n_head + 2 * G) * D),
-                        new(cfg.n_head, D), new(1, 2 * cfg.n_hidden), new(T))
-        self.logits, self.tables, self.tokens = new(cfg.vocab_size), rope_table(cfg, dtype), []
+        self.cache, self.logits, self.tokens = (new(L, G, D, T), new(L, G, T, D)), new(cfg.vocab_size), []
+        self.scratch = (new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(T))
+        self.tables = rope_table(cfg, dtype)
 
     def step(self, token):
-        """Appends a token; returns the logits (V,) of the next: a view, valid until the next call.
+        """Appends a token; returns the logits (V,) of the next one, a view valid until the next call.
 
-        A full context slides: its later half is read again from position 0."""
+        A full context slides: its later half is read again, from position 0."""
         if len(self.tokens) == self.cfg.seq_len:
-            later, self.tokens = self.tokens[-(self.cfg.seq_len // 2) or len(self.tokens):], []
+            later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
             for t in later:
                 self.step(t)
-        decode_step(token, len(self.tokens), self.p, *self.cache, *self.scratch, self.logits,
-                    *self.tables, self.cfg.norm_eps)
+        decode_step(token, len(self.tokens), self.p, *self.cache, *self.scratch, self.logits, *self.tables,
+                    self.cfg.norm_eps)
         self.tokens.append(token)
         return self.logits
 
 
 @dataclass
-class Sampling:
-    temperature: float = 0.8   # 0: always the likeliest token
-    top_k: int = 0             # only the k likeliest tokens; 0: all
-    top_p: float = 1.0         # the fewest likeliest tokens whose probabilities reach p
-    min_p: float = 0.0         # only tokens at least this share of the likeliest one's probability
+class Sampling(Settings):
+    temperature: float = setting(0.8, 0, 100)          # 0: always the likeliest token
+    top_k: int = setting(0, 0, 1 << 40)                # only the k likeliest tokens; 0: all
+    top_p: float = setting(1.0, 0, 1)                  # the fewest tokens whose probabilities reach p
+    min_p: float = setting(0.0, 0, 1)                  # only tokens this near the likeliest, as a ratio
 
 
 def sample(logits, rng, o):
-    """Draws a token id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
+    """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
     if o.temperature == 0:
         return int(np.argmax(logits))
-    z = logits.astype(np.float64) / o.temperature
-    order = np.argsort(-z, kind="stable")
-    p = np.exp(z[order] - z[order[0]])
-    keep = np.ones(len(p), bool)
-    if 0 < o.top_k:
-        keep[o.top_k:] = False
-    if o.top_p < 1:                          # a token stays if those before it do not yet reach p
-        keep &= np.cumsum(p) - p < o.top_p * p.sum()
-    keep &= p >= o.min_p * p[0]
+    order = np.argsort(-logits, kind="stable")
+    z = logits[order].astype(np.float64) / o.temperature
+    p = np.exp(z - z[0])
+    keep = p >= o.min_p
+    keep[o.top_k or len(p):] = False
+    keep &= np.cumsum(p) - p < o.top_p * p.sum()       # those before it do not reach top_p yet
     keep[0] = True
-    p = np.where(keep, p, 0).cumsum()
-    return int(order[np.searchsorted(p, rng.random() * p[-1], side="right")])
+    total = np.where(keep, p, 0).cumsum()
+    return int(order[np.searchsorted(total, rng.random() * total[-1], side="right")])
 
 
 def generate(decoder, prompt, n, rng, sampling, stop=None):
     """Reads the prompt's ids, then yields up to n sampled ids; `stop` ends it and is not yielded."""
-    logits = None
     for token in prompt:
         logits = decoder.step(int(token))
     for _ in range(n):
         token = sample(logits, rng, sampling)
+        logits = decoder.step(token)
         if token == stop:
-            decoder.step(token)
             return
         yield token
-        logits = decoder.step(token)
 
 
-def reply(checkpoint, decoder, text, n, rng, sampling):
-    """Prints the answer to one line as it comes: a continuation, or from a chat model a response."""
-    tokenizer, stop = checkpoint.tokenizer, checkpoint.tokenizer.specials.get("</s>")
-    if checkpoint.state.get("kind") == "chat":
-        text = PROMPT.format(instruction=text)
-    stream = bpe.Utf8Stream()
-    for token in generate(decoder, tokenizer.encode(text), n, rng, sampling, stop):
-        print(stream.feed(tokenizer.vocab[token]), end="", flush=True)
-    print(stream.close())
+class Speaker:
+    """A checkpoint that continues text, or answers if it is a chat model."""
 
+    def __init__(self, path, n, seed, sampling):
+        self.path, self.n, self.sampling, self.rng = path, n, sampling.check(), np.random.default_rng(seed)
+        self.cfg, self.tokenizer, self.state, self.flat, _ = read_checkpoint(path)
+        self.answers = self.state.kind == "chat"
+        self.decoder = Decoder(self.cfg, views(self.flat, param_table(self.cfg)))
 
-def generate_once(path, prompt, n, seed, sampling):
-    c = read_checkpoint(path)
-    if not prompt:
-        raise UserError("the prompt is empty; give at least one character")
-    if c.state.get("kind") != "chat":
-        print(prompt, end="")
-    reply(c, Decoder(c.cfg, views(c.flat, param_table(c.cfg))), prompt, n, np.random.default_rng(seed), sampling)
+    def reply(self, text):
+        """Prints the reply as it comes, whole characters only."""
+        if self.answers:
+            text, self.decoder.tokens = PROMPT.format(instruction=text), []
+        prompt, stop = self.tokenizer.encode(text), self.tokenizer.specials.get("</s>")
+        stream = bpe.Utf8Stream()
+        for token in generate(self.decoder, prompt, self.n, self.rng, self.sampling, stop):
+            print(stream.feed(self.tokenizer.vocab[token]), end="", flush=True)
+        print(stream.close())
 
-
-def chat(path, n, seed, sampling):
-    """A prompt; what is typed is continued (or answered).  The conversation stays in the context."""
-    c = read_checkpoint(path)
-    is_chat, rng = c.state.get("kind") == "chat", np.random.default_rng(seed)
-    decoder = Decoder(c.cfg, views(c.flat, param_table(c.cfg)))
-    print(f"{path}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
-          f"{'answers' if is_chat else 'continues'} what you type.  "
-          f"/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    while True:
-        try:
-            text = input("\n> ")
-        except (EOFError, KeyboardInterrupt):
-            return print()
-        if text.strip() == "/quit":
-            return
-        if text.strip() == "/reset" or is_chat:
-            decoder.tokens = []              # a fine-tuned model has seen single questions only
-        if text.strip() in ("", "/reset"):
-            continue
-        try:
-            reply(c, decoder, text if is_chat else text + "\n", n, rng, sampling)
-        except KeyboardInterrupt:
-            print(" ...")
+    def chat(self):
+        """Reads lines; what was said stays in the context (a chat model was tuned on single questions)."""
+        print(f"{self.path}: {n_params(self.cfg):,} parameters, context {self.cfg.seq_len} tokens, "
+              f"{'answers' if self.answers else 'continues'} what you type.\n"
+              f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+        while True:
+            try:
+                text = input("\n> ")
+            except (EOFError, KeyboardInterrupt):
+                return print()
+            if text.strip() == "/quit":
+                return
+            if text.strip() == "/reset":
+                self.decoder.tokens = []
+            elif text.strip():
+                with contextlib.suppress(KeyboardInterrupt):
+                    self.reply(text)
 
 
 def lens(path, prompt):
-    """The Euler view of the last token of a prompt: x(i + 1) = x(i) + f(x(i)), i < 2L.
+    """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
-    For each step its length |f| / |x|, the angle between x before and after, and what head 0 would say
-    if the integration stopped there: the head on rmsnorm(x(i))."""
+    For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
+    integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
     c = read_checkpoint(path)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     if len(tokens) == 0:
         raise UserError("the prompt is empty; give at least one character")
     model = Model(c.cfg, c.flat)
     model.logits(tokens[None])
-    x, p = model.a.x[0, :, -1].astype(np.float64), model.p
-    head = head_matrix(p, 0, c.cfg.n_mtp)
-    print(f"step            |f|/|x|   angle  if it stopped here   ({c.tokenizer.decode(tokens[-1:])!r} is read)")
-    for i, state in enumerate(x):
-        y = p.final_norm * state / math.sqrt((state * state).mean() + c.cfg.norm_eps)
-        q = np.exp((z := head @ y) - z.max())
-        q /= q.sum()
-        says = "  ".join(f"{c.tokenizer.vocab[t].decode('utf-8', 'backslashreplace')!r} {q[t]:.0%}"
-                         for t in np.argsort(-q)[:3])
-        name, length, angle = "embedding", "", ""
+    head, norm = head_matrix(model.p, 0, c.cfg.n_mtp), model.p.final_norm
+    text = lambda token: repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
+    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
+    for i, x in enumerate(model.a.x[0, :, -1].astype(np.float64)):
+        z = head @ (norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
+        q = np.exp(z - z.max())
+        best = "  ".join(f"{text(t)} {q[t] / q.sum():.0%}" for t in np.argsort(-q)[:3])
+        step = f"{'embedding':<14}{'':17}"
         if i:
-            before = x[i - 1]
-            cosine = before @ state / (np.linalg.norm(before) * np.linalg.norm(state))
-            name = f"{(i + 1) // 2} {'attention' if i % 2 else 'swiglu'}"
-            length = f"{np.linalg.norm(state - before) / np.linalg.norm(before):.3f}"
-            angle = f"{math.degrees(math.acos(min(1, max(-1, cosine)))):.1f}\u00b0"
-        print(f"{name:<14} {length:>8} {angle:>7}  {says}")
+            cosine = x @ old / np.linalg.norm(x) / np.linalg.norm(old)
+            step = (f"{(i + 1) // 2:>3} {'attention' if i % 2 else 'swiglu':<10}"
+                    f"{np.linalg.norm(x - old) / np.linalg.norm(old):>8.3f}"
+                    f"{math.degrees(math.acos(min(1, max(-1, cosine)))):>8.1f}\u00b0")
+        print(f"{step}   {best}")
+        old = x
 
 
 # ==== 13 Command line ====
-def compile_kernels():
-    """Runs every kernel once on a tiny model.  The first start compiles them; Numba keeps the result."""
-    began = time.perf_counter()
-    folder = run._cache.cache_path
-    cold = not os.path.isdir(folder) or not any("nanoeuler.run-" in name for name in os.listdir(folder))
-    if cold:
-        print("compiling the kernels: about 20 seconds, once", flush=True)
+def warm_up(part):
+    """Runs half of the kernels once, on a tiny model, so that they are compiled into Numba's cache."""
     cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8, vocab_size=16)
     model = Model(cfg, init_params(cfg, 0))
-    model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    zeros = [np.zeros_like(model.flat) for _ in range(2)]
-    adamw(model.flat, model.g_flat, *zeros, 0, np.ones(8))
+    if part == 0:
+        return model.run(GRADIENT, np.zeros((1, 8), np.int32))
+    adamw(model.flat, model.g_flat, np.zeros_like(model.flat), np.zeros_like(model.flat), 0, np.ones(8))
     Decoder(cfg, model.p).step(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
-    if cold:
-        print(f"compiled in {time.perf_counter() - began:.1f} s\n", flush=True)
+
+
+def compile_kernels():
+    """Does nothing if Numba's cache is warm.  Else compiles in two processes at once, and says so."""
+    folder, began = run._cache.cache_path, time.perf_counter()
+    if os.path.isdir(folder) and any("nanoeuler.run-" in name for name in os.listdir(folder)):
+        return
+    print("compiling the kernels: once, about 20 seconds", flush=True)
+    other = subprocess.Popen([sys.executable, os.path.abspath(__file__), "compile", "--part", "1"])
+    warm_up(0)
+    other.wait()
+    print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
 
 
 def physical_cores():
-    """Cores this process may run on, hyper-threads counted once: more threads than that are slower."""
+    """Cores this process may use.  Hyper-threads count once: they share the units that multiply."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in allowed:
         try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
-                cores.add(f.read().strip())
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", encoding="ascii") as f:
+                cores.add(f.read())
         except OSError:
             cores.add(cpu)
     return len(cores)
 
 
-def parser():
-    root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch on the CPU.")
+def parse(argv):
+    root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch, on the CPU.")
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
-    show = argparse.ArgumentDefaultsHelpFormatter
 
-    def verb(name, text):
-        v = verbs.add_parser(name, help=text, description=text, formatter_class=show)
-        v.add_argument("--threads", type=int, default=0, help="0: one a physical core")
+    def verb(name, text, *positional, settings=(), **flags):
+        v = verbs.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        for arg, kwargs in positional:
+            v.add_argument(arg, **kwargs)
+        for flag, default in {**flags, "threads": 0}.items():
+            v.add_argument(f"--{flag}", type=type(default), default=default)
+        for f in settings:                   # only what is given arrives, so that --resume can compare
+            v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
+                           help=f"(default: {f.default})")
         return v
 
-    t = verb("train", "learn a text; writes a checkpoint and a log")
-    t.add_argument("preset", nargs="?", default="small", choices=list(PRESETS))
-    t.add_argument("--out", default="nanoeuler.bin", help="checkpoint")
-    t.add_argument("--resume", action="store_true", help="continue the run in --out")
+    file = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
+    prompt = ("prompt", dict(help="text to begin with"))
+    shape = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
+    t = verb("train", "learn a text; writes a checkpoint and a log",
+             ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="size of the model")),
+             settings=(*fields(Options), *shape), out="nanoeuler.bin")
+    t.add_argument("--resume", action="store_true", help="go on with --out")
     t.add_argument("--force", action="store_true", help="replace --out")
-    for f in fields(Options):
-        t.add_argument("--" + f.name.replace("_", "-"), type=f.type, help=f"default {f.default}",
-                       default=argparse.SUPPRESS)
-    for name in ("seq_len", "vocab_size", "n_mtp"):
-        t.add_argument("--" + name.replace("_", "-"), type=int, help="default: the preset's", default=argparse.SUPPRESS)
-    for name, text in (("chat", "continue or answer what you type"), ("generate", "one continuation")):
-        v = verb(name, text)
-        if name == "generate":
-            v.add_argument("prompt")
-        v.add_argument("file", nargs="?", default="nanoeuler.bin")
-        v.add_argument("--tokens", type=int, default=200, help="longest reply")
-        v.add_argument("--seed", type=int, default=1)
-        for f in fields(Sampling):
-            v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=f.default)
-    v = verb("lens", "the Euler steps of one prompt")
-    v.add_argument("prompt")
-    v.add_argument("file", nargs="?", default="nanoeuler.bin")
-    v = verb("plot", "loss curves of logs")
-    v.add_argument("logs", nargs="*", default=["nanoeuler.jsonl"])
-    v.add_argument("--out", default="loss.png")
-    verb("info", "what is in a checkpoint").add_argument("file", nargs="?", default="nanoeuler.bin")
-    verb("compile", "compile the kernels into Numba's cache")
-    return root
+    verb("chat", "continue or answer what you type", file, settings=fields(Sampling), tokens=200, seed=1)
+    verb("generate", "one continuation or answer", prompt, file, settings=fields(Sampling), tokens=200, seed=1)
+    verb("lens", "the Euler steps of one prompt", prompt, file)
+    verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])), out="loss.png")
+    verb("info", "what is in a checkpoint", file)
+    verb("compile", "compile the kernels into Numba's cache", part=0)
+    return vars(root.parse_args(argv))
 
 
 def main(argv=None):
-    a = vars(parser().parse_args(argv))
-    verb, threads = a.pop("verb"), a.pop("threads")
+    a = parse(argv)
+    verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
     try:
-        set_num_threads(threads or min(physical_cores(), get_num_threads()))
+        if not 0 <= threads <= most:
+            raise UserError(f"--threads is {threads}, expected 0 (one a physical core) to {most}")
+        set_num_threads(threads or min(physical_cores(), most))
         if verb == "train":
-            own = [a.pop(k) for k in ("preset", "out", "resume", "force")]
-            train(*own, a)
+            train(a.pop("preset"), a.pop("out"), a.pop("resume"), a.pop("force"), a)
         elif verb in ("chat", "generate"):
-            sampling = Sampling(*[a[f.name] for f in fields(Sampling)])
+            prompt, path, n, seed = a.pop("prompt", None), a.pop("file"), a.pop("tokens"), a.pop("seed")
+            if min(n, seed) < 0 or prompt == "":
+                raise UserError("--tokens and --seed must not be negative, the prompt not empty")
+            speaker = Speaker(path, n, seed, Sampling(**a))
             if verb == "chat":
-                chat(a["file"], a["tokens"], a["seed"], sampling)
+                speaker.chat()
             else:
-                generate_once(a["file"], a["prompt"], a["tokens"], a["seed"], sampling)
+                print("" if speaker.answers else prompt, end="")
+                speaker.reply(prompt)
         elif verb == "lens":
             lens(a["file"], a["prompt"])
         elif verb == "plot":
             plot(a["logs"], a["out"])
         elif verb == "info":
             info(a["file"])
+        elif a["part"]:
+            warm_up(a["part"])
         else:
             compile_kernels()
-    except UserError as e:
+    except (UserError, bpe.TokenizerError) as e:
         print(f"nanoeuler: {e}", file=sys.stderr)
+        return 2
+    except MemoryError as e:
+        print(f"nanoeuler: out of memory ({e}); use a smaller --micro-batch or preset", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:                  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 if __name__ == "__main__":
-    # As `nanoeuler`, not as `__main__`: Numba's cache knows the named tuples by their module.
+    # As `nanoeuler`, not as `__main__`: Numba's cache knows the named tuples by their module's name.
     import nanoeuler
     sys.exit(nanoeuler.main())
