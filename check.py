@@ -84,11 +84,10 @@ def loss_of(model, tokens, targets):
 def gradient(model, tokens, targets, sizes):
     """The engine's gradient of all parameters, accumulated over micro-batches."""
     weight, start = ne.loss_weights(targets, MTP_WEIGHT), 0
-    model.reserve(sizes[0], tokens.shape[1])
     model.g_flat[:] = 0
     for n in sizes:
-        part = np.ascontiguousarray(targets[:, start:start + n])
-        model.run(ne.GRADIENT, tokens[start:start + n], part, weight)
+        part = slice(start, start + n)
+        model.run(ne.GRADIENT, tokens[part], targets[:, part], weight)
         start += n
     return model.g_flat.copy()
 

@@ -1,0 +1,136 @@
+"""check.py finds nothing in nanoeuler.py, and finds every error planted in a copy of it.
+
+A mutant is the text of nanoeuler.py with one formula changed, run as plain Python (no compiler, so one
+takes a fraction of a second): `tile` and `next_task`, which are machine code, get stand-ins here.  All
+blocks are 4 rows there, so that a tiny model has edges of blocks; the unchanged copy passes that way.
+"""
+import re
+import sys
+import types
+
+import numba
+import pytest
+from conftest import ROOT, nanoeuler
+
+SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
+BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 128 ", "KC = 4 "), ("n + 128,", "n + 4,"),
+          ("len(x), 128)", "len(x), 4)")]
+
+MUTANTS = {
+    "embedding overwrites": ("e[c] += row[c]", "e[c] = row[c]"),
+    "embedding of another token": ("dwte[tokens[b, t]]", "dwte[tokens[b, 0]]"),
+    "rmsnorm without the mean": ("- x[t, c] * m)", ")"),
+    "rmsnorm, sign of the mean": ("- x[t, c] * m)", "+ x[t, c] * m)"),
+    "rmsnorm, mean without the gain": ("m += w[c] * dy[t, c] * x[t, c]", "m += dy[t, c] * x[t, c]"),
+    "rmsnorm, mean with one rstd": ("m * r * r / C", "m * r / C"),
+    "rmsnorm without the gain": ("r * (w[c] * dy[t, c] - x", "r * (dy[t, c] - x"),
+    "rmsnorm, gain's gradient": ("dw[c] += dy[t, c] * x[t, c] * r", "dw[c] += dy[t, c] * x[t, c]"),
+    "residual path dropped": ("dx[t, c] = dnext[t, c] + r *", "dx[t, c] = r *"),
+    "rope turns on": ("qk_heads, cos.dtype.type(-1)", "qk_heads, cos.dtype.type(1)"),
+    "rope on the queries only": ("rope(d.qkv[b, l], cos, sin, qk_heads",
+                                 "rope(d.qkv[b, l], cos, sin, a.lse.shape[2]"),
+    "attention without dot": ("p[j] * (ds[j] - dot) * scale", "p[j] * ds[j] * scale"),
+    "attention, sign of dot": ("p[j] * (ds[j] - dot) * scale", "p[j] * (ds[j] + dot) * scale"),
+    "attention without scale": ("p[j] * (ds[j] - dot) * scale", "p[j] * (ds[j] - dot)"),
+    "attention without P": ("p[j] * (ds[j] - dot) * scale", "(ds[j] - dot) * scale"),
+    "attention, lse": ("p[j] * scale - l)", "p[j] * scale - 0.9 * l)"),
+    "attention, dQ from V": ("dS, qkv[:t1, k:k + D])", "dS, qkv[:t1, v:v + D])"),
+    "attention, dK not transposed": ("dS.T, qkv[t0:t1, q:q + D]", "dS.T, qkv[t0:t1, k:k + D]"),
+    "attention, dV from dS": ("P.T, do[t0:t1, q:q + D]", "dS.T, do[t0:t1, q:q + D]"),
+    "attention, dV not summed": ("matmul_add(dqkv[:t1, v:v + D], dqkv[:t1, v:v + D], P.T",
+                                 "matmul(dqkv[:t1, v:v + D], P.T"),
+    "attention, dK not summed": ("matmul_add(dqkv[:t1, k:k + D], dqkv[:t1, k:k + D], dS.T",
+                                 "matmul(dqkv[:t1, k:k + D], dS.T"),
+    "attention, not causal": ("ds[j] = 0", "ds[j] = 1"),
+    "swiglu, gate": ("s * (one + z * (one - s))", "s * (one + z * s)"),
+    "swiglu, up": ("up[f] = row[f] * z * s", "up[f] = row[f] * s"),
+    "cross-entropy without the target": ("row[y] -= scale", "row[y] -= 0"),
+    "cross-entropy without the weight": ("norm = scale / l", "norm = 1 / l"),
+    "cross-entropy, masked rows": ("row[:] = 0\n            continue", "continue"),
+    "matmul_add without base": ("tile(out, base, x, b, m, j, 1)", "tile(out, base, x, b, m, j, 0)"),
+    "weight gradient, block edge": ("e = min(T, t + KC)", "e = min(T, t + KC - 1)"),
+    "weight gradient, last block": ("for t in range(0, T, KC)", "for t in range(0, T - KC, KC)"),
+    "weight gradient, other rows": ("dy[b, t:e, n0:n1].T", "dy[b, t:e, :n1 - n0].T"),
+    "weight gradient overwrites": ("matmul_add(dw, dw, dy[b", "matmul(dw, dy[b"),
+    "last rows of a matrix": ("min(n + 4, len(x))", "min(n + 4, len(x) - 1)"),
+    "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]", "d.x[:, 2 * l + 2], a.att[:, l]"),
+    "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
+    "heads after the first ignored": ("for k in range(P):\n        matmul_add(s.norm",
+                                      "for k in range(1):\n        matmul_add(s.norm"),
+    "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, d.attn_norm",
+                                  "rmsnorm_backward(dx, dx2, d.attn_norm"),
+    "norm gains not accumulated": ("g.mlp_norm[l, c] +=", "g.mlp_norm[l, c] ="),
+    "tied head's gradient lost": ("head = head_matrix(g, l, a.logits.shape[1])",
+                                  "head = g.lm_head[l - a.logits.shape[1] + g.lm_head.shape[0]]"),
+    "weight of the other heads": ("mtp_weight / (P - 1)", "mtp_weight / P"),
+    "weights with one count": ("range(P - 1)]) / count", "range(P - 1)]) / count[0]"),
+    "weights count masked targets": (">= 0).sum(1)", ">= -1).sum(1)"),
+}
+
+
+def tile(ne):
+    def tile(out, base, x, b, m, j, add):
+        w = ne.tile_width(out.dtype)
+        rows, n = slice(m, min(m + ne.MR, len(out))), min(w, out.shape[1] - j)
+        product = x[rows] @ (b[j // w][:, :n] if b.ndim == 3 else b[:x.shape[1], j:j + n])
+        out[rows, j:j + n] = base[rows, j:j + n] + product if add else product
+    return tile
+
+
+def next_task(counter, i):
+    counter[i] += 1
+    return counter[i] - 1
+
+
+def run_check(monkeypatch, source):
+    """check.py's main on tiny cases with this source as nanoeuler.py, nothing compiled."""
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    ne, check = types.ModuleType("nanoeuler"), types.ModuleType("check")
+    monkeypatch.setitem(sys.modules, "nanoeuler", ne)
+    exec(compile(source, "nanoeuler.py", "exec"), ne.__dict__)
+    ne.tile, ne.next_task = tile(ne), next_task
+    exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"), check.__dict__)
+    small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
+    check.CASES = [("untied", small, 6, (1, 1)), ("tied", {**small, "tie_embeddings": True}, 5, (2,))]
+    check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 1, 1, 1, lambda n: None
+    return check.main([])
+
+
+def mutate(source, old, new):
+    """Changes the last place: forward stands before backward."""
+    assert old in source, f"nanoeuler.py has no {old!r} any more: adapt this mutant"
+    i = source.rindex(old)
+    return source[:i] + new + source[i + len(old):]
+
+
+def small_blocks():
+    source = SOURCE
+    for old, new in BLOCKS:
+        source = mutate(source, old, new)
+    return source
+
+
+def test_unchanged_copy_passes(monkeypatch, capsys):
+    assert run_check(monkeypatch, small_blocks()) == 0
+    assert ">>> backward OK" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_error_is_found(name, monkeypatch, capsys):
+    assert run_check(monkeypatch, mutate(small_blocks(), *MUTANTS[name])) == 1
+    assert ">>> backward WRONG" in capsys.readouterr().out
+
+
+def test_nan_is_an_error(monkeypatch, capsys):
+    nan = mutate(small_blocks(), "up[f] = row[f] * z * s", "up[f] = row[f] * z * s * math.nan")
+    assert run_check(monkeypatch, nan) == 1
+
+
+def test_every_gradient_of_every_case(tmp_path):
+    """The compiled program, in the form of the original: a line a tensor, the worst, the verdict."""
+    result = nanoeuler("--seed", "1", program="check.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    errors = [float(s) for s in re.findall(r"^  \w+ *: max rel err (\S+)$", result.stdout, re.M)]
+    assert len(errors) == 8 * 9 - 1 and max(errors) < 1e-6         # a tied single head has no lm_head
+    assert float(re.search(r"^max relative error: (\S+)", result.stdout, re.M)[1]) == max(errors)
+    assert result.stdout.rstrip().endswith(">>> backward OK (error < 1e-6)")
