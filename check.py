@@ -103,7 +103,7 @@ def derivative(model, view, u, tokens, targets):
     return (8 * (f[1] - f[-1]) - (f[2] - f[-2])) / (12 * H)
 
 
-def check_case(cfg, T, sizes, seed, entries=ENTRIES, directions=DIRECTIONS):
+def check_case(cfg, T, sizes, seed):
     """Tensor name -> the largest error of its gradient."""
     rng, errors = np.random.default_rng(seed), {}
     model = ne.Model(cfg, random_params(cfg, rng))
@@ -112,10 +112,10 @@ def check_case(cfg, T, sizes, seed, entries=ENTRIES, directions=DIRECTIONS):
     for (name, shape, _), view, g in zip(ne.param_table(cfg), model.p, grads):
         if g.size == 0:                      # lm_head, if there is one head and it is tied
             continue
-        chosen = rng.choice(g.size, min(entries, g.size), replace=False)
+        chosen = rng.choice(g.size, min(ENTRIES, g.size), replace=False)
         units = [(np.arange(g.size) == i).reshape(shape).astype(float) for i in chosen]
-        if g.size > entries:
-            units += [u / np.linalg.norm(u) for u in rng.standard_normal((directions, *shape))]
+        if g.size > ENTRIES:
+            units += [u / np.linalg.norm(u) for u in rng.standard_normal((DIRECTIONS, *shape))]
         rms, worst = math.sqrt((g * g).mean()), 0.0
         for u in units:
             a, n = (g * u).sum(), derivative(model, view, u, tokens, targets)

@@ -92,7 +92,7 @@ def run_check(monkeypatch, source):
     exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"), check.__dict__)
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [("untied", small, 6, (1, 1)), ("tied", {**small, "tie_embeddings": True}, 5, (2,))]
-    check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 1, 1, 1, lambda n: None
+    check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 3, 1, 1, lambda n: None
     return check.main([])
 
 
