@@ -1,914 +1,543 @@
-"""Byte-level BPE: text to token ids and back, learned from text, nothing but Numba and NumPy.
+r"""Byte-level BPE: text to token ids and back, learned from text, in Python, NumPy and Numba.
 
-    python bpe.py train data/shakespeare.txt --vocab-size 512 --out tokenizer.json
-    echo "To be, or not to be" | python bpe.py encode --tokenizer tokenizer.json
-    python bpe.py decode ids.txt --tokenizer tokenizer.json
+    python bpe.py train data/shakespeare.txt --vocab-size 4096 --out tokenizer.json
+    echo "To be, or not to be" | python bpe.py encode
+    python bpe.py decode ids.txt
 
-Tokenizing takes two steps. GPT-2's pattern first cuts the text into words (section 2); then inside
-each word, starting from single bytes, the pair of neighbours that was learned first is replaced by
-its merged token, again and again (section 5). Training (section 4) finds the pairs: it merges the
-most frequent pair of the corpus, counts again, and so on (Sennrich et al. 2016, algorithm 1).
+GPT-2's pattern cuts the text into words (section 2). Inside a word, which starts as single bytes,
+the pair of neighbours that was learned first becomes one token, and so on (section 4). Training
+learns the pairs: merge the most frequent pair of all words, and so on (Sennrich et al. 2016).
 
-    0  settings            3  tables and a heap    6  the tokenizer and its files
-    1  bytes and classes   4  training             7  streaming text
-    2  words               5  encoding             8  the Unicode table
-                                                   9  command line
+    1 bytes and classes    3 training    5 the tokenizer, its files    7 command line
+    2 words                4 encoding    6 streaming text
 
-Conventions, the same as Hugging Face `tokenizers` and tiktoken: byte ids follow GPT-2's order, ties
-go to the smaller pair of ids, a merge whose string exists reuses its id, special tokens come last
-and text never produces them. A byte that is no valid UTF-8 is a word of its own: all bytes survive.
-Shapes: N bytes of text, V tokens, M merges. A pair is (left id, right id); its rank is its index in
-`merges`. Words and pairs are half-open ranges [i, j) of positions.
+Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids in GPT-2's order,
+ties to the smaller pair of ids, a merge whose string exists reuses its id, special tokens last and
+never made from text. A byte that is no UTF-8 is a word of its own, so any bytes survive.
+Shapes: N bytes, V tokens, M merges; the rank of a merge is its index; a word is text[i:j].
 """
-
-# ==== 0 Settings ====
-import argparse
-import codecs
-import hashlib
-import json
-import os
-import re
-import sys
-import time
+import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, re, sys
 from concurrent.futures import ThreadPoolExecutor
 
-os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and less compiling
-
+os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
 import numpy as np
 from numba import get_num_threads, njit, prange
 
 JIT = dict(error_model="numpy", nogil=True, cache=True)
-PARALLEL_FROM = 8 << 20     # bytes; below, one thread needs 0.1 s and the threads are not worth waking
-MAX_VOCAB = 1 << 20         # ids fit the 21 bits that the training heap gives them
-MAX_FILE = 256 << 20        # bytes; GPT-2's tokenizer.json has 2 MB
-
-
-class TokenizerError(ValueError):
-    """A tokenizer that cannot be built or read: one line with the file, the values, the remedy."""
-
+PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
+MAX_VOCAB = 1 << 20
+MIX = 0x2545F4914F6CDD1D    # odd, half its bits set: high bits of a product depend on all of a key
 
 # ==== 1 Bytes and classes ====
-# GPT-2 writes each byte as a printable character, so that vocab.json is text: 188 bytes stand for
-# themselves, the other 68 (space, controls, ...) become U+0100 and up. Ids follow that order.
+# GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
+# themselves, the other 68 (blanks, controls) become U+0100 and up. Byte ids follow the same order.
 BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTES += [b for b in range(256) if b not in BYTES]
-CHARS = [chr(b) if k < 188 else chr(256 + k - 188) for k, b in enumerate(BYTES)]
-CHAR_OF_BYTE = dict(zip(BYTES, CHARS))
-BYTE_OF_CHAR = dict(zip(CHARS, BYTES))
-BYTE_ID = np.argsort(BYTES).astype(np.int32)            # byte -> id in a vocabulary trained here
+BYTES += sorted(set(range(256)) - set(BYTES))
+CHARS = [chr(b if k < 188 else 256 + k - 188) for k, b in enumerate(BYTES)]
+BYTE_ID = np.argsort(BYTES)
 
-OTHER, LETTER, NUMBER, SPACE, INVALID = 0, 1, 2, 3, 4   # [^\s\p{L}\p{N}], \p{L}, \p{N}, \s, no UTF-8
-
+# \s, \p{N} and \p{L} of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 25 spaces,
+# 1,911 numbers, 141,028 letters. Frozen, because str.isalpha and str.isspace differ and change with
+# Python (3.11 lacks 9,272 letters). Ranges in hex: distance from the last one's end, + length - 1.
+OTHER, LETTER, NUMBER, SPACE, INVALID = 0, 1, 2, 3, 4       # INVALID: not a character of UTF-8
+RANGES = {SPACE: """
+9+4 13 65 1b 15e0 980+a 1e+1 6 30 fa1""", NUMBER: """
+30+9 79+1 6 3+2 5a2+9 87+9 c7+9 19d+9 77+9 5+5 6d+9 77+9 77+9 3+5 6f+c 74+9 9+6 68+9 69+6 8+12 6e+9
+61+9 77+9 47+13 10d+9 47+9 2d0+13 372+2 f0+9 7+9 17+9 12d+9 81+a a6+9 7+9 b7+9 57+9 87+9 7+9 417 4+5
+7+9 c7+32 3+4 2d7+3b 4f+15 277+1d 56a 30a 1a+8 f+2 158+3 8b+9 1f+7 2+e 21+9 28+e 7361+9 bd+9 141+5
+9b+9 27+9 c7+9 17+9 57+9 197+9 5317+9 1ee+2c d+38 12+1 156+1a 25+3 1e 9 87+4 cb+9 3af+7 1a+6 28+8
+4c+4 17+5 a1+1 3+f 3+2d 41+8 35+1 1f+2 4c+4 69+7 19+7 2a+6 14b+5 31+9 7+9 117+1e 9f+9 2b+3 71+6
+87+1d 81+9 3d+9 91+9 8+13 fc+9 157+9 77+9 177+9 67+9 7+13 4d+b 1a5+12 5e+9 297+9 57+1c e4+9 47+9
+1a7+9 67+14 42c+6e 3cc2+9 927+9 57+9 87+9 2+6 20f+9 107+16 5e5a+9 5c7+13 d+13 6d+18 456+31 941+9
+1a7+9 1f7+9 f8+9 2cd+8 81+9 318+3a 2+2 2+3 4d+2c 2+e 3c3+c ae4+9""", LETTER: """
+41+19 7+19 30 b 5 6+16 2+1e 2+1c9 5+b f+4 8 2 82+4 2+1 3+3 2 7 2+2 2 2+13 2+52 2+8a 9+a5 2+25 3 7+28
+48+1a 5+3 2e+2a 24+1 2+62 2 10+1 8+1 b+2 3 11 2+1d 1e+58 c 19+20 a+1 5 6+15 5 a 4 18+18 8+a 6+17 2+5
+12+29 3b+35 4 13 8+9 10+f 5+7 3+1 3+15 2+6 2 4+3 4 11 e+1 2+2 f+1 b 9+5 5+1 3+15 2+6 2+1 2+1 2+1
+20+3 2 14+2 11+8 2+2 2+15 2+6 2+1 2+4 4 13 10+1 18 c+7 3+1 3+15 2+6 2+1 2+4 4 1f+1 2+2 10 12 2+5 4+2
+2+3 4+1 2 2+1 4+1 4+2 4+b 17 35+7 2+2 2+16 2+f 4 1b+2 3 3+1 1f 5+7 2+2 2+16 2+9 2+4 4 20+1 2+1 10+1
+12+8 2+2 2+28 3 11 6+2 9+2 19+5 6+11 4+17 2+8 2 3+6 3b+2f 2+1 d+6 3b+1 2 2+4 2+17 2 2+9 2+1 a 3+4 2
+16+3 21 40+7 2+23 1c+4 74+2a 15 11+5 5+3 4 4+1 8+2 5+c d 12+25 2 6 3+2a 2+14c 2+3 3+6 2 2+3 3+28 2+3
+3+20 2+3 3+6 2 2+3 3+e 2+38 2+3 3+42 26+f 11+55 3+5 4+26b 3+10 2+19 6+4a 7+7 8+11 e+12 f+11 f+c 2+2
+10+33 24 5 44+58 8+4 3+21 2 6+45 b+1e 32+1d 3+4 c+2b 5+19 37+16 a+34 53 5e+2e 12+7 37+1d e+1 b+2b
+1b+23 2a+2 b+23 3+a 6+2a 3+2 2a+3 2+5 2+1 4 6+bf 41+115 3+5 3+25 3+5 3+7 2 2 2 2+1e 3+34 2+6 2 4+2
+2+6 4+3 3+5 5+c 6+2 2+6 75 e 11+c 66 5 3+9 2 4+4 7 2 2 2+3 2+a 3+3 6+4 5 35+1 a7c+e4 7+3 4+1 d+25 2
+6 3+37 8 11+16 a+6 2+6 2+6 2+6 2+6 2+6 2+6 2+6 51 1d6+1 2b+4 6+1 5+55 7+2 2+59 2+3 6+2a 2+5d 12+1f
+31+f 201+19bf 41+568c 44+2d 3+10c 4+f b+1 15+2e 11+1e 3+45 32+8 3+66 3+42 3+1 2 2+7 16+f 2+2 2+3
+2+16 1e+33 f+31 3f+5 4 2+1 c+1b b+16 1a+1c 8+2e 1d 11+4 2+9 b+4 2+28 18+2 2+7 15+16 4 4+31 2 4+1 3+4
+3 2 19+2 3+a 8+2 d+5 3+5 3+5 a+6 2+6 2+2a 2+d 7+72 1e+2ba3 d+16 5+30 2105+16d 3+69 27+6 d+4 6 2+9
+2+c 2+4 2 2+1 2+1 2+6b 22+16a 13+3f 3+35 29+b 75+4 2+86 25+19 7+19 c+58 4+5 3+5 3+5 3+2 24+b 2+19
+2+12 2+1 2+e 3+d 23+7a 186+1c 4+30 30+1f e+13 2+7 7+25 b+1d 3+23 5+7 31+9d 13+23 5+23 5+27 9+33 d+a
+2+e 2+6 2+1 2+a 2+e 2+6 2+1 4+33 d+136 a+15 b+7 19+5 2+29 2+8 46+5 3 2+2b 2+1 4 3+16 b+16 a+1e 42+12
+2+1 b+15 b+19 47+37 7+1 41 10+3 2+2 2+1c 2b+1c 4+1c 24+7 2+1b 1c+35 b+15 b+12 e+11 6f+48 38+32 e+32
+e+23 27+1b a+16 fb+29 7+1 11+2 3c+1c b 9+15 2b+11 2f+14 1c+16 d+34 3a+1 3 e+2c 21+18 1b+23 1e 3 9+22
+4 d+2f f+3 16 2 24+11 2+18 14+1 40+6 2 2+3 2+e 2+9 8+2e 27+7 3+1 3+15 2+6 2+1 2+4 4 13 d+4 1f+9 2 3
+2+25 2 1a 2 2d+34 13+3 15+2 1f+2f 15+1 2 b9+2e 2a+3 25+2f 15 3c+2a e 48+1a 26+6 ba+2b 75+3f 20+7 3
+3+7 2+1 2+17 10 2 5f+7 3+26 11 2 1d b+27 8 16 c+2d 14 13+48 c8+20 20+8 2+24 12 32+1d 71+6 2+1 2+25
+16 1a+5 2+1 2+1f f 148+12 10 2+c 2+21 7d 50+399 e7+c3 a4d+60 10+42f 12+5 1a+f9a 6+246 1aba+1d
+6e3+238 8+1e 12+4e 12+1d 13+2f 11+3 20+14 6+12 1b1+2c d4+3f 81+4a 6 43+c 41+1 2 1d+17f7 9+4d5 2a+9
+22e8+3 2+6 2+1 2+122 10 1e+2 3 f+3 9+18b 905+6a 6+c 4+8 8+9 1767+54 2+46 2+1 3 3+1 3+3 2+b 2 2+6
+2+40 2+3 3+7 2+6 2+1b 2+3 2+4 2 4+6 2+153 3+18 2+18 2+1e 2+18 2+1e 2+18 2+1e 2+18 2+1e 2+18 2+7
+735+1e 7+5 106+3d 93+2c b+6 11 142+1d 13+2b 1e5+1b e5+1d 3 1f0+6 2+3 2+1 2+e 2+c4 3c+43 8 4b5+3 2+1a
+2+1 2 3 2+9 2+3 2 2 7 5 2 2 2+2 2+1 2 3 2 2 2 2 2+1 2 3+3 2+6 2+3 2+3 2 2+9 2+10 6+2 2+4 2+10
+1145+a6df 21+1039 7+dd 3+1681 f+1d30 10+26d 9a3+21d 5e3+134a 6+105f"""}
 
 def class_table():
-    """(0x110000,) uint8: the class of every code point. 1.1 MB, of which a text touches a few KB."""
-    table = np.zeros(0x110000, np.uint8)
-    for kind, ranges in ((LETTER, LETTERS), (NUMBER, NUMBERS), (SPACE, SPACES)):
-        for r in ranges.split():
-            first, _, last = r.partition("-")
-            table[int(first, 16):int(last or first, 16) + 1] = kind
+    """(0x140000,) uint8: the class of whatever 1 to 4 bytes can spell. A text touches a few KB."""
+    table = np.zeros(0x140000, np.uint8)
+    table[0xD800:0xE000] = table[0x110000:] = INVALID
+    for kind, ranges in RANGES.items():
+        end = 0
+        for gap, _, more in (r.partition("+") for r in ranges.split()):
+            start = end + int(gap, 16)
+            end = start + int(more or "0", 16)
+            table[start:end + 1] = kind
     return table
 
+CLASSES = class_table()
 
 # ==== 2 Words ====
-# GPT-2's pattern: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-@njit(inline="always", **JIT)
+@njit(**JIT)
 def char_at(text, i, end, classes):
-    """(class, length in bytes) of the UTF-8 character at i (RFC 3629, no surrogates, no long forms);
-    (INVALID, 1) where there is none."""
+    """(class, length in bytes) of the UTF-8 character at i, or (INVALID, 1).     RFC 3629"""
     b = np.int64(text[i])
     if b < 0x80:
         return np.int64(classes[b]), 1
-    if 0xC2 <= b < 0xE0:
-        n, point = 2, b & 0x1F
-    elif 0xE0 <= b < 0xF0:
-        n, point = 3, b & 0x0F
-    elif 0xF0 <= b < 0xF5:
-        n, point = 4, b & 0x07
-    else:
+    n = 2 + (b >= 0xE0) + (b >= 0xF0)
+    if b < 0xC2 or b > 0xF4 or i + n > end:
         return INVALID, 1
-    if i + n > end:
-        return INVALID, 1
-    for k in range(1, n):
-        c = np.int64(text[i + k])
-        if c & 0xC0 != 0x80:
+    point = b & (0x7F >> n)
+    for k in range(i + 1, i + n):
+        if text[k] & 0xC0 != 0x80:
             return INVALID, 1
-        point = point << 6 | c & 0x3F
-    if (n == 3 and (point < 0x800 or 0xD800 <= point < 0xE000)
-            or n == 4 and not 0x10000 <= point < 0x110000):
+        point = point << 6 | text[k] & 0x3F
+    if point < 1 << (5 * n - 4) or classes[point] == INVALID:   # fewer bytes would do; a surrogate
         return INVALID, 1
     return np.int64(classes[point]), n
 
-
 @njit(**JIT)
 def word_end(text, i, end, classes):
-    """End of the word that starts at i: GPT-2's pattern, plus `an invalid byte` as an alternative."""
-    b = text[i]
-    if b == 39 and i + 1 < end:                                 # ' and then s t m d, re ve ll
-        c = text[i + 1]
-        if c == 115 or c == 116 or c == 109 or c == 100:
+    r"""End of the word at i: one invalid byte, or the first of GPT-2's alternatives that matches,
+    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+    if text[i] == 39 and i + 1 < end:                           # apostrophe
+        c, d = text[i + 1], text[min(i + 2, end - 1)]
+        if c == 115 or c == 116 or c == 109 or c == 100:        # s t m d
             return i + 2
-        if i + 2 < end:
-            d = text[i + 2]
-            if d == 101 and (c == 114 or c == 118) or d == 108 and c == 108:
-                return i + 3
-    kind, n = char_at(text, i, end, classes)
-    j = i + n
-    if b == 32 and j < end:                                     # one space joins the word after it
-        kind_next, n = char_at(text, j, end, classes)
-        if kind_next != SPACE and kind_next != INVALID:
-            kind = kind_next
-            j += n
-    if kind == INVALID:
-        return j
-    last = i                                                    # where the last character begins
-    while j < end:
-        kind_next, n = char_at(text, j, end, classes)
-        if kind_next != kind:
+        if i + 2 < end and (d == 101 and (c == 114 or c == 118) or d == 108 and c == 108):
+            return i + 3                                        # re ve ll
+    j = i + 1 if text[i] == 32 and i + 1 < end else i
+    kind, n = char_at(text, j, end, classes)
+    if j > i and kind >= SPACE:                                 # the blank at i joins no word
+        j, kind, n = i, SPACE, 1
+    last, j = j, j + n                                          # last: where the last character is
+    while j < end and kind != INVALID:
+        b = text[j]
+        k, n = np.int64(classes[b]), 1
+        if b >= 0x80:                                           # ASCII is spared the call
+            k, n = char_at(text, j, end, classes)
+        if k != kind:
             break
-        last = j
-        j += n
-    if kind == SPACE and j < end and last > i:
-        return last                                             # \s+(?!\S) leaves the last space
-    return j
-
-
-# ==== 3 Tables and a heap ====
-# A word table is (R, 4) int64, R a power of two: hash, start, end, value; end 0 marks a free row.
-@njit(**JIT)
-def hash_word(text, i, j):
-    """FNV-1a with a 64-bit multiplier, the high half folded in so that a mask may index with it."""
-    h = np.int64(j - i)
-    for k in range(i, j):
-        h = (h ^ text[k]) * 0x2545F4914F6CDD1D
-    return h ^ (h >> 32)
-
+        last, j = j, j + n
+    return last if kind == SPACE and j < end and last > i else j    # \s+(?!\S) spares a blank
 
 @njit(**JIT)
-def find_word(table, text, h, i, j):
-    """Row of text[i:j], whose hash is h, or the free row where it belongs (linear probing)."""
-    mask = len(table) - 1
-    r = h & mask
-    while table[r, 2] != 0:
-        if table[r, 0] == h and table[r, 2] - table[r, 1] == j - i:
-            k, d = i, table[r, 1] - i
+def find_word(table, text, i, j):
+    """(row, key): where text[i:j] is in a word table, or the free row it may take.
+    table (R, 4) int64, R a power of two: key (the first 8 bytes), i, j, value; j = 0: free."""
+    key = 0
+    for k in range(i, min(i + 8, j)):
+        key = key << 8 | text[k]
+    h = key ^ (j - i)
+    for k in range(i + 8, j):
+        h = h * MIX ^ text[k]
+    row = (h * MIX >> 36) & (len(table) - 1)
+    while table[row, 2] != 0:
+        if table[row, 0] == key and table[row, 2] - table[row, 1] == j - i:
+            k, d = i + 8, table[row, 1] - i
             while k < j and text[k] == text[k + d]:
                 k += 1
-            if k == j:
+            if k >= j:
                 break
-        r = (r + 1) & mask
-    return r
+        row = (row + 1) & (len(table) - 1)
+    return row, key
 
-
-@njit(**JIT)
-def find_pair(table, left, right):
-    """Row of a pair in a pair table: (R, 2) int64, left << 32 | right and rank; rank -1 is free."""
-    mask = len(table) - 1
-    key = np.int64(left) << 32 | np.int64(right)
-    r = (key * 0x2545F4914F6CDD1D >> 36) & mask
-    while table[r, 1] >= 0 and table[r, 0] != key:
-        r = (r + 1) & mask
-    return r
-
-
-@njit(**JIT)
-def fill_pairs(table, merges):
-    for rank in range(len(merges)):
-        left, right = merges[rank, 0], merges[rank, 1]
-        r = find_pair(table, left, right)
-        table[r, 0] = left << 32 | right
-        table[r, 1] = rank
-
-
-@njit(**JIT)
-def heap_push(heap, size, a, b):
-    """Adds (a, b) to a binary min-heap of int64 pairs, (size or more, 2); returns the new size."""
-    k = size
-    while k > 0:
-        up = (k - 1) >> 1
-        if heap[up, 0] < a or heap[up, 0] == a and heap[up, 1] <= b:
-            break
-        heap[k, 0], heap[k, 1] = heap[up, 0], heap[up, 1]
-        k = up
-    heap[k, 0], heap[k, 1] = a, b
-    return size + 1
-
-
-@njit(**JIT)
-def heap_pop(heap, size):
-    """Removes heap[0], the smallest; returns the new size."""
-    size -= 1
-    a, b = heap[size, 0], heap[size, 1]
-    k, child = 0, 1
-    while child < size:
-        if child + 1 < size and (heap[child + 1, 0] < heap[child, 0]
-                or heap[child + 1, 0] == heap[child, 0] and heap[child + 1, 1] < heap[child, 1]):
-            child += 1
-        if a < heap[child, 0] or a == heap[child, 0] and b <= heap[child, 1]:
-            break
-        heap[k, 0], heap[k, 1] = heap[child, 0], heap[child, 1]
-        k, child = child, 2 * child + 1
-    heap[k, 0], heap[k, 1] = a, b
-    return size
-
-
-# A cut between a visible ASCII character and a blank is always a word boundary, so what lies on its
-# two sides can be tokenized apart.
-CUT = re.compile(rb"[!-~](?=[ \n])")
-
-
-def split_text(text, n):
-    """About n + 1 positions, 0 and N among them, between which text can be tokenized on its own."""
-    cuts = [0]
+def split_text(text):
+    """Cuts, 0 and N among them, one part a thread if N is large. A word ends wherever a visible
+    ASCII character meets a blank: text between such cuts can be tokenized by itself."""
+    cuts, n = [0], get_num_threads() if len(text) >= PARALLEL else 1
     for k in range(1, n):
-        m = CUT.search(text, max(cuts[-1], len(text) * k // n))
-        if m:
-            cuts.append(m.end())
+        cut = re.compile(rb"[!-~](?=[ \n])").search(text, max(cuts[-1], len(text) * k // n))
+        cuts += [cut.end()] if cut else []
     return np.array(cuts + [len(text)])
 
-
 def as_array(text):
-    """(N,) uint8 view of a str or bytes, read-only: one type means one compilation."""
-    if isinstance(text, str):
-        text = text.encode("utf-8", "surrogatepass")    # a lone surrogate becomes 3 invalid bytes
+    """(N,) uint8, read-only so that kernels see one type. A lone surrogate is 3 invalid bytes."""
+    text = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     array = np.frombuffer(text, np.uint8)
     array.flags.writeable = False
     return array
 
-
-# ==== 4 Training ====
+# ==== 3 Training ====
 @njit(**JIT)
-def count_words(table, used, text, i, end, classes):
-    """Counts the words of text[i:end] in table (value = count) until it is half full.
-    Returns (where it stopped, rows used)."""
+def count_words(table, text, i, end, classes):
+    """Adds the words of text[i:end] to a word table, value = count, until that is half full;
+    returns where it stopped."""
+    used = 0
     while i < end and 2 * used < len(table):
         j = word_end(text, i, end, classes)
-        h = hash_word(text, i, j)
-        r = find_word(table, text, h, i, j)
-        if table[r, 2] == 0:
-            table[r, 0], table[r, 1], table[r, 2] = h, i, j
-            used += 1
-        table[r, 3] += 1
+        row, key = find_word(table, text, i, j)
+        used += table[row, 2] == 0
+        table[row, 0], table[row, 1], table[row, 2] = key, i, j
+        table[row, 3] += 1
         i = j
-    return i, used
-
-
-@njit(**JIT)
-def add_words(table, other, text):
-    """Adds the words and counts of another table; returns how many rows that filled."""
-    used = 0
-    for o in range(len(other)):
-        i, j = other[o, 1], other[o, 2]
-        if j != 0:
-            r = find_word(table, text, other[o, 0], i, j)
-            if table[r, 2] == 0:
-                table[r, 0], table[r, 1], table[r, 2] = other[o, 0], i, j
-                used += 1
-            table[r, 3] += other[o, 3]
-    return used
-
+    return i
 
 def unique_words(text):
-    """(U, 4) int64 rows hash, start, end, count: each word of text once. One thread a stretch."""
-    def count(start, end):
-        table, used = np.zeros((1 << 15, 4), np.int64), 0
-        while True:
-            start, used = count_words(table, used, text, start, end, CLASSES)
-            if start == end:
-                return table
-            table, half = np.zeros((2 * len(table), 4), np.int64), table
-            add_words(table, half, text)
+    """Counter of the words of text, bytes -> how often; a thread for each part."""
+    def count(i, end):
+        words = collections.Counter()
+        while i < end:
+            table = np.zeros((1 << 17, 4), np.int64)            # 4 MB, emptied at 65,536 words
+            i = count_words(table, array, i, end, CLASSES)      # runs without the GIL
+            for start, stop, n in table[table[:, 2] > 0, 1:].tolist():
+                words[text[start:stop]] += n
+        return words
 
-    cuts = split_text(text, get_num_threads() if len(text) >= PARALLEL_FROM else 1)
-    with ThreadPoolExecutor() as pool:                  # count_words runs without the GIL
-        tables = list(pool.map(count, cuts[:-1], cuts[1:]))
-    if len(tables) == 1:
-        table = tables[0]
-    else:
-        rows = sum(int((t[:, 2] > 0).sum()) for t in tables)
-        table = np.zeros((1 << (2 * rows + 1).bit_length(), 4), np.int64)
-        for t in tables:
-            add_words(table, t, text)
-    return table[table[:, 2] > 0]
+    array = as_array(text)
+    cuts = split_text(array).tolist()
+    with ThreadPoolExecutor() as pool:
+        return sum(pool.map(count, cuts[:-1], cuts[1:]), collections.Counter())
 
+def learn_merges(ids, weight, M):
+    """The first M merges [(left, right)], fewer if the pairs run out; merge m makes token 256 + m.
+    ids (P,) int64: the unique words one after another, -1 between words and at both ends
+    weight (P,) int64: how often the word of a position occurs
 
-@njit(**JIT)
-def spell_words(ids, weight, words, text, byte_id):
-    """Writes the words as byte ids, -1 before, between and after them, and at every position the
-    count of its word.     ids (P,) int32, weight (P,) int64"""
-    p = 0
-    for w in range(len(words)):
-        ids[p] = -1
-        p += 1
-        for k in range(words[w, 1], words[w, 2]):
-            ids[p] = byte_id[text[k]]
-            weight[p] = words[w, 3]
-            p += 1
-    ids[p] = -1
+    A step touches the neighbours of its merges only: their pairs leave the counts, new ones enter.
+    A pair is born in one step, the one that makes its younger token, and afterwards its count only
+    falls: an entry of the heap may be too high, never too low."""
+    prev, next = np.arange(-1, len(ids) - 1), np.arange(1, len(ids) + 1)
+    count, where, heap, merges = {}, {}, [], []     # a pair is left << 32 | right: its order, too
 
+    def group(p):
+        """(pair, positions, count) of every pair that starts at one of the positions p."""
+        p = p[(ids[p] >= 0) & (ids[next[p]] >= 0)]
+        pairs = ids[p] << 32 | ids[next[p]]
+        order = np.argsort(pairs, kind="stable")
+        pairs, p = pairs[order], p[order]
+        start = np.flatnonzero(np.diff(pairs, prepend=-1))
+        total = np.add.reduceat(weight[p], start).tolist()
+        return zip(pairs[start].tolist(), np.split(p, start[1:]), total)
 
-# A pair under training is one row of (Q, 5) int64: its two ids, its count, and the first and last of
-# its occurrences. Occurrences of one pair are a doubly linked list through the positions themselves:
-# at[p] (P, 3) int32 holds the row of the pair that starts at p, and the list's neighbours of p.
-LEFT, RIGHT, COUNT, FIRST, LAST = 0, 1, 2, 3, 4
-ROW, BACK, NEXT = 0, 1, 2
-
-
-@njit(**JIT)
-def link(pairs, at, p, row, weight):
-    """Position p becomes the last occurrence of pair `row`."""
-    q = pairs[row, LAST]
-    at[p, ROW], at[p, BACK], at[p, NEXT] = row, q, -1
-    if q < 0:
-        pairs[row, FIRST] = p
-    else:
-        at[q, NEXT] = p
-    pairs[row, LAST] = p
-    pairs[row, COUNT] += weight
-
-
-@njit(**JIT)
-def unlink(pairs, at, p, weight):
-    """Position p no longer starts a pair."""
-    row, q, r = at[p, ROW], at[p, BACK], at[p, NEXT]
-    if q < 0:
-        pairs[row, FIRST] = r
-    else:
-        at[q, NEXT] = r
-    if r < 0:
-        pairs[row, LAST] = q
-    else:
-        at[r, BACK] = q
-    pairs[row, COUNT] -= weight
-
-
-@njit(**JIT)
-def new_row(pairs, used, left, right):
-    """A row for a pair not seen before, in a table twice as long if this one is full."""
-    if used == len(pairs):
-        old = pairs
-        pairs = np.empty((2 * used, 5), np.int64)
-        for r in range(used):
-            for c in range(5):
-                pairs[r, c] = old[r, c]
-    pairs[used, LEFT], pairs[used, RIGHT], pairs[used, COUNT] = left, right, 0
-    pairs[used, FIRST], pairs[used, LAST] = -1, -1
-    return pairs
-
-
-@njit(**JIT)
-def learn_merges(merges, ids, weight):
-    """Fills merges (M, 2) int32 with the pairs in the order they are merged, and returns how many:
-    fewer than M when no pair is left. Token 256 + m is merge m.
-
-    The most frequent pair comes from a heap of (-count, left, right) in two int64. Counts of pairs
-    in the heap only fall, so an entry that is out of date is put back with today's count.
-    A pair is born in one step, the one that makes the younger of its two tokens; so a step finds the
-    rows of its new pairs in two arrays over ids, and no table of pairs is needed."""
-    P, V = len(ids), 256 + len(merges)
-    prev, next = np.arange(-1, P - 1).astype(np.int32), np.arange(1, P + 1).astype(np.int32)
-    at = np.empty((P, 3), np.int32)
-    pairs = np.empty((1 << 17, 5), np.int64)
-    used = 0
-    for row in range(1 << 16):
-        pairs = new_row(pairs, used, row >> 8, row & 255)
-        used += 1
-    for p in range(P - 1):
-        if ids[p] >= 0 and ids[p + 1] >= 0:
-            link(pairs, at, p, ids[p] << 8 | ids[p + 1], weight[p])
-    heap, size = np.empty((len(pairs), 2), np.int64), 0
-    born, m = 0, 0                                      # rows from `born` on are not in the heap yet
-    before, after = np.full(V, -1), np.full(V, -1)      # rows of (id, token) and of (token, id)
+    born = np.arange(len(ids) - 1)
     while True:
-        if len(heap) < len(pairs):                      # as many entries as pairs, at most
-            old = heap
-            heap = np.empty((len(pairs), 2), np.int64)
-            for e in range(size):
-                heap[e, 0], heap[e, 1] = old[e, 0], old[e, 1]
-        for row in range(born, used):
-            if pairs[row, COUNT] > 0:
-                size = heap_push(heap, size, (-pairs[row, COUNT] << 21) + pairs[row, LEFT],
-                                 pairs[row, RIGHT] << 32 | row)
-            before[pairs[row, LEFT]] = after[pairs[row, RIGHT]] = -1
-        born = used
-        if size == 0 or m == len(merges):
-            return m
-        row = heap[0, 1] & 0xFFFFFFFF
-        count = -(heap[0, 0] >> 21)
-        size = heap_pop(heap, size)
-        if pairs[row, COUNT] != count:
-            if pairs[row, COUNT] > 0:
-                size = heap_push(heap, size, (-pairs[row, COUNT] << 21) + pairs[row, LEFT],
-                                 pairs[row, RIGHT] << 32 | row)
-            continue
-        token = 256 + m
-        merges[m, 0], merges[m, 1] = pairs[row, LEFT], pairs[row, RIGHT]
-        m += 1
-        while pairs[row, FIRST] >= 0:                   # a [left right] d  becomes  a [token] d
-            p = pairs[row, FIRST]                       # leftmost first: aaa is [aa]a
-            q = next[p]
-            a, d = prev[p], next[q]
-            unlink(pairs, at, p, weight[p])
-            ids[p], next[p], prev[d] = token, d, p
-            if ids[d] >= 0:
-                unlink(pairs, at, q, weight[p])
-                if after[ids[d]] < 0:
-                    pairs = new_row(pairs, used, token, ids[d])
-                    after[ids[d]] = used
-                    used += 1
-                link(pairs, at, p, after[ids[d]], weight[p])
-            if ids[a] >= 0:
-                unlink(pairs, at, a, weight[p])
-                if before[ids[a]] < 0:
-                    pairs = new_row(pairs, used, ids[a], token)
-                    before[ids[a]] = used
-                    used += 1
-                link(pairs, at, a, before[ids[a]], weight[p])
-
+        for pair, p, n in group(born):
+            count[pair], where[pair] = n, p
+            heapq.heappush(heap, (-n, pair))
+        while heap and -heap[0][0] != count[heap[0][1]]:
+            heapq.heapreplace(heap, (-count[heap[0][1]], heap[0][1]))
+        if len(merges) == M or not heap or heap[0][0] == 0:
+            return merges
+        pair = heapq.heappop(heap)[1]
+        a, b, token, p = pair >> 32, pair & 0xFFFFFFFF, 256 + len(merges), where.pop(pair)
+        merges.append((a, b))
+        p = p[(ids[p] == a) & (ids[next[p]] == b)]  # some have been part of another merge
+        if a == b:                                  # aaa is [aa]a: in a run, every second position
+            k = np.arange(len(p))
+            first = np.append(True, next[p[:-1]] != p[1:])
+            p = p[(k - np.maximum.accumulate(k * first)) % 2 == 0]
+        q = next[p]
+        for pair, _, n in group(np.unique(np.concatenate([prev[p], p, q]))):
+            count[pair] -= n
+        ids[p], ids[q], next[p] = token, -2, next[q]
+        prev[next[p]] = p
+        born = np.unique(np.concatenate([prev[p], p]))
 
 def train(text, vocab_size, specials=("</s>",)):
-    """Tokenizer of vocab_size tokens: 256 bytes, merges learned from text, specials. When the text
-    runs out of pairs the vocabulary is smaller: compare `tokenizer.vocab_size`."""
-    specials, text = list(specials), as_array(text)
-    n_merges = vocab_size - 256 - len(specials)
-    if n_merges < 0 or vocab_size > MAX_VOCAB:
-        raise TokenizerError(f"vocab_size {vocab_size}: choose {256 + len(specials)} (256 bytes and "
-                             f"{len(specials)} special tokens) to {MAX_VOCAB}")
+    """Tokenizer of vocab_size tokens: 256 bytes, merges learned from text, special tokens. If text
+    has too few pairs they are fewer, which `tokenizer.vocab_size` tells."""
+    fixed = 256 + len(specials)
+    need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
+         f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
     words = unique_words(text)
-    P = int((words[:, 2] - words[:, 1]).sum()) + len(words) + 1
-    if P >= 1 << 31:
-        raise TokenizerError(f"unique words of {P} bytes: train on a sample (limit {(1 << 31) - 1})")
-    ids, weight = np.empty(P, np.int32), np.empty(P, np.int64)
-    spell_words(ids, weight, words, text, BYTE_ID)
-    merges = np.empty((n_merges, 2), np.int32)
-    m = learn_merges(merges, ids, weight)
-    vocab = [bytes([b]) for b in BYTES]
-    for left, right in merges[:m].tolist():
-        vocab.append(vocab[left] + vocab[right])        # never a string twice: see the tests
-    first = len(vocab)
-    vocab += [s.encode() for s in specials]
-    return Tokenizer(vocab, merges[:m].tolist(), {s: first + k for k, s in enumerate(specials)})
+    ids = BYTE_ID[np.frombuffer(b" ".join([b"", *words, b""]) if words else b" ", np.uint8)]
+    ends = np.cumsum([0] + [1 + len(w) for w in words])
+    ids[ends] = -1
+    weight = np.repeat(np.array([0, *words.values()]), np.diff(ends, prepend=-1))
+    names, merges = CHARS.copy(), []
+    for a, b in learn_merges(ids, weight, vocab_size - fixed):
+        merges.append(f"{names[a]} {names[b]}")     # a new string each time: between two ends of
+        names.append(names[a] + names[b])           # tokens, training spells it in one way only
+    return Tokenizer({s: k for k, s in enumerate([*names, *specials])}, merges, specials)
 
+# ==== 4 Encoding ====
+NO_MERGE = 1 << 62
 
-# ==== 5 Encoding ====
-NONE = 1 << 30      # rank of a pair that is no merge
-
+def pair_table(pairs):
+    """(2 R, 2) int64 from merges (M, 2): rows left << 32 | right and rank, -1 where free. A pair
+    stands at its hash, below R, or in the first free row after: a running maximum over the sorted
+    hashes. R is a power of two over 2 M."""
+    R, k = 1 << (2 * len(pairs) + 1).bit_length(), np.arange(len(pairs))
+    key = pairs[:, 0] << 32 | pairs[:, 1]
+    home = key * MIX >> 36 & R - 1
+    rank = np.argsort(home, kind="stable")
+    table = np.full((2 * R, 2), -1)
+    table[np.maximum.accumulate(home[rank] - k) + k] = np.stack([key[rank], rank], 1)
+    return table
 
 @njit(**JIT)
-def pair_rank(table, left, right):
-    rank = table[find_pair(table, left, right), 1]
-    return rank if rank >= 0 else NONE
-
+def candidate(ids, p, q, ranks):
+    """rank << 32 | p if the tokens at p and q merge: the smallest is the next merge of the word."""
+    if q >= len(ids):
+        return NO_MERGE
+    key = np.int64(ids[p]) << 32 | ids[q]
+    row = key * MIX >> 36 & (len(ranks) >> 1) - 1
+    while ranks[row, 0] != key and ranks[row, 1] >= 0:
+        row += 1
+    return ranks[row, 1] << 32 | p if ranks[row, 1] >= 0 else NO_MERGE
 
 @njit(**JIT)
-def merge_word(ids, n, table, token, heap, rank, prev, next):
-    """Merges ids[:n], one word's byte ids, in place: always the pair of lowest rank, of those the
-    leftmost. Returns how many are left. O(n log n); rank, prev, next (n,) and heap (3n, 2): scratch."""
-    size = 0
-    for p in range(n):
-        prev[p], next[p], rank[p] = p - 1, p + 1, NONE
-        if p + 1 < n:
-            rank[p] = pair_rank(table, ids[p], ids[p + 1])
-            if rank[p] != NONE:
-                size = heap_push(heap, size, rank[p], p)
-    while size > 0:
-        r, p = heap[0, 0], heap[0, 1]
-        size = heap_pop(heap, size)
-        if rank[p] != r:                                # p's pair has changed since
-            continue
+def merge_word(ids, ranks, made, tree, prev, next):
+    """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
+    stay. The candidates are the leaves of a tournament, tree[k] = min(tree[2k], tree[2k+1]), and a
+    merge replays three of them: O(n log n), a megabyte of one letter is no trap."""
+    n, leaves = len(ids), 1
+    while leaves < n:
+        leaves *= 2
+    if n > len(next):
+        tree, prev, next = np.empty(2 * leaves, np.int64), np.arange(n), np.arange(n)
+    for p in range(leaves):
+        tree[leaves + p] = candidate(ids, p, p + 1, ranks)
+        if p < n:
+            prev[p], next[p] = p - 1, p + 1
+    for k in range(leaves - 1, 0, -1):
+        tree[k] = min(tree[2 * k], tree[2 * k + 1])
+    while n > 1 and tree[1] != NO_MERGE:
+        p = tree[1] & 0xFFFFFFFF
         q = next[p]
-        ids[p], next[p], rank[p], rank[q] = token[r], next[q], NONE, NONE
+        ids[p], next[p] = made[tree[1] >> 32], next[q]
         if next[p] < n:
             prev[next[p]] = p
-            rank[p] = pair_rank(table, ids[p], ids[next[p]])
-            if rank[p] != NONE:
-                size = heap_push(heap, size, rank[p], p)
-        a = prev[p]
-        if a >= 0:
-            rank[a] = pair_rank(table, ids[a], ids[p])
-            if rank[a] != NONE:
-                size = heap_push(heap, size, rank[a], a)
-    m, p = 0, 0
+        for x in (q, p, prev[p]):
+            if x >= 0:
+                k = leaves + x
+                tree[k] = candidate(ids, x, next[x], ranks) if x != q else NO_MERGE
+                while k > 1:
+                    k >>= 1
+                    tree[k] = min(tree[2 * k], tree[2 * k + 1])
+    m = p = 0
     while p < n:
-        ids[m] = ids[p]
-        m, p = m + 1, next[p]
+        ids[m], m, p = ids[p], m + 1, next[p]
     return m
 
-
 @njit(**JIT)
-def encode_range(out, text, start, end, classes, byte_id, table, token):
-    """Token ids of text[start:end] into out[start:]; returns how many.
-    A word seen before is copied from where it was first written: `seen` is a word table with
-    value = first id << 8 | how many, so words of 256 bytes and more stay out of it."""
-    rows = 1 << 10
-    while rows < 1 << 16 and rows < (end - start) >> 3:
+def encode_range(out, text, start, end, classes, byte_id, ranks, made):
+    """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
+    from where its ids stand in out: `seen` is a word table, value = where << 8 | how many, for
+    words of less than 256 bytes."""
+    rows = 1 << 9
+    while rows < 1 << 17 and rows < (end - start) >> 2:
         rows *= 2
     seen, used = np.zeros((rows, 4), np.int64), 0
-    room = 256
-    heap, rank = np.empty((3 * room, 2), np.int64), np.empty(room, np.int64)
-    prev, next = np.empty(room, np.int64), np.empty(room, np.int64)
+    tree, prev, next = np.empty(512, np.int64), np.empty(256, np.int64), np.empty(256, np.int64)
     i = m = start
     while i < end:
         j = word_end(text, i, end, classes)
-        h = hash_word(text, i, j)
-        r = find_word(seen, text, h, i, j)
-        if seen[r, 2] != 0:
-            first, n = seen[r, 3] >> 8, seen[r, 3] & 255
+        row, key = find_word(seen, text, i, j)
+        if seen[row, 2] != 0:
+            p, n = seen[row, 3] >> 8, seen[row, 3] & 255
             for k in range(n):
-                out[m + k] = out[first + k]
+                out[m + k] = out[p + k]
         else:
-            n = j - i
-            if n > room:
-                room = 2 * n
-                heap, rank = np.empty((3 * room, 2), np.int64), np.empty(room, np.int64)
-                prev, next = np.empty(room, np.int64), np.empty(room, np.int64)
-            for k in range(n):
-                out[m + k] = byte_id[text[i + k]]
-            n = merge_word(out[m:m + n], n, table, token, heap, rank, prev, next)
+            for k in range(i, j):
+                out[m + k - i] = byte_id[text[k]]
+            n = merge_word(out[m:m + j - i], ranks, made, tree, prev, next)
             if j - i < 256 and 2 * used < rows:
-                seen[r, 0], seen[r, 1], seen[r, 2], seen[r, 3] = h, i, j, m << 8 | n
+                seen[row, 0], seen[row, 1], seen[row, 2], seen[row, 3] = key, i, j, m << 8 | n
                 used += 1
-        m += n
-        i = j
-    return m - start
-
+        i, m = j, m + n
+    return m
 
 @njit(parallel=True, **JIT)
-def encode_ranges(counts, out, text, cuts, classes, byte_id, table, token):
-    """encode_range on each [cuts[c], cuts[c + 1]), spread over the threads."""
-    for c in prange(len(cuts) - 1):
-        counts[c] = encode_range(out, text, cuts[c], cuts[c + 1], classes, byte_id, table, token)
+def encode_parts(ends, out, text, cuts, classes, byte_id, ranks, made):
+    """encode_range on every [cuts[c], cuts[c + 1]), spread over the threads."""
+    for c in prange(len(ends)):
+        ends[c] = encode_range(out, text, cuts[c], cuts[c + 1], classes, byte_id, ranks, made)
 
+# ==== 5 The tokenizer, its files ====
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be built, read or used: one line with the values and the remedy."""
 
-# ==== 6 The tokenizer and its files ====
-def check(ok, message):
+def need(ok, message):
     if not ok:
         raise TokenizerError(message)
 
+@contextlib.contextmanager
+def reading(source):
+    """Whatever is wrong with a file becomes one line that names it and the remedy."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        what = getattr(error, "strerror", None) or f"{type(error).__name__} {str(error):.150}"
+        raise TokenizerError(f"{source}: {' '.join(what.split())}; give a byte-level BPE's "
+                             "tokenizer.json, or a directory of vocab.json, merges.txt") from None
 
 class Tokenizer:
-    """vocab: list of V bytes     merges: list of M (left id, right id), by rank
-    specials: dict str -> id     token_bytes (V,) int32: bytes of text a token stands for, 0 if special"""
+    """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
+    specials: dict name -> id     token_bytes (V,) int32: the text behind a token, 0 if special"""
 
-    def __init__(self, vocab, merges, specials):
-        self.vocab = list(vocab)
-        self.merges = [(left, right) for left, right in merges]
-        self.specials = dict(sorted(specials.items(), key=lambda item: item[1]))
-        self.vocab_size = len(self.vocab)
-        special_ids = set(self.specials.values())
-        id_of = {t: k for k, t in enumerate(self.vocab) if k not in special_ids}
-        names = {visible(t) for t in id_of}
-        for s in self.specials:
-            check(s and s not in names, f"special token {s!r} is also made from text: choose a string "
-                                        "such as </s>, which the words of a text never form")
-        self.token_bytes = np.array([0 if k in special_ids else len(t)
-                                     for k, t in enumerate(self.vocab)], np.int32)
-        self._byte_id = np.array([id_of[bytes([b])] for b in range(256)], np.int32)
-        self._token = np.array([id_of[self.vocab[left] + self.vocab[right]]
-                                for left, right in self.merges], np.int32)
-        self._table = np.full((1 << (4 * len(self.merges) + 1).bit_length(), 2), -1, np.int64)
-        fill_pairs(self._table, np.array(self.merges, np.int64).reshape(-1, 2))
+    def __init__(self, ids, merges, specials=()):
+        """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
+        A name that is neither a byte nor a merge is special, and `specials` must be such names."""
+        names = sorted(ids, key=ids.get)
+        need([ids[s] for s in names] == list(range(len(names))) and len(names) <= MAX_VOCAB,
+             f"ids of {len(names)} tokens must be 0 to {len(names) - 1}, at most {MAX_VOCAB - 1}")
+        pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
+        made = set(CHARS).union(a + b for a, b in pairs)
+        bad = [s for s in specials if s in made or not s]
+        need(not bad, f"special tokens {bad[:3]} are also made from text: choose some like </s>")
+        need(len(set(pairs)) == len(pairs) and "" not in ids,
+             f"{len(pairs)} merges, {len(set(pairs))} different: none may be double or empty")
+        text_id, byte = {s: k for k, s in enumerate(names) if s in made}, dict(zip(CHARS, BYTES))
+        self.vocab = [bytes(byte[c] for c in s) if s in made else s.encode() for s in names]
+        self.merges, self.vocab_size = [(text_id[a], text_id[b]) for a, b in pairs], len(names)
+        self.specials = {s: k for k, s in enumerate(names) if s not in made}
+        self.token_bytes = np.array([len(s) * (s in made) for s in names], np.int32)
+        self._ids, self._lines = {s: k for k, s in enumerate(names)}, [f"{a} {b}" for a, b in pairs]
+        self._byte_id = np.array([text_id[c] for c in CHARS], np.int32)[BYTE_ID]
+        self._made = np.array([text_id[a + b] for a, b in pairs], np.int32)
+        self._ranks = pair_table(np.array(self.merges, np.int64).reshape(-1, 2))
 
     def encode(self, text):
-        """Ids, int32, of a str or bytes. Ordinary text only: the characters </s> are three tokens or
-        so, never the special one."""
-        text = as_array(text)
-        out = np.empty(len(text), np.int32)     # a token has a byte or more; unused pages cost nothing
-        tables = (CLASSES, self._byte_id, self._table, self._token)
-        if len(text) < PARALLEL_FROM:
-            return out[:encode_range(out, text, 0, len(text), *tables)].copy()
-        cuts = split_text(text, get_num_threads())
-        counts = np.empty(len(cuts) - 1, np.int64)
-        encode_ranges(counts, out, text, cuts, *tables)
-        return np.concatenate([out[i:i + n] for i, n in zip(cuts, counts)])
+        """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
+        text, tables = as_array(text), (CLASSES, self._byte_id, self._ranks, self._made)
+        out, cuts = np.empty(len(text), np.int32), split_text(text)     # a byte or more for each id
+        if len(cuts) == 2:
+            out.resize(encode_range(out, text, 0, len(text), *tables), refcheck=False)
+            return out
+        ends = np.empty(len(cuts) - 1, np.int64)
+        encode_parts(ends, out, text, cuts, *tables)
+        return np.concatenate([out[i:j] for i, j in zip(cuts, ends)])
 
     def decode(self, ids):
-        """Bytes of a sequence of ids; a special token becomes its name."""
-        ids = np.asarray(ids, np.int64).ravel()
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-            bad = ids[(ids < 0) | (ids >= self.vocab_size)][0]
-            raise TokenizerError(f"token id {bad}: this tokenizer has ids 0 to {self.vocab_size - 1}")
-        return b"".join(map(self.vocab.__getitem__, ids.tolist()))
+        """The bytes of ids; a special token gives its name."""
+        ids = np.asarray(ids).ravel().tolist()
+        bad = [k for k in ids if not 0 <= k < self.vocab_size]
+        need(not bad, f"token ids {bad[:3]}: this tokenizer has 0 to {self.vocab_size - 1}; "
+                      "decode with the tokenizer that encoded")
+        return b"".join([self.vocab[k] for k in ids])
 
     def hash(self):
-        """SHA-256, hex, of vocabulary, merges and specials: the same through any file format."""
-        form = [[t.hex() for t in self.vocab], self.merges, list(self.specials.items())]
-        return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()
-
-    def _names(self):
-        """The vocabulary as files write it: (dict name -> id, list of merges "left right")."""
-        names = [visible(t) for t in self.vocab]
-        for s, k in self.specials.items():
-            names[k] = s
-        return ({name: k for k, name in enumerate(names)},
-                [f"{names[left]} {names[right]}" for left, right in self.merges])
+        """SHA-256 in hex of what makes a tokenizer: the same through any file."""
+        form = json.dumps([list(self._ids), self._lines, list(self.specials)])
+        return hashlib.sha256(form.encode()).hexdigest()
 
     def to_json(self):
-        """The text of a Hugging Face tokenizer.json, compact."""
-        vocab, merges = self._names()
-        byte_level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
+        """Hugging Face's tokenizer.json, compact."""
+        words = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
         flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-        return json.dumps(dict(
-            version="1.0", truncation=None, padding=None,
-            added_tokens=[dict(id=k, content=s, **flags) for s, k in self.specials.items()],
-            normalizer=None, pre_tokenizer=byte_level, post_processor=None, decoder=byte_level,
-            model=dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None,
-                       end_of_word_suffix=None, fuse_unk=False, byte_fallback=False,
-                       ignore_merges=False, vocab=vocab, merges=merges)),
-            ensure_ascii=False, separators=(",", ":"))
+        added = [dict(id=k, content=s, **flags) for s, k in self.specials.items()]
+        model = dict(type="BPE", vocab=self._ids, merges=self._lines)
+        root = dict(version="1.0", added_tokens=added, pre_tokenizer=words, decoder=words,
+                    model=model)
+        return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text, source="tokenizer.json"):
-        """The tokenizer of a tokenizer.json, if it is byte-level BPE over GPT-2's words."""
-        root = parse_json(text, source)
-        model, words = root.get("model"), root.get("pre_tokenizer")
-        check(isinstance(model, dict) and model.get("type", "BPE") == "BPE",
-              f"{source}: no model of type BPE: use the tokenizer.json of a byte-level BPE")
-        check(isinstance(words, dict) and words.get("type") == "ByteLevel"
-              and words.get("use_regex", True) is True and words.get("add_prefix_space") is False,
-              f"{source}: pre_tokenizer is not ByteLevel with use_regex true, add_prefix_space false, "
-              "the words of GPT-2: other words need another program")
-        for where, keys in ((root, ["normalizer"]), (model, [
-                "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
-                "ignore_merges"])):
-            for key in keys:
-                check(not where.get(key), f"{source}: {key} is set to {str(where.get(key))[:40]}, "
-                                          "which changes the ids: use a tokenizer without it")
-        added = root.get("added_tokens") or []
-        check(isinstance(added, list) and all(isinstance(a, dict) for a in added),
-              f"{source}: added_tokens is no list of objects: save the tokenizer again")
-        return from_names(model.get("vocab"), model.get("merges"),
-                          [(a.get("content"), a.get("id")) for a in added], source)
+        with reading(source):
+            root = json.loads(text)
+            model, words = root["model"], root["pre_tokenizer"]
+            need(words["type"] == "ByteLevel" and words.get("use_regex", True) is True
+                 and words["add_prefix_space"] is False, f"pre_tokenizer {words} is not GPT-2's")
+            off = [root.get("normalizer")] + [model.get(key) for key in (
+                "dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")]
+            need(not any(off), f"normalizer, dropout, ignore_merges, prefix, suffix are {off}")
+            added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
+            return cls({**model["vocab"], **added}, model["merges"], added)
 
     def save(self, path):
-        """Writes a tokenizer.json (path ends in .json) or a directory of vocab.json, merges.txt."""
-        if str(path).endswith(".json"):
-            write_file(path, self.to_json())
-        else:
-            vocab, merges = self._names()
+        """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
+        files = {str(path): self.to_json()}
+        if not str(path).endswith(".json"):
             os.makedirs(path, exist_ok=True)
-            write_file(os.path.join(path, "vocab.json"),
-                       json.dumps(vocab, ensure_ascii=False, separators=(",", ":")))
-            write_file(os.path.join(path, "merges.txt"), "\n".join(["#version: 0.2", *merges, ""]))
+            lines = "\n".join(["#version: 0.2", *self._lines, ""])
+            files = {os.path.join(path, "vocab.json"): json.dumps(self._ids, ensure_ascii=False),
+                     os.path.join(path, "merges.txt"): lines}
+        for name, content in files.items():
+            with open(name + ".part", "w", encoding="utf-8", newline="\n") as f:
+                f.write(content)
+            os.replace(name + ".part", name)            # a reader sees the old file or the new one
 
     @classmethod
     def load(cls, path):
-        """Reads what save wrote, or the same files from GPT-2 and Hugging Face."""
-        if not os.path.isdir(path):
-            return cls.from_json(read_file(path), path)
-        source, lines = os.path.join(path, "vocab.json"), os.path.join(path, "merges.txt")
-        vocab, merges = parse_json(read_file(source), source), read_file(lines).split("\n")
-        if merges[0].startswith("#version"):
-            merges = merges[1:]
-        return from_names(vocab, [m.rstrip("\r") for m in merges if m.strip()], [], lines)
+        """Reads what `save` writes, and such files of GPT-2 and of Hugging Face."""
+        def read(file):
+            need(os.path.getsize(file) < 1 << 28, f"{os.path.getsize(file)} bytes, over {1 << 28}")
+            with open(file, encoding="utf-8") as f:
+                return f.read()
 
+        with reading(path):
+            if os.path.isdir(path):
+                lines = read(os.path.join(path, "merges.txt")).split("\n")
+                return cls(json.loads(read(os.path.join(path, "vocab.json"))),
+                           [s for s in lines if s and not s.startswith("#version")])
+            text = read(path)
+        return cls.from_json(text, path)
 
-def visible(token):
-    """GPT-2's printable form of a token."""
-    return "".join(map(CHAR_OF_BYTE.__getitem__, token))
-
-
-def from_names(names, merges, added, source):
-    """Tokenizer from a dict name -> id, merges "left right" or [left, right], and (name, id) of the
-    added tokens. A name that is neither one byte nor a merge is a special token."""
-    check(isinstance(names, dict) and isinstance(merges, list),
-          f"{source}: vocab is no object or merges is no list: save the tokenizer again")
-    for name, k in added:
-        check(isinstance(name, str) and names.get(name, k) == k,
-              f"{source}: added token {str(name)[:40]!r} has id {str(k)[:20]}, in the vocabulary "
-              f"{str(names.get(name) if isinstance(name, str) else None)[:20]}: make them agree")
-    names = {**names, **dict(added)}
-    V = len(names)
-    check(all(type(k) is int for k in names.values()) and sorted(names.values()) == list(range(V))
-          and V <= MAX_VOCAB, f"{source}: the ids of its {V} tokens are not 0 to {V - 1}, each once "
-                              f"(at most {MAX_VOCAB}): save the tokenizer again")
-    pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) if isinstance(m, list) else ()
-             for m in merges]
-    for k, pair in enumerate(pairs):
-        check(len(pair) == 2 and all(isinstance(s, str) for s in pair),
-              f"{source}: merge {k} is {str(merges[k])[:40]!r}: write two tokens and one space")
-    made = {left + right for left, right in pairs}.union(CHARS)
-    for s in CHARS:
-        check(s in names, f"{source}: byte {BYTE_OF_CHAR[s]} ({s!r}) has no token: train with the full "
-                          "alphabet of 256 bytes")
-    for k, (left, right) in enumerate(pairs):
-        for s in (left, right, left + right):
-            check(s in names and s in made and set(s) <= BYTE_OF_CHAR.keys(),
-                  f"{source}: merge {k} needs the token {s[:40]!r}, which the vocabulary lacks: use "
-                  "vocabulary and merges of one tokenizer")
-    check(len(set(pairs)) == len(pairs), f"{source}: {len(pairs)} merges, {len(set(pairs))} of them "
-                                         "different: each may stand once")
-    specials = {s: k for s, k in names.items() if s not in made}
-    for s in dict(added):
-        check(s in specials, f"{source}: added token {s!r} is also made from text: rename it")
-    try:
-        vocab = [b""] * V
-        for s, k in names.items():
-            vocab[k] = s.encode() if s in specials else bytes(map(BYTE_OF_CHAR.__getitem__, s))
-        return Tokenizer(vocab, [(names[left], names[right]) for left, right in pairs], specials)
-    except ValueError as error:
-        raise TokenizerError(f"{source}: {error}") from None
-
-
-def parse_json(text, source):
-    try:
-        root = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{source}: no JSON ({str(error)[:80]}): save the tokenizer again") from None
-    check(isinstance(root, dict), f"{source}: a JSON {type(root).__name__}, not an object: "
-                                  "give a tokenizer.json or a directory with vocab.json, merges.txt")
-    return root
-
-
-def read_file(path):
-    try:
-        size = os.path.getsize(path)
-        check(size <= MAX_FILE, f"{path}: {size} bytes, at most {MAX_FILE}: is it a tokenizer?")
-        with open(path, encoding="utf-8", newline="") as f:
-            return f.read(size)
-    except OSError as error:
-        raise TokenizerError(f"{path}: {error.strerror}: give a tokenizer.json or a directory with "
-                             "vocab.json and merges.txt (`python bpe.py train` makes one)") from None
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path}: byte {error.start} is no UTF-8: save the tokenizer again") from None
-
-
-def write_file(path, text):
-    """Atomically: a reader sees the old file or the new one."""
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        with open(part, "w", encoding="utf-8", newline="\n") as f:
-            f.write(text)
-        os.replace(part, path)
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
-
-
-# ==== 7 Streaming text ====
-class Utf8Stream:
-    """Text from bytes that arrive in pieces: a character appears once its last byte is there, and an
-    invalid sequence becomes U+FFFD as in bytes.decode("utf-8", "replace")."""
+# ==== 6 Streaming text ====
+class Utf8Stream(codecs.getincrementaldecoder("utf-8")):
+    """Text of bytes that come in pieces: a character appears with its last byte, and what is no
+    UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
 
     def __init__(self):
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        super().__init__("replace")
 
     def feed(self, data):
-        return self._decoder.decode(data)
+        return self.decode(data)
 
     def close(self):
-        """What an unfinished character at the end amounts to."""
-        return self._decoder.decode(b"", True)
+        """U+FFFD if the last character never ended, else nothing."""
+        return self.decode(b"", True)
 
-
-# ==== 8 The Unicode table ====
-# General categories L* and N* of Unicode 16.0 and the White_Space property, as tokenizers 0.23 and
-# tiktoken 0.14 read \p{L}, \p{N}, \s: 141,028 letters, 1,911 numbers, 25 spaces. Frozen here,
-# because str.isalpha changes with the Python version: 3.11 lacks 9,272 of these letters.
-SPACES = "9-d 20 85 a0 1680 2000-200a 2028-2029 202f 205f 3000"
-NUMBERS = """
-30-39 b2-b3 b9 bc-be 660-669 6f0-6f9 7c0-7c9 966-96f 9e6-9ef 9f4-9f9 a66-a6f ae6-aef b66-b6f b72-b77
-be6-bf2 c66-c6f c78-c7e ce6-cef d58-d5e d66-d78 de6-def e50-e59 ed0-ed9 f20-f33 1040-1049 1090-1099
-1369-137c 16ee-16f0 17e0-17e9 17f0-17f9 1810-1819 1946-194f 19d0-19da 1a80-1a89 1a90-1a99 1b50-1b59
-1bb0-1bb9 1c40-1c49 1c50-1c59 2070 2074-2079 2080-2089 2150-2182 2185-2189 2460-249b 24ea-24ff
-2776-2793 2cfd 3007 3021-3029 3038-303a 3192-3195 3220-3229 3248-324f 3251-325f 3280-3289 32b1-32bf
-a620-a629 a6e6-a6ef a830-a835 a8d0-a8d9 a900-a909 a9d0-a9d9 a9f0-a9f9 aa50-aa59 abf0-abf9 ff10-ff19
-10107-10133 10140-10178 1018a-1018b 102e1-102fb 10320-10323 10341 1034a 103d1-103d5 104a0-104a9
-10858-1085f 10879-1087f 108a7-108af 108fb-108ff 10916-1091b 109bc-109bd 109c0-109cf 109d2-109ff
-10a40-10a48 10a7d-10a7e 10a9d-10a9f 10aeb-10aef 10b58-10b5f 10b78-10b7f 10ba9-10baf 10cfa-10cff
-10d30-10d39 10d40-10d49 10e60-10e7e 10f1d-10f26 10f51-10f54 10fc5-10fcb 11052-1106f 110f0-110f9
-11136-1113f 111d0-111d9 111e1-111f4 112f0-112f9 11450-11459 114d0-114d9 11650-11659 116c0-116c9
-116d0-116e3 11730-1173b 118e0-118f2 11950-11959 11bf0-11bf9 11c50-11c6c 11d50-11d59 11da0-11da9
-11f50-11f59 11fc0-11fd4 12400-1246e 16130-16139 16a60-16a69 16ac0-16ac9 16b50-16b59 16b5b-16b61
-16d70-16d79 16e80-16e96 1ccf0-1ccf9 1d2c0-1d2d3 1d2e0-1d2f3 1d360-1d378 1d7ce-1d7ff 1e140-1e149
-1e2f0-1e2f9 1e4f0-1e4f9 1e5f1-1e5fa 1e8c7-1e8cf 1e950-1e959 1ec71-1ecab 1ecad-1ecaf 1ecb1-1ecb4
-1ed01-1ed2d 1ed2f-1ed3d 1f100-1f10c 1fbf0-1fbf9
-"""
-LETTERS = """
-41-5a 61-7a aa b5 ba c0-d6 d8-f6 f8-2c1 2c6-2d1 2e0-2e4 2ec 2ee 370-374 376-377 37a-37d 37f 386
-388-38a 38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 559 560-588 5d0-5ea 5ef-5f2 620-64a 66e-66f
-671-6d3 6d5 6e5-6e6 6ee-6ef 6fa-6fc 6ff 710 712-72f 74d-7a5 7b1 7ca-7ea 7f4-7f5 7fa 800-815 81a 824
-828 840-858 860-86a 870-887 889-88e 8a0-8c9 904-939 93d 950 958-961 971-980 985-98c 98f-990 993-9a8
-9aa-9b0 9b2 9b6-9b9 9bd 9ce 9dc-9dd 9df-9e1 9f0-9f1 9fc a05-a0a a0f-a10 a13-a28 a2a-a30 a32-a33
-a35-a36 a38-a39 a59-a5c a5e a72-a74 a85-a8d a8f-a91 a93-aa8 aaa-ab0 ab2-ab3 ab5-ab9 abd ad0 ae0-ae1
-af9 b05-b0c b0f-b10 b13-b28 b2a-b30 b32-b33 b35-b39 b3d b5c-b5d b5f-b61 b71 b83 b85-b8a b8e-b90
-b92-b95 b99-b9a b9c b9e-b9f ba3-ba4 ba8-baa bae-bb9 bd0 c05-c0c c0e-c10 c12-c28 c2a-c39 c3d c58-c5a
-c5d c60-c61 c80 c85-c8c c8e-c90 c92-ca8 caa-cb3 cb5-cb9 cbd cdd-cde ce0-ce1 cf1-cf2 d04-d0c d0e-d10
-d12-d3a d3d d4e d54-d56 d5f-d61 d7a-d7f d85-d96 d9a-db1 db3-dbb dbd dc0-dc6 e01-e30 e32-e33 e40-e46
-e81-e82 e84 e86-e8a e8c-ea3 ea5 ea7-eb0 eb2-eb3 ebd ec0-ec4 ec6 edc-edf f00 f40-f47 f49-f6c f88-f8c
-1000-102a 103f 1050-1055 105a-105d 1061 1065-1066 106e-1070 1075-1081 108e 10a0-10c5 10c7 10cd
-10d0-10fa 10fc-1248 124a-124d 1250-1256 1258 125a-125d 1260-1288 128a-128d 1290-12b0 12b2-12b5
-12b8-12be 12c0 12c2-12c5 12c8-12d6 12d8-1310 1312-1315 1318-135a 1380-138f 13a0-13f5 13f8-13fd
-1401-166c 166f-167f 1681-169a 16a0-16ea 16f1-16f8 1700-1711 171f-1731 1740-1751 1760-176c 176e-1770
-1780-17b3 17d7 17dc 1820-1878 1880-1884 1887-18a8 18aa 18b0-18f5 1900-191e 1950-196d 1970-1974
-1980-19ab 19b0-19c9 1a00-1a16 1a20-1a54 1aa7 1b05-1b33 1b45-1b4c 1b83-1ba0 1bae-1baf 1bba-1be5
-1c00-1c23 1c4d-1c4f 1c5a-1c7d 1c80-1c8a 1c90-1cba 1cbd-1cbf 1ce9-1cec 1cee-1cf3 1cf5-1cf6 1cfa
-1d00-1dbf 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4
-1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2071 207f
-2090-209c 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d 212f-2139 213c-213f 2145-2149
-214e 2183-2184 2c00-2ce4 2ceb-2cee 2cf2-2cf3 2d00-2d25 2d27 2d2d 2d30-2d67 2d6f 2d80-2d96 2da0-2da6
-2da8-2dae 2db0-2db6 2db8-2dbe 2dc0-2dc6 2dc8-2dce 2dd0-2dd6 2dd8-2dde 2e2f 3005-3006 3031-3035
-303b-303c 3041-3096 309d-309f 30a1-30fa 30fc-30ff 3105-312f 3131-318e 31a0-31bf 31f0-31ff 3400-4dbf
-4e00-a48c a4d0-a4fd a500-a60c a610-a61f a62a-a62b a640-a66e a67f-a69d a6a0-a6e5 a717-a71f a722-a788
-a78b-a7cd a7d0-a7d1 a7d3 a7d5-a7dc a7f2-a801 a803-a805 a807-a80a a80c-a822 a840-a873 a882-a8b3
-a8f2-a8f7 a8fb a8fd-a8fe a90a-a925 a930-a946 a960-a97c a984-a9b2 a9cf a9e0-a9e4 a9e6-a9ef a9fa-a9fe
-aa00-aa28 aa40-aa42 aa44-aa4b aa60-aa76 aa7a aa7e-aaaf aab1 aab5-aab6 aab9-aabd aac0 aac2 aadb-aadd
-aae0-aaea aaf2-aaf4 ab01-ab06 ab09-ab0e ab11-ab16 ab20-ab26 ab28-ab2e ab30-ab5a ab5c-ab69 ab70-abe2
-ac00-d7a3 d7b0-d7c6 d7cb-d7fb f900-fa6d fa70-fad9 fb00-fb06 fb13-fb17 fb1d fb1f-fb28 fb2a-fb36
-fb38-fb3c fb3e fb40-fb41 fb43-fb44 fb46-fbb1 fbd3-fd3d fd50-fd8f fd92-fdc7 fdf0-fdfb fe70-fe74
-fe76-fefc ff21-ff3a ff41-ff5a ff66-ffbe ffc2-ffc7 ffca-ffcf ffd2-ffd7 ffda-ffdc 10000-1000b
-1000d-10026 10028-1003a 1003c-1003d 1003f-1004d 10050-1005d 10080-100fa 10280-1029c 102a0-102d0
-10300-1031f 1032d-10340 10342-10349 10350-10375 10380-1039d 103a0-103c3 103c8-103cf 10400-1049d
-104b0-104d3 104d8-104fb 10500-10527 10530-10563 10570-1057a 1057c-1058a 1058c-10592 10594-10595
-10597-105a1 105a3-105b1 105b3-105b9 105bb-105bc 105c0-105f3 10600-10736 10740-10755 10760-10767
-10780-10785 10787-107b0 107b2-107ba 10800-10805 10808 1080a-10835 10837-10838 1083c 1083f-10855
-10860-10876 10880-1089e 108e0-108f2 108f4-108f5 10900-10915 10920-10939 10980-109b7 109be-109bf
-10a00 10a10-10a13 10a15-10a17 10a19-10a35 10a60-10a7c 10a80-10a9c 10ac0-10ac7 10ac9-10ae4
-10b00-10b35 10b40-10b55 10b60-10b72 10b80-10b91 10c00-10c48 10c80-10cb2 10cc0-10cf2 10d00-10d23
-10d4a-10d65 10d6f-10d85 10e80-10ea9 10eb0-10eb1 10ec2-10ec4 10f00-10f1c 10f27 10f30-10f45
-10f70-10f81 10fb0-10fc4 10fe0-10ff6 11003-11037 11071-11072 11075 11083-110af 110d0-110e8
-11103-11126 11144 11147 11150-11172 11176 11183-111b2 111c1-111c4 111da 111dc 11200-11211
-11213-1122b 1123f-11240 11280-11286 11288 1128a-1128d 1128f-1129d 1129f-112a8 112b0-112de
-11305-1130c 1130f-11310 11313-11328 1132a-11330 11332-11333 11335-11339 1133d 11350 1135d-11361
-11380-11389 1138b 1138e 11390-113b5 113b7 113d1 113d3 11400-11434 11447-1144a 1145f-11461
-11480-114af 114c4-114c5 114c7 11580-115ae 115d8-115db 11600-1162f 11644 11680-116aa 116b8
-11700-1171a 11740-11746 11800-1182b 118a0-118df 118ff-11906 11909 1190c-11913 11915-11916
-11918-1192f 1193f 11941 119a0-119a7 119aa-119d0 119e1 119e3 11a00 11a0b-11a32 11a3a 11a50
-11a5c-11a89 11a9d 11ab0-11af8 11bc0-11be0 11c00-11c08 11c0a-11c2e 11c40 11c72-11c8f 11d00-11d06
-11d08-11d09 11d0b-11d30 11d46 11d60-11d65 11d67-11d68 11d6a-11d89 11d98 11ee0-11ef2 11f02
-11f04-11f10 11f12-11f33 11fb0 12000-12399 12480-12543 12f90-12ff0 13000-1342f 13441-13446
-13460-143fa 14400-14646 16100-1611d 16800-16a38 16a40-16a5e 16a70-16abe 16ad0-16aed 16b00-16b2f
-16b40-16b43 16b63-16b77 16b7d-16b8f 16d40-16d6c 16e40-16e7f 16f00-16f4a 16f50 16f93-16f9f
-16fe0-16fe1 16fe3 17000-187f7 18800-18cd5 18cff-18d08 1aff0-1aff3 1aff5-1affb 1affd-1affe
-1b000-1b122 1b132 1b150-1b152 1b155 1b164-1b167 1b170-1b2fb 1bc00-1bc6a 1bc70-1bc7c 1bc80-1bc88
-1bc90-1bc99 1d400-1d454 1d456-1d49c 1d49e-1d49f 1d4a2 1d4a5-1d4a6 1d4a9-1d4ac 1d4ae-1d4b9 1d4bb
-1d4bd-1d4c3 1d4c5-1d505 1d507-1d50a 1d50d-1d514 1d516-1d51c 1d51e-1d539 1d53b-1d53e 1d540-1d544
-1d546 1d54a-1d550 1d552-1d6a5 1d6a8-1d6c0 1d6c2-1d6da 1d6dc-1d6fa 1d6fc-1d714 1d716-1d734
-1d736-1d74e 1d750-1d76e 1d770-1d788 1d78a-1d7a8 1d7aa-1d7c2 1d7c4-1d7cb 1df00-1df1e 1df25-1df2a
-1e030-1e06d 1e100-1e12c 1e137-1e13d 1e14e 1e290-1e2ad 1e2c0-1e2eb 1e4d0-1e4eb 1e5d0-1e5ed 1e5f0
-1e7e0-1e7e6 1e7e8-1e7eb 1e7ed-1e7ee 1e7f0-1e7fe 1e800-1e8c4 1e900-1e943 1e94b 1ee00-1ee03
-1ee05-1ee1f 1ee21-1ee22 1ee24 1ee27 1ee29-1ee32 1ee34-1ee37 1ee39 1ee3b 1ee42 1ee47 1ee49 1ee4b
-1ee4d-1ee4f 1ee51-1ee52 1ee54 1ee57 1ee59 1ee5b 1ee5d 1ee5f 1ee61-1ee62 1ee64 1ee67-1ee6a
-1ee6c-1ee72 1ee74-1ee77 1ee79-1ee7c 1ee7e 1ee80-1ee89 1ee8b-1ee9b 1eea1-1eea3 1eea5-1eea9
-1eeab-1eebb 20000-2a6df 2a700-2b739 2b740-2b81d 2b820-2cea1 2ceb0-2ebe0 2ebf0-2ee5d 2f800-2fa1d
-30000-3134a 31350-323af
-"""
-CLASSES = class_table()
-
-
-# ==== 9 Command line ====
+# ==== 7 Command line ====
 def main():
     parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.")
     verbs = parser.add_subparsers(dest="verb", required=True)
-
-    def verb(name, help, **arguments):
-        p = verbs.add_parser(name, help=help, description=help,
+    for verb, what in (("train", "learn a vocabulary from text"), ("encode", "text to decimal ids"),
+                       ("decode", "decimal ids to text")):
+        p = verbs.add_parser(verb, help=what, description=what,
                              formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        p.add_argument("file", metavar="FILE", **arguments)
-        return p
-
-    p = verb("train", "learn a vocabulary from a text file", help="text to learn from")
-    p.add_argument("--vocab-size", type=int, default=4096, help="tokens, 256 bytes and </s> included")
-    p.add_argument("--out", default="tokenizer.json", help="tokenizer.json, or a directory for GPT-2's "
-                                                           "vocab.json and merges.txt")
-    for name, what in (("encode", "text to ids, decimal, one space between"),
-                       ("decode", "ids, decimal, to text")):
-        p = verb(name, what, nargs="?", default="-", help="input, - for standard input")
-        p.add_argument("--tokenizer", default="tokenizer.json", help="the file or directory of a tokenizer")
-        p.add_argument("--out", default="-", help="output, - for standard output")
-    args = parser.parse_args()
-    try:
-        with sys.stdin.buffer if args.file == "-" else open(args.file, "rb") as f:
-            data = f.read()
-        if args.verb == "train":
-            start = time.perf_counter()
-            tokenizer = train(data, args.vocab_size)
-            seconds = time.perf_counter() - start
-            tokenizer.save(args.out)
-            few = " (the text has no more pairs)" if tokenizer.vocab_size < args.vocab_size else ""
-            print(f"{args.out}: {tokenizer.vocab_size} tokens{few} from {len(data)} bytes in {seconds:.1f} s, "
-                  f"{len(data) / max(1, len(tokenizer.encode(data))):.2f} bytes per token on them")
-            return 0
-        tokenizer = Tokenizer.load(args.tokenizer)
-        if args.verb == "encode":
-            result = (" ".join(map(str, tokenizer.encode(data).tolist())) + "\n").encode()
+        p.add_argument("file", nargs="?", default="-", help="input, - for standard input")
+        if verb == "train":
+            p.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
+            p.add_argument("--out", default="tokenizer.json", help="a .json file or a directory")
         else:
-            words = data.split()
-            bad = next((w for w in words if not re.fullmatch(rb"[0-9]{1,9}", w)), None)
-            check(bad is None, f"{args.file}: {bad!r:.40} is no token id: give decimal ids and blanks")
-            result = tokenizer.decode(list(map(int, words)))
-        with sys.stdout.buffer if args.out == "-" else open(args.out, "wb") as f:
-            f.write(result)
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (OSError, TokenizerError) as error:
-        if isinstance(error, BrokenPipeError):      # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            return 0
-        print(f"bpe.py: {error}", file=sys.stderr)
-        return 2
-
+            p.add_argument("--tokenizer", default="tokenizer.json", help="a file or a directory")
+            p.add_argument("--out", default="-", help="output, - for standard output")
+    args = parser.parse_args()
+    tokenizer = None if args.verb == "train" else Tokenizer.load(args.tokenizer)
+    with open(0 if args.file == "-" else args.file, "rb") as f:
+        data = f.read()
+    if args.verb == "train":
+        tokenizer = train(data, args.vocab_size)
+        tokenizer.save(args.out)
+        return print(f"{args.out}: {tokenizer.vocab_size} tokens, one for every "
+                     f"{len(data) / max(1, len(tokenizer.encode(data))):.2f} bytes of {args.file}")
+    if args.verb == "encode":
+        data = " ".join(map(str, tokenizer.encode(data).tolist())).encode() + b"\n"
+    else:
+        bad = re.search(rb"[^0-9\s]\S*|[0-9]{10,}", data)
+        need(not bad, f"{args.file}: {bad and bad[0][:40]} is no token id; give decimal ids")
+        data = tokenizer.decode([int(s) for s in data.split()])
+    with open(1 if args.out == "-" else args.out, "wb") as f:
+        f.write(data)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:                             # `| head` has seen enough
+        sys.exit(0)
+    except (OSError, TokenizerError) as error:
+        print(f"bpe.py: {error}", file=sys.stderr)
+        sys.exit(2)
