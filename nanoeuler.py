@@ -1,8 +1,8 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file holds the whole engine for the CPU and is meant to be read top to bottom:
-the model, every gradient, the optimizer, training, checkpoints, generation, chat.
+integration time.  This file is the whole engine for the CPU, meant to be read top to bottom: model,
+every gradient, optimizer, training, checkpoints, generation, chat.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py chat [FILE]            continue what you type
@@ -34,9 +34,9 @@ Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
         w the weights packed for the matmul.
-Threads One sequence is one task of the forward and backward pass; one block of rows of one matrix is
-        one task of its gradient.  Each number is written by one task in one order, so the result does
-        not depend on how many threads there are or which of them takes which task.
+Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
+        task of its gradient.  Each number is written by one task, in one order: the result does not
+        depend on how many threads there are or which of them takes which task.
 """
 import argparse
 import contextlib
@@ -52,8 +52,9 @@ import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 
-os.environ.setdefault("NUMBA_OPT", "1")       # as fast as 3 for this file, and 25 % less compile time
-if os.environ.get("NANOEULER_BITS"):          # another vector width is other machine code: its own cache
+os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % less compile time
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core
+if os.environ.get("NANOEULER_BITS"):         # another vector width is other machine code
     os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(
         tempfile.gettempdir(), f"nanoeuler-{os.getuid()}-{os.environ['NANOEULER_BITS']}"))
 
@@ -77,7 +78,6 @@ jit_parallel = njit(parallel=True, **OPTIONS)
 class UserError(Exception):
     """Something the user can mend.  Printed as one line: what is wrong, both values, the remedy."""
 
-
 class Settings:
     """A dataclass whose fields are checked: their type, and the range given as metadata."""
 
@@ -90,10 +90,8 @@ class Settings:
                 raise UserError(f"{f.name} is {value}, expected {low:g} to {high:g}")
         return self
 
-
 def setting(default, low, high):
     return field(default=default, metadata={"range": (low, high)})
-
 
 @dataclass(frozen=True)
 class Config(Settings):
@@ -105,7 +103,7 @@ class Config(Settings):
     n_layer: int = setting(4, 1, 1 << 12)              # L, each layer is two Euler steps
     n_hidden: int = setting(344, 1, 1 << 18)           # F, width of the SwiGLU
     seq_len: int = setting(128, 1, 1 << 17)            # longest context, tokens
-    vocab_size: int = setting(512, 1, 1 << 20)         # V, the 256 bytes and special tokens included
+    vocab_size: int = setting(512, 1, 1 << 20)         # V, 256 bytes and special tokens too
     n_mtp: int = setting(4, 1, 16)                     # P, head k predicts token t + 1 + k
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
@@ -115,9 +113,8 @@ class Config(Settings):
         if super().check() and self.n_head % self.n_kv_head:
             raise UserError(f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
         if self.head_dim % 2:
-            raise UserError(f"head_dim is {self.head_dim}, expected an even number: RoPE turns pairs")
+            raise UserError(f"head_dim is {self.head_dim}, expected an even number")
         return self
-
 
 PRESETS = {
     "small": Config(),
@@ -146,13 +143,13 @@ def param_table(cfg):
             ("mlp_norm",   (L, C),        None),
             ("final_norm", (C,),          None)]
 
-
 def act_table(cfg, B, T):
     """(name, shape) of every activation that the backward pass reads.
 
     The residual stream is kept as a trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
     C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    H, HD, QKV = cfg.n_head, cfg.n_head * cfg.head_dim, (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim
+    H, D = cfg.n_head, cfg.head_dim
+    HD, QKV = H * D, (H + 2 * cfg.n_kv_head) * D
     return [("x",          (B, 2 * L + 1, T, C)),
             ("attn_in",    (B, L, T, C)),           # rmsnorm(x), input of qkv
             ("attn_rstd",  (B, L, T)),
@@ -165,26 +162,22 @@ def act_table(cfg, B, T):
             ("swiglu",     (B, L, T, F)),
             ("final_in",   (B, T, C)),
             ("final_rstd", (B, T)),
-            ("logits",     (B, P, T, V))]           # cross-entropy turns them into gradients, in place
-
+            ("logits",     (B, P, T, V))]           # cross-entropy makes them gradients, in place
 
 def dact_table(cfg, B, T):
     """(name, shape) of the gradients that outlive one sequence's backward pass.
 
     x is the adjoint trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
-    shapes = dict(act_table(cfg, B, T))
-    L, C = cfg.n_layer, cfg.n_embd
-    return [("x", shapes["x"]), ("qkv", shapes["qkv"]), ("attn_norm", (B, L, C)),
-            ("mlp_norm", (B, L, C)), ("final_norm", (B, C))]
-
+    shapes, per_layer = dict(act_table(cfg, B, T)), (B, cfg.n_layer, cfg.n_embd)
+    return [("x", shapes["x"]), ("qkv", shapes["qkv"]), ("attn_norm", per_layer),
+            ("mlp_norm", per_layer), ("final_norm", (B, cfg.n_embd))]
 
 def scratch_table(cfg, threads, T, dtype):
     """(name, shape) of what one thread needs while it works on one sequence."""
     D, W, n = cfg.head_dim, tile_width(dtype), threads
-    return [("norm", (n, T, cfg.n_embd)), ("att", (n, T, cfg.n_head * D)), ("swiglu", (n, T, cfg.n_hidden)),
-            ("scores", (n, BR, T)), ("dscores", (n, BR, T)),
+    return [("norm", (n, T, cfg.n_embd)), ("att", (n, T, cfg.n_head * D)),
+            ("swiglu", (n, T, cfg.n_hidden)), ("scores", (n, BR, T)), ("dscores", (n, BR, T)),
             ("kt", (n, -(-T // W), D, W)), ("vt", (n, -(-T // W), D, W))]
-
 
 def panel_table(cfg, dtype):
     """(name, shape) of the weights packed for `matmul`: W (N, K) as ceil(N / w) panels (K, w)."""
@@ -193,13 +186,11 @@ def panel_table(cfg, dtype):
     return [(name, (shapes[name][0], -(-shapes[name][1] // w), shapes[name][2], w))
             for name in Panels._fields]
 
-
 Params = namedtuple("Params", [name for name, *_ in param_table(PRESETS["small"])])
 Acts = namedtuple("Acts", [name for name, _ in act_table(PRESETS["small"], 1, 1)])
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
-
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line, and one vector tile to spare behind them."""
@@ -208,9 +199,8 @@ def aligned(shape, dtype):
     start = -raw.ctypes.data % 64
     return raw[start:start + n].view(dtype).reshape(shape)
 
-
 def views(flat, table):
-    """The tensors of param_table as views of one flat buffer: writing to one writes to the other."""
+    """The tensors of param_table as views of one flat buffer: they share their memory."""
     start, out = 0, []
     for _, shape, *_ in table:
         n = math.prod(shape)
@@ -218,10 +208,8 @@ def views(flat, table):
         start += n
     return Params(*out)
 
-
 def n_params(cfg):
     return sum(math.prod(shape) for _, shape, _ in param_table(cfg))
-
 
 def init_params(cfg, seed, dtype=np.float32):
     """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
@@ -232,9 +220,9 @@ def init_params(cfg, seed, dtype=np.float32):
 
 
 # ==== 3 Building blocks ====
-# The tile: MR rows x 2 vectors of the output live in registers while k runs, 2 * MR fused multiply-adds
-# for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak here; these explicit
-# LLVM vectors reach 95 %, in float32 and float64, whatever the width of the vectors.
+# The tile: MR rows x 2 vectors of the output stay in registers while k runs: 2 * MR fused
+# multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak here,
+# these explicit LLVM vectors 95 %, in float32 and float64, whatever the width of the vectors.
 _CPU = llvm.get_host_cpu_features()
 BITS = int(os.environ.get("NANOEULER_BITS") or 0) or (
     512 if _CPU.get("avx512f") else 256 if _CPU.get("avx2") else 128)
@@ -242,32 +230,32 @@ MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 
 BR = 32                          # attention: query rows a block; a block of scores stays in L1
 KC = 128                         # weight gradients: rows of the batch summed in registers at a time
 
-
 def tile_width(dtype):
     """Columns of a tile: two vectors."""
     return 2 * BITS // (8 * np.dtype(dtype).itemsize)
 
-
 def emit_tile(module, scalar, lanes, size):
     """The LLVM function C = add * base + A B for one tile: rows <= MR, cols <= 2 * lanes, any K.
 
-    Strides are in elements: C and base have rows ldc and ldb apart, A[r, k] is at r * rs + k * cs (so a
-    transposed A costs nothing), B[k] at k * ks.  Not inlined: a copy a call would cost seconds of JIT."""
-    vec, ptr, i64, i32 = ir.VectorType(scalar, lanes), scalar.as_pointer(), ir.IntType(64), ir.IntType(32)
+    Strides are in elements: rows of C and base are ldc and ldb apart, A[r, k] is at r * rs + k * cs
+    (a transposed A costs nothing), B[k] at k * ks.  Not inlined: copies cost seconds of JIT."""
+    vec, ptr = ir.VectorType(scalar, lanes), scalar.as_pointer()
+    i64, i32 = ir.IntType(64), ir.IntType(32)
     fn = cgutils.get_or_insert_function(
         module, ir.FunctionType(ir.VoidType(), [ptr] * 4 + [i64] * 9), f"nanoeuler_tile_{scalar}")
     if not fn.is_declaration:
         return fn
     fn.linkage = "linkonce_odr"
     fn.attributes.add("noinline")
-    fn.attributes.add("optsize")             # no unrolling: it spills the row pointers, 112 -> 76 GF/s
+    fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
     C, base, A, B, ldc, ldb, rs, cs, ks, K, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
     n = lambda value: ir.Constant(i64, value)
     at = lambda p, i: bd.bitcast(bd.gep(p, [i]), vec.as_pointer())
     load = lambda p, i: bd.load(at(p, i), align=size)
     grid = [(r, v) for r in range(MR) for v in range(2)]
-    undef, lane0 = ir.Constant(vec, ir.Undefined), ir.Constant(ir.VectorType(i32, lanes), [0] * lanes)
+    undef = ir.Constant(vec, ir.Undefined)
+    lane0 = ir.Constant(ir.VectorType(i32, lanes), [0] * lanes)
     fma = cgutils.get_or_insert_function(
         module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
 
@@ -289,12 +277,13 @@ def emit_tile(module, scalar, lanes, size):
         with whole:
             for r in range(MR):
                 with bd.if_then(bd.icmp_signed("<", n(r), rows)):
-                    at_c, at_b = [[bd.add(bd.mul(ld, n(r)), n(v * lanes)) for v in range(2)] for ld in (ldc, ldb)]
+                    where = lambda ld, v: bd.add(bd.mul(ld, n(r)), n(v * lanes))
                     with bd.if_then(adding):
                         for v in range(2):
-                            bd.store(bd.fadd(bd.load(acc[r, v]), load(base, at_b[v])), acc[r, v])
+                            old = load(base, where(ldb, v))
+                            bd.store(bd.fadd(bd.load(acc[r, v]), old), acc[r, v])
                     for v in range(2):
-                        bd.store(bd.load(acc[r, v]), at(C, at_c[v]), align=size)
+                        bd.store(bd.load(acc[r, v]), at(C, where(ldc, v)), align=size)
         with edge:                           # through memory, one element at a time
             spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)
             for r, v in grid:
@@ -307,7 +296,6 @@ def emit_tile(module, scalar, lanes, size):
     bd.ret_void()
     return fn
 
-
 @intrinsic
 def tile(typing, out, base, x, b, m, j, add):
     """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
@@ -318,7 +306,8 @@ def tile(typing, out, base, x, b, m, j, add):
         n = lambda value: ir.Constant(ir.IntType(64), value)
         arrays = [context.make_array(t)(context, bd, v) for t, v in zip(sig.args, args[:4])]
         shape = [cgutils.unpack_tuple(bd, a.shape) for a in arrays]
-        stride = [[bd.sdiv(s, n(size)) for s in cgutils.unpack_tuple(bd, a.strides)] for a in arrays]
+        stride = [[bd.sdiv(s, n(size)) for s in cgutils.unpack_tuple(bd, a.strides)]
+                  for a in arrays]
         (so, sb, sx, sw), (m, j, add), lanes = stride, args[4:], BITS // (8 * size)
         panel = bd.mul(bd.sdiv(j, n(2 * lanes)), sw[0]) if len(sw) == 3 else j
         start = [bd.add(bd.mul(m, so[0]), j), bd.add(bd.mul(m, sb[0]), j), bd.mul(m, sx[0]), panel]
@@ -331,40 +320,38 @@ def tile(typing, out, base, x, b, m, j, add):
         return context.get_dummy_value()
     return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
 
-
 @intrinsic
 def next_task(typing, counter, i):
     """counter[i]++ as one atomic operation; returns the old value.  int64 array, index."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), ir.Constant(ir.IntType(64), 1), "monotonic")
+        one = ir.Constant(ir.IntType(64), 1)
+        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), one, "monotonic")
     return types.int64(counter, types.intp), codegen
-
 
 @intrinsic
 def as_float32(typing, i):
     """The float32 whose bits are those of an int32."""
-    return types.float32(types.int32), lambda context, bd, sig, args: bd.bitcast(args[0], ir.FloatType())
+    codegen = lambda context, bd, sig, args: bd.bitcast(args[0], ir.FloatType())
+    return types.float32(types.int32), codegen
 
-
-# Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by way of the exponent's bits.
+# Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
 E0, E1, E2, E3, E4, E5 = [np.float32(v) for v in (
-    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)]
-LOG2E, LN2_HI, LN2_LO = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
-EXP_MIN, EXP_MAX, ONE, HALF = np.float32(-87.3), np.float32(88), np.float32(1), np.float32(0.5)
-
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    5.0000001201e-1)]
+LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = [np.float32(v) for v in (
+    1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5)]
 
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
     return math.exp(x)
 
-
 @overload(exp, inline="always")
 def _exp(x):
     if x == types.float32:
         def impl(x):
-            x = max(EXP_MIN, min(EXP_MAX, x))     # in this order a NaN stays a NaN
+            x = max(min(x, EXP_MAX), EXP_MIN)     # in this order a NaN stays a NaN
             n = float32(math.floor(x * LOG2E + HALF))
             r = x - n * LN2_HI - n * LN2_LO
             y = ((((E0 * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
@@ -378,7 +365,7 @@ def _exp(x):
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * w + j], zeros past N.     panels (ceil(N / w), K, w), b (K, N)
 
-    A tile reads panels in the order in which they lie in memory.  Packing W^T takes a strided view."""
+    A tile reads panels in the order in which they lie in memory.  W^T is packed through a view."""
     (I, K, w), N = panels.shape, b.shape[1]
     for i in range(I):
         n = min(w, N - i * w)
@@ -389,7 +376,6 @@ def pack(panels, b):
             for j in range(n, w):
                 row[j] = 0
 
-
 @jit
 def matmul(out, x, b):
     """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64"""
@@ -398,15 +384,13 @@ def matmul(out, x, b):
         for m in range(0, out.shape[0], MR):
             tile(out, out, x, b, m, j, 0)
 
-
 @jit
 def matmul_add(out, base, x, b):
-    """out = base + x b: an Euler step if base is the residual stream, a sum if base is out itself."""
+    """out = base + x b: an Euler step if base is the residual stream, a sum if it is out itself."""
     w = 2 * BITS // (8 * out.itemsize)
     for j in range(0, out.shape[1], w):
         for m in range(0, out.shape[0], MR):
             tile(out, base, x, b, m, j, 1)
-
 
 @jit
 def weight_gradient(dw, dy, x, n0):
@@ -428,7 +412,6 @@ def embedding_forward(x, tokens, wte):
         row, e = x[t], wte[tokens[t]]
         for c in range(row.size):
             row[c] = e[c]
-
 
 @jit
 def embedding_backward(dwte, dx, tokens):
@@ -455,7 +438,6 @@ def rmsnorm_forward(y, rstd, x, w, eps):
         for c in range(C):
             y[t, c] = w[c] * x[t, c] * r
 
-
 @jit
 def rmsnorm_backward(dx, dnext, dw, dy, x, w, rstd):
     """u = x * rstd:   dx = dnext + rstd * (w*dy - u * mean_c(w*dy*u)),   dw += sum_t dy * u
@@ -479,10 +461,9 @@ def rope_table(cfg, dtype):
     angle = np.outer(np.arange(cfg.seq_len), cfg.rope_theta ** (-np.arange(0, D, 2) / D))
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
-
 @jit
 def rope(qkv, cos, sin, heads, sign):
-    """Turns the pair (i, i + D/2) of the first `heads` heads of row t by sign * angle[t, i], in place.
+    """Turns pair (i, i + D/2) of the first `heads` heads of row t by sign * angle[t, i], in place
 
     qkv (T, QKV): q and k are turned, v is not.  The backward pass turns their gradients back."""
     half = cos.shape[1]
@@ -498,16 +479,15 @@ def rope(qkv, cos, sin, heads, sign):
 
 
 # ==== 4.5 Attention ====
-# Blocks of BR query rows against all keys up to the block's end: no T x T matrix, and the part above
-# the diagonal is never multiplied.  K^T and V^T are packed once a head; Q, K, V are read in place.
+# Blocks of BR query rows against all keys up to the block's end: no T x T matrix, and little work
+# above the diagonal.  K^T and V^T are packed once a head; Q, K, V are read in place.
 @njit(fastmath=FAST | {"nnan"}, error_model="numpy", nogil=True, cache=True)
 def row_max(row):
-    """max_j row[j].  With nnan, else LLVM does not vectorise it; a NaN still reaches exp(row[j] - m)."""
+    """max_j row[j], vectorised thanks to nnan; a NaN still reaches exp(row[j] - m)."""
     m = row[0]
     for j in range(1, row.size):
         m = max(m, row[j])
     return m
-
 
 @jit
 def attention_forward(o, lse, qkv, D, scores, kt):
@@ -538,7 +518,6 @@ def attention_forward(o, lse, qkv, D, scores, kt):
                     for j in range(t + 1, t1):
                         row[j] = 0           # the matmul below reads the whole block
                 matmul(o[t0:t1, h * D:h * D + D], P, qkv[:t1, v:v + D])
-
 
 @jit
 def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt):
@@ -587,7 +566,6 @@ def swiglu_forward(y, gate_up):
         for f in range(F):
             row[f] = gate[f] / (one + exp(-gate[f])) * up[f]
 
-
 @jit
 def swiglu_backward(gate_up, dy):
     """s = 1 / (1 + e^-gate):   dgate = dy * up * s * (1 + gate * (1 - s)),   dup = dy * gate * s
@@ -628,7 +606,7 @@ def cross_entropy(logits, targets, weight):
 # ==== 5 Model ====
 @jit
 def forward(b, heads, tokens, p, w, a, s, cos, sin, eps):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L] and the logits of the first heads.
+    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
 
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     L, D = p.qkv.shape[0], 2 * cos.shape[1]
@@ -649,13 +627,11 @@ def forward(b, heads, tokens, p, w, a, s, cos, sin, eps):
     for k in range(heads):
         matmul(a.logits[b, k], a.final_in[b], w.lm_head[k])
 
-
 @jit
 def head_matrix(p, k, n_mtp):
     """The matrix (V, C) of head k: a row of lm_head, or the embedding if head 0 is tied to it."""
     tied = n_mtp - p.lm_head.shape[0]
     return p.wte if k < tied else p.lm_head[k - tied]
-
 
 @jit
 def backward(b, p, a, d, s, cos, sin):
@@ -688,10 +664,8 @@ def backward(b, p, a, d, s, cos, sin):
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
-
 QKV, ATTN_PROJ, GATE_UP, DOWN, LM_HEAD = range(5)      # a matrix in the task tables, as in Panels
 LOGITS, LOSS, GRADIENT = range(3)                      # how far `run` goes
-
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d):
@@ -707,7 +681,6 @@ def matrix_gradient(kind, l, n0, n1, g, a, d):
     else:
         head = head_matrix(g, l, a.logits.shape[1])
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0)
-
 
 @jit_parallel
 def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, cos, sin, eps):
@@ -746,7 +719,6 @@ def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, c
             for c in range(g.final_norm.size):
                 g.final_norm[c] += d.final_norm[b, c]
 
-
 @jit_parallel
 def pack_weights(w, p, tasks):
     """Every matrix W^T into its panels; once after each update of the parameters."""
@@ -762,7 +734,6 @@ def pack_weights(w, p, tasks):
             pack(w.down[l], p.down[l].T)
         else:
             pack(w.lm_head[l], head_matrix(p, l, w.lm_head.shape[0]).T)
-
 
 class Model:
     """A parameter buffer and the memory to run it on micro-batches (B, T); float32 or float64."""
@@ -788,17 +759,19 @@ class Model:
         pack_weights(self.w, self.p, self.matrices)
 
     def run(self, until, tokens, targets=None, weight=None, heads=None):
-        """tokens (B, T) int32, see `run` -> losses (B, heads).  Memory is kept for the next (B, T)."""
+        """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""
         (B, T), P = tokens.shape, self.cfg.n_mtp
         if self.shape != (B, T):
             self.a = self.d = self.s = None                        # free the old before the new
-            self.a, self.d = Acts(*self.new(act_table(self.cfg, B, T))), Dacts(*self.new(dact_table(self.cfg, B, T)))
-            self.s = Scratch(*self.new(scratch_table(self.cfg, get_num_threads(), T, self.flat.dtype)))
-            self.shape = B, T
-        targets = np.full((P, B, T), -1, np.int32) if targets is None else np.ascontiguousarray(targets)
+            scratch = scratch_table(self.cfg, get_num_threads(), T, self.flat.dtype)
+            self.a = Acts(*self.new(act_table(self.cfg, B, T)))
+            self.d = Dacts(*self.new(dact_table(self.cfg, B, T)))
+            self.s, self.shape = Scratch(*self.new(scratch)), (B, T)
+        targets = np.full((P, B, T), -1, np.int32) if targets is None else targets
         losses, weight = np.zeros((B, heads or P)), np.ones(P) if weight is None else weight
-        run(until, losses, np.ascontiguousarray(tokens), targets, weight, self.p, self.w, self.g, self.a,
-            self.d, self.s, self.tasks, self.cos[:T], self.sin[:T], self.cfg.norm_eps)
+        run(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets), weight,
+            self.p, self.w, self.g, self.a, self.d, self.s, self.tasks, self.cos[:T], self.sin[:T],
+            self.cfg.norm_eps)
         return losses
 
     def logits(self, tokens):
@@ -815,13 +788,13 @@ def lr_at(step, n_steps, lr, warmup, floor):
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
-
 @jit_parallel
 def adamw(p, g, m, v, n_decay, hyper):
-    """g *= min(1, clip / |g|);  m, v: running means of g, g^2;  p -= lr * (m' / (sqrt(v') + eps) + wd p)
-    Loshchilov & Hutter 2019, algorithm 2.  m', v' are m, v without their bias towards zero; wd acts on
-    the first n_decay entries.  Sets g to zero for the next step.  Returns |g|, before clipping; if that
-    is not finite, nothing is touched."""
+    """g *= min(1, clip / |g|);  m, v means of g, g^2;  p -= lr (m' / (sqrt(v') + eps) + wd p)
+
+    Loshchilov & Hutter 2019, algorithm 2.  m', v': m, v without their bias towards zero; wd acts on
+    the first n_decay entries.  Sets g to zero for the next step.  Returns |g| before clipping; if
+    it is not finite, nothing is touched.     p, g, m, v (N,), hyper (8,) float64"""
     BLOCKS = 256                             # fixed, so that sums do not depend on the threads
     N, squares = p.size, np.zeros(BLOCKS)
     for i in prange(BLOCKS):
@@ -834,13 +807,15 @@ def adamw(p, g, m, v, n_decay, hyper):
         return norm
     lr, beta1, beta2, eps, wd, clip, correct1, correct2 = hyper
     dtype = p.dtype.type
-    scale, rate, root = dtype(min(1.0, clip / (norm + 1e-30))), dtype(lr / correct1), dtype(correct2 ** -0.5)
-    b1, b2, c1, c2, e = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2), dtype(eps)
+    scale, rate = dtype(min(1.0, clip / (norm + 1e-30))), dtype(lr / correct1)
+    b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
+    root, e = dtype(correct2 ** -0.5), dtype(eps)
     for i in prange(BLOCKS):
         n0, n2 = i * N // BLOCKS, (i + 1) * N // BLOCKS
         n1 = min(max(n_decay, n0), n2)
         for start, end, decay in ((n0, n1, lr * wd), (n1, n2, 0.0)):
-            ps, gs, ms, vs, keep = p[start:end], g[start:end], m[start:end], v[start:end], dtype(1 - decay)
+            ps, gs, ms, vs = p[start:end], g[start:end], m[start:end], v[start:end]
+            keep = dtype(1 - decay)
             for j in range(ps.size):
                 x = gs[j] * scale
                 ms[j] = b1 * ms[j] + c1 * x
@@ -857,17 +832,17 @@ def read_text(path):
         with open(path, "rb") as f:
             text = f.read()
     except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}; name a text file with --data FILE") from None
+        raise UserError(f"cannot read {path}: {e.strerror}; name a text with --data") from None
     if not text.strip():
-        raise UserError(f"{path} is empty; name a text file with --data FILE")
+        raise UserError(f"{path} is empty; name a text with --data")
     if b"\0" in text:
-        raise UserError(f"{path} is not text, byte {text.index(0)} is zero; name one with --data FILE")
+        raise UserError(f"{path} is not text, byte {text.index(0)} is zero; name one with --data")
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as e:
-        print(f"note: {path} is not UTF-8 at byte {e.start}; its bytes are learned as they are", file=sys.stderr)
+        print(f"note: {path} is not UTF-8 at byte {e.start}; its bytes are learned as they are",
+              file=sys.stderr)
     return text
-
 
 def split_text(text, holdout):
     """(training part, validation part): the tail is held out, cut where a character starts."""
@@ -876,26 +851,26 @@ def split_text(text, holdout):
         cut -= 1
     return text[:cut], text[cut:]
 
-
 class Batches:
     """Windows of T tokens in shuffled epochs.
 
-    Window i of a run depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation are
-    seeded by (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
+    Window i of a run depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation
+    come from (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
 
     def __init__(self, tokens, T, n_mtp, seed):
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
         self.n, self.epoch = len(tokens) // T - 1, None
         if self.n < 1:
-            raise UserError(f"the training part has {len(tokens)} tokens, fewer than two windows of {T}; "
-                            f"use a longer text or --seq-len {max(1, len(tokens) // 2)}")
+            raise UserError(f"the training part has {len(tokens)} tokens, less than two windows of "
+                            f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
 
     def start(self, i):
         """Index of the first token of window i."""
         epoch, j = divmod(i, self.n)
         if epoch != self.epoch:
             rng = np.random.default_rng((self.seed, epoch))
-            self.epoch, self.phase, self.order = epoch, rng.integers(self.T), rng.permutation(self.n)
+            self.epoch, self.phase = epoch, rng.integers(self.T)
+            self.order = rng.permutation(self.n)
         return self.phase + self.order[j] * self.T
 
     def take(self, i, B):
@@ -904,27 +879,26 @@ class Batches:
         for b in range(B):
             piece = self.tokens[(s := self.start(i + b)):s + self.T + self.P]
             padded[b, :len(piece)] = piece
-        return padded[:, :self.T], np.stack([padded[:, k + 1:k + 1 + self.T] for k in range(self.P)])
-
+        later = [padded[:, k + 1:k + 1 + self.T] for k in range(self.P)]
+        return padded[:, :self.T], np.stack(later)
 
 def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k):   loss = CE_0 + mtp_weight * mean_k>0 CE_k,   CE_k a mean over the
-    valid targets of the whole step, however many micro-batches it takes.   targets (P, ...) -> (P,)"""
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    targets (P, ...) -> (P,)"""
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
     return np.array([1.0] + [mtp_weight / (P - 1) for _ in range(P - 1)]) / count
 
-
-PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately completes "
-          "the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")     # Taori et al. 2023
+PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
+          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
 
 
 # ==== 8 Checkpoint ====
-# A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  The weights
-# have the names of a LlamaForCausalLM and are slices of the flat buffer: the buffer is the file.  Heads
-# 1.. and AdamW's moments have names of their own.  "sha256" covers header and data, itself zeroed.
+# A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  Weights
+# have the names of a LlamaForCausalLM and are slices of the flat buffer: the buffer is the file.
+# Heads 1.. and the moments have names of their own.  "sha256" covers all, with itself zeroed.
 NO_HASH = "0" * 64
-
 
 @dataclass
 class State(Settings):
@@ -938,13 +912,13 @@ class State(Settings):
     text_sha256: str = ""
     options: dict = field(default_factory=dict)
 
-
 def header_tensors(cfg, moments):
-    """The header's entries in buffer order, name -> dtype, shape, data_offsets in bytes; and the end."""
-    C, F, D, V, layers = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.vocab_size, range(cfg.n_layer)
+    """The header's entries in buffer order: name -> dtype, shape, offsets (bytes); and the end."""
+    C, F, D, V = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.vocab_size
     HD, GD, out, end = cfg.n_head * D, cfg.n_kv_head * D, {}, 0
-    each = lambda *parts: [(f"model.layers.{l}.{name}.weight", shape) for l in layers for name, shape in parts]
-    heads = [("lm_head.weight", (V, C))] + [(f"mtp.{k}.weight", (V, C)) for k in range(1, cfg.n_mtp)]
+    each = lambda *parts: [(f"model.layers.{l}.{name}.weight", shape)
+                           for l in range(cfg.n_layer) for name, shape in parts]
+    heads = [(f"mtp.{k}.weight" if k else "lm_head.weight", (V, C)) for k in range(cfg.n_mtp)]
     for name, shape in ([("model.embed_tokens.weight", (V, C))]
                         + each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
                                ("self_attn.v_proj", (GD, C)))
@@ -958,11 +932,11 @@ def header_tensors(cfg, moments):
         out[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     return out, end
 
-
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     """Writes all or nothing: a temporary file beside `path`, fsync, rename."""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)), "state": json.dumps(asdict(state)),
-            "tokenizer": tokenizer.to_json(), "tokenizer_sha256": tokenizer.hash(), "sha256": NO_HASH}
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
+            "tokenizer_sha256": tokenizer.hash(), "sha256": NO_HASH}
     buffers, temporary = [np.ascontiguousarray(x, "<f4") for x in (flat, *moments)], f"{path}.tmp"
     tensors, _ = header_tensors(cfg, moments)
 
@@ -989,15 +963,13 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     except OSError as e:
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        raise UserError(f"cannot write {path}: {e.strerror}; a previous checkpoint is untouched; free "
-                        f"space or choose another --out") from None
-
+        raise UserError(f"cannot write {path}: {e.strerror}; a previous checkpoint is untouched; "
+                        f"free space or choose another --out") from None
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
-
 def read_checkpoint(path):
-    """Every number in the header is checked against the file's size before it sizes an allocation."""
+    """Every number in the header is checked against the file's size before it sizes a buffer."""
     def need(condition, why):
         if not condition:
             raise ValueError(why)
@@ -1005,36 +977,38 @@ def read_checkpoint(path):
     try:
         with open(path, "rb") as f:
             size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
-            need(length <= min(size - 8, 100_000_000), f"{length} bytes of header in a file of {size}")
+            need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
             header = f.read(length)
             tensors = json.loads(header)
             meta = tensors.pop("__metadata__")
             need(meta["format"] == "nanoeuler", "another program wrote it")
             cfg = Config(**json.loads(meta["config"])).check()
             state = State(**json.loads(meta["state"])).check()
-            need(4 * n_params(cfg) <= size, f"its model has {n_params(cfg):,} parameters, the file {size} bytes")
-            expected, data = header_tensors(cfg, "adamw.m" in tensors)
+            n, moments = n_params(cfg), "adamw.m" in tensors
+            need(4 * n <= size, f"its model has {n:,} parameters, the file {size:,} bytes")
+            expected, data = header_tensors(cfg, moments)
             need(tensors == expected, "its tensors are not those of its configuration")
             need(size == 8 + length + data, f"{size} bytes, expected {8 + length + data}")
             digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
-            buffers = [aligned((n_params(cfg),), np.float32) for _ in range(3 if "adamw.m" in tensors else 1)]
+            buffers = [aligned((n,), np.float32) for _ in range(3 if moments else 1)]
             for x in buffers:
                 f.readinto(memoryview(x).cast("B"))
                 digest.update(x)
-            need(digest.hexdigest() == meta["sha256"], "its checksum does not match, the file is damaged")
+            need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
             tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
             need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
             need(tokenizer.vocab_size == cfg.vocab_size,
                  f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; make it with: python nanoeuler.py train --out {path}") from None
+        raise UserError(f"{path} does not exist; make it with: "
+                        f"python nanoeuler.py train --out {path}") from None
     except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}; name a checkpoint that train wrote") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, UserError) as e:
-        raise UserError(f"{path} is not a usable checkpoint: {e or type(e).__name__}; name another file, or "
-                        f"train a new one with --force") from None
+        raise UserError(f"cannot read {path}: {e.strerror}; name a checkpoint of train") from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, UserError,
+            ValueError) as e:
+        raise UserError(f"{path} is not a usable checkpoint: {e or type(e).__name__}; name another "
+                        f"file, or train a new one with --force") from None
     return Checkpoint(cfg, tokenizer, state, buffers[0], buffers[1:])
-
 
 def print_table(title, rows):
     print(title)
@@ -1042,17 +1016,17 @@ def print_table(title, rows):
         print(f"  {name:<16} {value}")
     print(flush=True)
 
-
 def info(path):
     """Prints what a checkpoint holds."""
     c = read_checkpoint(path)
-    print_table(path, [("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", c.state.kind),
-                       ("step", f"{c.state.step:,} of {c.state.n_steps:,}"),
-                       ("tokens seen", f"{c.state.tokens_seen:,}"),
-                       ("validation", f"{c.state.bits_per_byte:.4f} bits/byte"),
-                       ("text", f"{c.state.options.get('data')}, sha256 {c.state.text_sha256[:12]}"),
-                       ("AdamW moments", "yes" if c.moments else "no"), ("tokenizer", c.tokenizer.hash()),
-                       ("checksum", "matches")])
+    s = c.state
+    print_table(path, [
+        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
+        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+        ("validation", f"{s.bits_per_byte:.4f} bits/byte"),
+        ("text", f"{s.options.get('data')}, sha256 {s.text_sha256[:12]}"),
+        ("AdamW moments", "yes" if c.moments else "no"),
+        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
 
 # ==== 9 Training ====
@@ -1063,7 +1037,7 @@ class Options(Settings):
     steps: int = setting(0, 0, 1 << 40)                # 0: as many as fit into `minutes`
     minutes: float = setting(3.0, 0.01, 1e6)
     batch: int = setting(16, 1, 1 << 16)               # sequences a step
-    micro_batch: int = setting(0, 0, 1 << 16)          # of them in memory at a time, 0: all; same result
+    micro_batch: int = setting(0, 0, 1 << 16)          # of them in memory at once, 0: all
     lr: float = setting(6e-3, 1e-9, 1)                 # at width 128; divided by n_embd / 128
     floor: float = setting(0.02, 0, 1)                 # the cosine ends at floor * lr
     warmup: int = setting(50, 0, 1 << 40)              # steps
@@ -1073,14 +1047,14 @@ class Options(Settings):
     clip: float = setting(1.0, 1e-9, 1e9)              # largest global gradient norm
     mtp_weight: float = setting(0.3, 0, 10)            # of the mean loss of heads 1..P-1
     holdout: float = setting(0.1, 0.0001, 0.9)         # tail of the text kept for validation
-    eval_every: int = setting(250, 1, 1 << 40)         # steps between validations, samples, checkpoints
+    eval_every: int = setting(250, 1, 1 << 40)         # steps between validations and checkpoints
     seed: int = setting(1, 0, 1 << 60)
 
-
 def evaluate(model, tokens, n_bytes, windows=None):
-    """Bits per byte of head 0 on tokens[1:], which stand for n_bytes, in disjoint windows of seq_len.
+    """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
 
-    = sum CE / ln 2 / bytes: it does not depend on the tokenizer.  windows: that many, spread evenly."""
+    Head 0 on tokens[1:], which stand for n_bytes, in disjoint windows of seq_len, or in that many
+    `windows` spread evenly."""
     T, nats, seen = model.cfg.seq_len, 0.0, 0
     n = -(-(len(tokens) - 1) // T)
     padded = np.full(n * T + 1, -1, np.int32)
@@ -1094,7 +1068,6 @@ def evaluate(model, tokens, n_bytes, windows=None):
         seen += (targets[0] >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * seen / (len(tokens) - 1)))
 
-
 def first_bad_tensor(model):
     """The first entry, in the order of the computation, that is a NaN or an infinity."""
     for kind, group in (("parameter", model.p), ("activation", model.a), ("its gradient", model.d),
@@ -1104,7 +1077,6 @@ def first_bad_tensor(model):
                 at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
                 return f"{kind} {name}{list(at)} is {x[at]}"
     return "the loss is not finite"
-
 
 class Interrupt:
     """Ctrl-C or SIGTERM asks the loop to finish its step and save; a second one kills."""
@@ -1122,7 +1094,6 @@ class Interrupt:
         for s, handler in self.old.items():
             signal.signal(s, handler)
 
-
 class Run:
     """One training run: model, AdamW's moments, data, clock and log, fresh or from a checkpoint."""
 
@@ -1132,25 +1103,25 @@ class Run:
         text, o, s = read_text(options.data), options, self.state
         digest, self.began = hashlib.sha256(text).hexdigest(), time.perf_counter() - s.elapsed
         if checkpoint and digest != s.text_sha256:
-            raise UserError(f"{o.data} is not the text of this run: its sha256 is {digest[:12]}..., expected "
-                            f"{s.text_sha256[:12]}...; restore it, or start a new run with --out NAME")
+            raise UserError(f"{o.data} is not the text of this run: its sha256 is {digest[:12]}, "
+                            f"expected {s.text_sha256[:12]}; restore it, or start with --out NAME")
         s.text_sha256, s.n_steps = digest, o.steps or s.n_steps
         train, val = split_text(text, o.holdout)
         if not train or not val:
             raise UserError(f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
         self.tokenizer = checkpoint.tokenizer if checkpoint else bpe.train(train, cfg.vocab_size)
-        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)      # a short text has fewer merges
+        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         tokens = self.tokenizer.encode(train)
         self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
         self.val, self.val_bytes = np.append(tokens[-1:], self.tokenizer.encode(val)), len(val)
-        self.bytes_per_token = len(train) / len(tokens)
-        self.model = Model(cfg, checkpoint.flat if checkpoint else init_params(cfg, o.seed))
-        self.m, self.v = checkpoint.moments if checkpoint else (np.zeros_like(self.model.flat) for _ in "mv")
-        self.n_decay = sum(x.size for x in self.model.p[:6])          # the matrices come first
-        self.lr = o.lr * 128 / cfg.n_embd
-        print_table(f"NanoEuler, {n_params(cfg):,} parameters in float32, {get_num_threads()} threads", [
-            ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} heads, "
-                      f"SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
+        self.bytes_per_token, self.lr = len(train) / len(tokens), o.lr * 128 / cfg.n_embd
+        self.model = model = Model(cfg, checkpoint.flat if checkpoint else init_params(cfg, o.seed))
+        zeros = np.zeros((2, model.flat.size), np.float32)
+        self.m, self.v = checkpoint.moments if checkpoint else zeros
+        self.n_decay = sum(x.size for x in model.p[:6])              # the matrices come first
+        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {get_num_threads()} threads", [
+            ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
+                      f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads, float32"),
             ("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
             ("tokenizer", f"{cfg.vocab_size} tokens, {self.bytes_per_token:.2f} bytes a token"),
             ("batch", f"{o.batch} x {cfg.seq_len} = {o.batch * cfg.seq_len:,} tokens"),
@@ -1168,14 +1139,16 @@ class Run:
         tokens, targets = self.batches.take(s.step * o.batch, o.batch)
         weight, losses = loss_weights(targets, o.mtp_weight), np.zeros(model.cfg.n_mtp)
         for b in range(0, o.batch, micro := o.micro_batch or o.batch):
-            losses += model.run(GRADIENT, tokens[b:b + micro], targets[:, b:b + micro], weight).sum(0)
+            part = tokens[b:b + micro], targets[:, b:b + micro]
+            losses += model.run(GRADIENT, *part, weight).sum(0)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         lr, t = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor), s.step + 1
-        hyper = np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip, 1 - o.beta1 ** t, 1 - o.beta2 ** t])
+        hyper = np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
+                          1 - o.beta1 ** t, 1 - o.beta2 ** t])
         norm = adamw(model.flat, model.g_flat, self.m, self.v, self.n_decay, hyper)
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {t}: {first_bad_tensor(model)}; stopped before the update, {self.out} is "
-                            f"untouched: go on from it with --resume, or start again with a lower --lr")
+            raise UserError(f"step {t}: {first_bad_tensor(model)}; stopped before the update, "
+                            f"{self.out} is untouched: --resume it, or start with a lower --lr")
         model.pack()
         s.step, s.tokens_seen, seconds = t, t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
@@ -1187,11 +1160,12 @@ class Run:
         return (self.elapsed() - self.start[1]) / (self.state.step - self.start[0])
 
     def plan(self):
-        """With --minutes: as many steps as the rest of the time allows.  Fixed for the last tenth."""
+        """With --minutes: as many steps as the time left allows.  Fixed in the last tenth."""
         o, s = self.options, self.state
         if not o.steps and not s.step > 0.9 * s.n_steps > 0:
             final = self.pace() * len(self.val) / (3 * o.batch * self.model.cfg.seq_len)
-            s.n_steps = s.step + max(1, int((60 * o.minutes - self.elapsed() - final) / self.pace()))
+            left = 60 * o.minutes - self.elapsed() - final
+            s.n_steps = s.step + max(1, int(left / self.pace()))
 
     def validate(self, windows=None):
         s = self.state
@@ -1200,7 +1174,8 @@ class Run:
 
     def save(self):
         self.state.elapsed = self.elapsed()
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, self.model.flat, (self.m, self.v))
+        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, self.model.flat,
+                         (self.m, self.v))
 
     def sample(self, n):
         decoder, rng = Decoder(self.model.cfg, self.model.p), np.random.default_rng(self.state.step)
@@ -1226,14 +1201,16 @@ class Run:
                     self.plan()
                 if done == 5 or s.step % 20 == 0:
                     left = int((s.n_steps - s.step) * self.pace())
-                    print(f"step {s.step:>5}/{s.n_steps}  loss {r['loss']:.3f}  {r['bits_per_byte']:.3f} bits/byte  "
-                          f"lr {r['lr']:.1e}  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
-                          f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  ETA {left // 60}:{left % 60:02d}", flush=True)
+                    print(f"step {s.step:>5}/{s.n_steps}  loss {r['loss']:.3f}  "
+                          f"{r['bits_per_byte']:.3f} bits/byte  lr {r['lr']:.1e}  "
+                          f"|g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
+                          f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  "
+                          f"ETA {left // 60}:{left % 60:02d}", flush=True)
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
                     self.validate(windows=64)
                     self.save()
-                    print(f"step {s.step:>5}  validation {s.bits_per_byte:.3f} bits/byte on 64 windows  "
-                          f"{self.sample(40)!r}", flush=True)
+                    print(f"step {s.step:>5}  validation {s.bits_per_byte:.3f} bits/byte "
+                          f"(64 windows)  {self.sample(40)!r}", flush=True)
             if s.step >= s.n_steps:
                 self.validate()
             self.save()
@@ -1241,15 +1218,13 @@ class Run:
             print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on with:\n"
                   f"    python nanoeuler.py train --resume --out {self.out}")
         else:
-            print(f"\n{self.sample(160)}\n\nvalidation {s.bits_per_byte:.4f} bits/byte on the whole held-out tail, "
-                  f"after {self.elapsed() / 60:.1f} minutes")
+            print(f"\n{self.sample(160)}\n\nvalidation {s.bits_per_byte:.4f} bits/byte on the "
+                  f"whole held-out tail, after {self.elapsed() / 60:.1f} minutes")
             print_done(self.out, s)
 
-
-def print_done(out, state):
-    print(f"{out} is complete: {state.step:,} of {state.n_steps:,} steps.  Talk to it with:\n"
+def print_done(out, s):
+    print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python nanoeuler.py chat {out}")
-
 
 def train(preset, out, resume, force, chosen):
     """`nanoeuler.py train`: a fresh run, or the continuation of `out`.  chosen: the flags given."""
@@ -1261,26 +1236,27 @@ def train(preset, out, resume, force, chosen):
             stored = Options(**checkpoint.state.options).check()
         except (TypeError, UserError) as e:
             raise UserError(f"{out} cannot be resumed: {e}") from None
-        cfg, longer = checkpoint.cfg, {k: v for k, v in chosen.items() if k in ("steps", "minutes")}
+        cfg, s = checkpoint.cfg, checkpoint.state
+        longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes")}
         old = {**asdict(cfg), **asdict(stored), **longer}
         for name, value in {**shape, **chosen}.items():
             if value != old[name]:
-                raise UserError(f"{out} was started with {name} {old[name]}, not {value}; drop the flag, or "
-                                f"start a new run with --out NAME")
-        options, s = replace(stored, **{**({"steps": 0} if longer else {}), **longer}).check(), checkpoint.state
-        if s.step >= (longer.get("steps") or (s.step + 1 if longer else s.n_steps)):
-            return print_done(out, s)
+                raise UserError(f"{out} was started with {name} {old[name]}, not {value}; drop the "
+                                f"flag, or start a new run with --out NAME")
         if longer:
-            s.n_steps = 0
+            s.n_steps, stored = 0, replace(stored, steps=0)
+        options = replace(stored, **longer).check()
+        if s.step >= (options.steps or s.n_steps or s.step + 1):
+            return print_done(out, s)
         if not checkpoint.moments:
-            raise UserError(f"{out} has no AdamW moments to go on with; start a new run with --out NAME")
+            raise UserError(f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         if os.path.exists(out) and not force:
-            raise UserError(f"{out} exists; go on with it by --resume, keep it by --out NAME, replace it by --force")
+            raise UserError(f"{out} exists; --resume goes on with it, --out NAME keeps it, --force "
+                            f"replaces it")
         cfg, options = replace(PRESETS[preset], **shape).check(), Options(**chosen).check()
     compile_kernels()
     Run(out, cfg, options, checkpoint).go()
-
 
 def read_log(path):
     """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
@@ -1294,9 +1270,8 @@ def read_log(path):
                         records.append(r)
     return records
 
-
 def plot(paths, out):
-    """Loss curves of JSON-lines logs: a picture with matplotlib, else characters in the terminal."""
+    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
     curves = {}
     for path in paths:
         if not os.path.exists(path):
@@ -1317,12 +1292,11 @@ def plot(paths, out):
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
     for name, xy in curves.items():
-        axes.plot(xy[:, 0], xy[:, 1], label=name, marker="o" if "val" in name else None, linewidth=1)
+        axes.plot(*xy.T, label=name, marker="o" if "val" in name else None, linewidth=1)
     axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
     axes.legend()
     figure.savefig(out, dpi=120, bbox_inches="tight")
     print(f"wrote {out}")
-
 
 def plot_terminal(curves, x1, low, high, width=72, height=20):
     """One letter a curve; a column shows the mean of its steps."""
@@ -1342,7 +1316,7 @@ def plot_terminal(curves, x1, low, high, width=72, height=20):
 # ==== 10 Inference ====
 @jit
 def matvec_add(y, w, x):
-    """y += w x     y (N,), w (N, K), x (K,).  Four rows at a time: x is read once, four sums at once."""
+    """y += w x     y (N,), w (N, K), x (K,).  Four rows at a time: x is read once for four sums."""
     N, K = w.shape
     for n in range(0, N - N % 4, 4):
         w0, w1, w2, w3 = w[n], w[n + 1], w[n + 2], w[n + 3]
@@ -1362,7 +1336,6 @@ def matvec_add(y, w, x):
             s += row[k] * x[k]
         y[n] += s
 
-
 @jit
 def attention_decode(o, q, kc, vc, pos, scores):
     """One query row per head against the cache.   o, q (H, D), kc (G, D, T), vc (G, T, D)"""
@@ -1371,7 +1344,7 @@ def attention_decode(o, q, kc, vc, pos, scores):
     for h in range(H):
         g, out, l = h * G // H, o[h], o.dtype.type(0)
         row[:] = 0
-        for i in range(D):                   # keys are cached transposed: the inner loop runs along time
+        for i in range(D):                   # keys lie transposed: the inner loop is over time
             k, qi = kc[g, i, :n], q[h, i] * scale
             for t in range(n):
                 row[t] += qi * k[t]
@@ -1385,12 +1358,12 @@ def attention_decode(o, q, kc, vc, pos, scores):
             for i in range(D):
                 out[i] += w * v[i]
 
-
 @jit
 def decode_step(token, pos, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin, eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,) of head 0     cache: kc (L, G, D, T), vc (L, G, T, D)     x, y (1, C) scratch"""
-    (L, G, D, _), H, F, rstd = kc.shape, att.shape[0], gate_up.shape[1] // 2, np.empty(1, x.dtype)
+    out: logits (V,) of head 0    cache: kc (L, G, D, T), vc (L, G, T, D)    scratch: x to scores"""
+    (L, G, D, _), H, F = kc.shape, att.shape[0], gate_up.shape[1] // 2
+    rstd = np.empty(1, x.dtype)
     embedding_forward(x, np.full(1, token), p.wte)
     for l in range(L):
         rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
@@ -1413,40 +1386,36 @@ def decode_step(token, pos, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, 
     logits[:] = 0
     matvec_add(logits, p.lm_head[0] if p.lm_head.shape[0] else p.wte, y[0])
 
-
 class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
 
     def __init__(self, cfg, p):
-        self.cfg, self.p, dtype = cfg, p, p.wte.dtype
-        C, F, L, H, G, D, T = (cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.n_head, cfg.n_kv_head,
-                               cfg.head_dim, cfg.seq_len)
-        new = lambda *shape: aligned(shape, dtype)
-        self.cache, self.logits, self.tokens = (new(L, G, D, T), new(L, G, T, D)), new(cfg.vocab_size), []
-        self.scratch = (new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(T))
-        self.tables = rope_table(cfg, dtype)
+        C, F, H, D, L, G, T = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
+                               cfg.n_kv_head, cfg.seq_len)
+        new = lambda *shape: aligned(shape, p.wte.dtype)
+        self.cfg, self.p, self.tokens, self.logits = cfg, p, [], new(cfg.vocab_size)
+        self.buffers = (new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
+                        new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(T), self.logits,
+                        *rope_table(cfg, p.wte.dtype))
 
     def step(self, token):
-        """Appends a token; returns the logits (V,) of the next one, a view valid until the next call.
+        """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
 
         A full context slides: its later half is read again, from position 0."""
         if len(self.tokens) == self.cfg.seq_len:
             later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
             for t in later:
                 self.step(t)
-        decode_step(token, len(self.tokens), self.p, *self.cache, *self.scratch, self.logits, *self.tables,
-                    self.cfg.norm_eps)
+        decode_step(token, len(self.tokens), self.p, *self.buffers, self.cfg.norm_eps)
         self.tokens.append(token)
         return self.logits
-
 
 @dataclass
 class Sampling(Settings):
     temperature: float = setting(0.8, 0, 100)          # 0: always the likeliest token
     top_k: int = setting(0, 0, 1 << 40)                # only the k likeliest tokens; 0: all
-    top_p: float = setting(1.0, 0, 1)                  # the fewest tokens whose probabilities reach p
-    min_p: float = setting(0.0, 0, 1)                  # only tokens this near the likeliest, as a ratio
-
+    top_p: float = setting(1.0, 0, 1)                  # the fewest tokens that reach p together
+    min_p: float = setting(0.0, 0, 1)                  # only tokens at least this / the likeliest
 
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
@@ -1462,9 +1431,8 @@ def sample(logits, rng, o):
     total = np.where(keep, p, 0).cumsum()
     return int(order[np.searchsorted(total, rng.random() * total[-1], side="right")])
 
-
 def generate(decoder, prompt, n, rng, sampling, stop=None):
-    """Reads the prompt's ids, then yields up to n sampled ids; `stop` ends it and is not yielded."""
+    """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
     for token in prompt:
         logits = decoder.step(int(token))
     for _ in range(n):
@@ -1474,12 +1442,12 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-
 class Speaker:
     """A checkpoint that continues text, or answers if it is a chat model."""
 
     def __init__(self, path, n, seed, sampling):
-        self.path, self.n, self.sampling, self.rng = path, n, sampling.check(), np.random.default_rng(seed)
+        self.path, self.n, self.sampling = path, n, sampling.check()
+        self.rng = np.random.default_rng(seed)
         self.cfg, self.tokenizer, self.state, self.flat, _ = read_checkpoint(path)
         self.answers = self.state.kind == "chat"
         self.decoder = Decoder(self.cfg, views(self.flat, param_table(self.cfg)))
@@ -1495,7 +1463,7 @@ class Speaker:
         print(stream.close())
 
     def chat(self):
-        """Reads lines; what was said stays in the context (a chat model was tuned on single questions)."""
+        """Reads lines; what was said stays in the context, but not for a model that answers."""
         print(f"{self.path}: {n_params(self.cfg):,} parameters, context {self.cfg.seq_len} tokens, "
               f"{'answers' if self.answers else 'continues'} what you type.\n"
               f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
@@ -1511,7 +1479,6 @@ class Speaker:
             elif text.strip():
                 with contextlib.suppress(KeyboardInterrupt):
                     self.reply(text)
-
 
 def lens(path, prompt):
     """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
@@ -1543,18 +1510,18 @@ def lens(path, prompt):
 
 # ==== 13 Command line ====
 def warm_up(part):
-    """Runs half of the kernels once, on a tiny model, so that they are compiled into Numba's cache."""
-    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8, vocab_size=16)
+    """Runs half of the kernels once, on a tiny model: Numba compiles and caches them."""
+    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
+                 vocab_size=16)
     model = Model(cfg, init_params(cfg, 0))
     if part == 0:
         return model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    adamw(model.flat, model.g_flat, np.zeros_like(model.flat), np.zeros_like(model.flat), 0, np.ones(8))
+    adamw(model.flat, model.g_flat, *np.zeros((2, model.flat.size), np.float32), 0, np.ones(8))
     Decoder(cfg, model.p).step(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
-
 def compile_kernels():
-    """Does nothing if Numba's cache is warm.  Else compiles in two processes at once, and says so."""
+    """Nothing if Numba's cache is warm; else compiles in two processes at once, and says so."""
     folder, began = run._cache.cache_path, time.perf_counter()
     if os.path.isdir(folder) and any("nanoeuler.run-" in name for name in os.listdir(folder)):
         return
@@ -1564,31 +1531,29 @@ def compile_kernels():
     other.wait()
     print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
 
-
 def physical_cores():
-    """Cores this process may use.  Hyper-threads count once: they share the units that multiply."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    """Cores this process may use.  Hyper-threads count once: they share the multipliers."""
+    linux = hasattr(os, "sched_getaffinity")
+    cpus = os.sched_getaffinity(0) if linux else range(os.cpu_count() or 1)
     cores = set()
-    for cpu in allowed:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", encoding="ascii") as f:
-                cores.add(f.read())
-        except OSError:
-            cores.add(cpu)
-    return len(cores)
-
+    for cpu in cpus:
+        with contextlib.suppress(OSError):
+            path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+            cores.add(open(path, encoding="ascii").read())
+    return len(cores) or len(cpus)
 
 def parse(argv):
-    root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch, on the CPU.")
+    root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch")
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name, text, *positional, settings=(), **flags):
-        v = verbs.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        v = verbs.add_parser(name, help=text, description=text,
+                             formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         for arg, kwargs in positional:
             v.add_argument(arg, **kwargs)
         for flag, default in {**flags, "threads": 0}.items():
             v.add_argument(f"--{flag}", type=type(default), default=default)
-        for f in settings:                   # only what is given arrives, so that --resume can compare
+        for f in settings:                   # only what is given arrives: --resume compares it
             v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
                            help=f"(default: {f.default})")
         return v
@@ -1597,18 +1562,19 @@ def parse(argv):
     prompt = ("prompt", dict(help="text to begin with"))
     shape = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
     t = verb("train", "learn a text; writes a checkpoint and a log",
-             ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="size of the model")),
+             ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size")),
              settings=(*fields(Options), *shape), out="nanoeuler.bin")
     t.add_argument("--resume", action="store_true", help="go on with --out")
     t.add_argument("--force", action="store_true", help="replace --out")
-    verb("chat", "continue or answer what you type", file, settings=fields(Sampling), tokens=200, seed=1)
-    verb("generate", "one continuation or answer", prompt, file, settings=fields(Sampling), tokens=200, seed=1)
+    speak = dict(settings=fields(Sampling), tokens=200, seed=1)
+    verb("chat", "continue or answer what you type", file, **speak)
+    verb("generate", "one continuation or answer", prompt, file, **speak)
     verb("lens", "the Euler steps of one prompt", prompt, file)
-    verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])), out="loss.png")
+    logs = ("logs", dict(nargs="*", default=["nanoeuler.jsonl"]))
+    verb("plot", "loss curves of logs", logs, out="loss.png")
     verb("info", "what is in a checkpoint", file)
     verb("compile", "compile the kernels into Numba's cache", part=0)
     return vars(root.parse_args(argv))
-
 
 def main(argv=None):
     a = parse(argv)
@@ -1620,7 +1586,8 @@ def main(argv=None):
         if verb == "train":
             train(a.pop("preset"), a.pop("out"), a.pop("resume"), a.pop("force"), a)
         elif verb in ("chat", "generate"):
-            prompt, path, n, seed = a.pop("prompt", None), a.pop("file"), a.pop("tokens"), a.pop("seed")
+            path, n, seed = a.pop("file"), a.pop("tokens"), a.pop("seed")
+            prompt = a.pop("prompt", None)
             if min(n, seed) < 0 or prompt == "":
                 raise UserError("--tokens and --seed must not be negative, the prompt not empty")
             speaker = Speaker(path, n, seed, Sampling(**a))
@@ -1643,15 +1610,14 @@ def main(argv=None):
         print(f"nanoeuler: {e}", file=sys.stderr)
         return 2
     except MemoryError as e:
-        print(f"nanoeuler: out of memory ({e}); use a smaller --micro-batch or preset", file=sys.stderr)
+        print(f"nanoeuler: out of memory ({e}); use a smaller --micro-batch", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:                  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-
 if __name__ == "__main__":
-    # As `nanoeuler`, not as `__main__`: Numba's cache knows the named tuples by their module's name.
+    # As `nanoeuler`, not `__main__`: Numba's cache knows the named tuples by their module's name.
     import nanoeuler
     sys.exit(nanoeuler.main())
