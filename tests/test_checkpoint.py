@@ -1,0 +1,418 @@
+"""Checkpoints: the format, all-or-nothing writing, and what reading makes of damaged files."""
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import FAST, ROOT, TINY, command, complains, nanoeuler, random_flat
+
+import bpe
+import nanoeuler as ne
+
+
+def take_apart(path):
+    """(header as a dict, data bytes) of a safetensors file."""
+    raw = path.read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8:8 + n]), raw[8 + n:]
+
+
+def put_together(path, header, data):
+    """Writes the file with a checksum that fits."""
+    header["__metadata__"]["sha256"] = ne.NO_HASH
+    text = json.dumps(header).encode()
+    digest = hashlib.sha256(text + data).hexdigest()
+    text = text.replace(ne.NO_HASH.encode(), digest.encode(), 1)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+# ---- the format
+def test_round_trip(checkpoint):
+    c = ne.read_checkpoint(str(checkpoint))
+    flat = random_flat(TINY, 1, np.float32)
+    assert c.cfg == TINY and c.state.step == 3 and c.state.n_steps == 9
+    assert np.array_equal(c.flat, flat) and c.flat.dtype == np.float32
+    assert np.array_equal(c.moments[0], flat * np.float32(0.5))
+    assert np.array_equal(c.moments[1], flat * flat)
+    assert c.tokenizer.decode(c.tokenizer.encode("to be \u00e9")) == "to be \u00e9".encode()
+    assert not os.path.exists(f"{checkpoint}.tmp")
+
+
+def test_without_moments_and_with_chat_state(checkpoint, tmp_path):
+    c, path = ne.read_checkpoint(str(checkpoint)), tmp_path / "chat.bin"
+    ne.write_checkpoint(str(path), c.cfg, c.tokenizer, ne.State(kind="chat"), c.flat)
+    again = ne.read_checkpoint(str(path))
+    assert len(again.moments) == 0 and again.state.kind == "chat"
+    assert np.array_equal(again.flat, c.flat)
+
+
+def test_same_bytes_twice(checkpoint, tmp_path):
+    c, path = ne.read_checkpoint(str(checkpoint)), tmp_path / "again.bin"
+    ne.write_checkpoint(str(path), c.cfg, c.tokenizer, c.state, c.flat, c.moments)
+    assert path.read_bytes() == checkpoint.read_bytes()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_safetensors_reads_llama_tensors(tied, tmp_path):
+    """The library that everyone uses sees the names, shapes and values of a LlamaForCausalLM."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    from dataclasses import replace
+    cfg, path = replace(TINY, tie_embeddings=tied, n_mtp=3), tmp_path / "a.bin"
+    tokenizer = bpe.train(b"to be or not to be, that is the question", cfg.vocab_size)
+    flat = random_flat(cfg, 2, np.float32)
+    ne.write_checkpoint(str(path), cfg, tokenizer, ne.State(), flat, (flat, flat))
+    p, want = ne.views(flat, ne.param_table(cfg)), {}
+    C, D, V, F = cfg.n_embd, cfg.head_dim, cfg.vocab_size, cfg.n_hidden
+    q, kv = cfg.n_head * D, cfg.n_kv_head * D
+    for l in range(cfg.n_layer):
+        name = f"model.layers.{l}."
+        want[name + "self_attn.q_proj.weight"] = p.qkv[l, :q]
+        want[name + "self_attn.k_proj.weight"] = p.qkv[l, q:q + kv]
+        want[name + "self_attn.v_proj.weight"] = p.qkv[l, q + kv:]
+        want[name + "self_attn.o_proj.weight"] = p.attn_proj[l]
+        want[name + "mlp.gate_proj.weight"] = p.gate_up[l, :F]
+        want[name + "mlp.up_proj.weight"] = p.gate_up[l, F:]
+        want[name + "mlp.down_proj.weight"] = p.down[l]
+        want[name + "input_layernorm.weight"] = p.attn_norm[l]
+        want[name + "post_attention_layernorm.weight"] = p.mlp_norm[l]
+    want["model.embed_tokens.weight"], want["model.norm.weight"] = p.wte, p.final_norm
+    heads = (["lm_head.weight"] if not tied else []) + ["mtp.1.weight", "mtp.2.weight"]
+    want.update(zip(heads, p.lm_head))
+    want["adamw.m"] = want["adamw.v"] = flat
+    got = safetensors.load_file(path)
+    assert set(got) == set(want)
+    for name, x in want.items():
+        assert got[name].shape == x.shape and np.array_equal(got[name], x), name
+    assert got["model.layers.0.self_attn.k_proj.weight"].shape == (kv, C)
+    assert got["model.embed_tokens.weight"].shape == (V, C)
+
+
+def test_metadata_is_strings_and_data_is_aligned(checkpoint):
+    header, data = take_apart(checkpoint)
+    meta = header.pop("__metadata__")
+    assert all(isinstance(v, str) for v in meta.values())
+    assert (checkpoint.stat().st_size - len(data)) % 8 == 0
+    ends = sorted(tuple(t["data_offsets"]) for t in header.values())
+    assert ends[0][0] == 0 and ends[-1][1] == len(data)
+    assert all(a[1] == b[0] for a, b in zip(ends, ends[1:]))
+    assert bpe.Tokenizer.from_json(meta["tokenizer"]).hash() == meta["tokenizer_sha256"]
+
+
+# ---- reading what is not a good checkpoint
+def damaged(kind, path):
+    raw, (header, data) = path.read_bytes(), take_apart(path)
+    meta = header["__metadata__"]
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "seven bytes":
+        path.write_bytes(raw[:7])
+    elif kind == "truncated":
+        path.write_bytes(raw[:-1])
+    elif kind == "half":
+        path.write_bytes(raw[:len(raw) // 2])
+    elif kind == "longer":
+        path.write_bytes(raw + b"\0")
+    elif kind == "bit flipped in the data":
+        path.write_bytes(raw[:-1000] + bytes([raw[-1000] ^ 1]) + raw[-999:])
+    elif kind == "bit flipped in the header":
+        i = raw.index(b"n_steps") + 12
+        path.write_bytes(raw[:i] + bytes([raw[i] ^ 1]) + raw[i + 1:])
+    elif kind == "text":
+        path.write_text("To be, or not to be\n" * 100, encoding="utf-8")
+    elif kind == "zeros":
+        path.write_bytes(bytes(100_000))
+    elif kind == "a ZIP as PyTorch writes":
+        path.write_bytes(b"PK\x03\x04" + os.urandom(5000))
+    elif kind == "another program's safetensors":
+        meta["format"] = "pt"
+        put_together(path, header, data)
+    elif kind == "no metadata":
+        del header["__metadata__"]
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    elif kind == "foreign tokenizer":
+        meta["tokenizer"] = bpe.train(b"quite another text another", TINY.vocab_size).to_json()
+        put_together(path, header, data)
+    elif kind == "tokenizer of another size":
+        other = bpe.train(b"to be or not to be", 260)
+        meta.update(tokenizer=other.to_json(), tokenizer_sha256=other.hash())
+        put_together(path, header, data)
+    elif kind == "absurd size":
+        config = json.loads(meta["config"])
+        meta["config"] = json.dumps({**config, "n_embd": 60_000, "n_layer": 4000})
+        put_together(path, header, data)
+    elif kind == "a directory":
+        path.unlink()
+        path.mkdir()
+    elif kind == "missing":
+        path.unlink()
+
+
+KINDS = ["empty", "seven bytes", "truncated", "half", "longer", "bit flipped in the data",
+         "bit flipped in the header", "text", "zeros", "a ZIP as PyTorch writes",
+         "another program's safetensors", "no metadata", "foreign tokenizer",
+         "tokenizer of another size", "absurd size", "a directory", "missing"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_file_gives_one_line(kind, checkpoint, capsys):
+    damaged(kind, checkpoint)
+    for verb in ("info", "chat"):
+        assert ne.main([verb, str(checkpoint), "--threads", "1"]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and str(checkpoint) in lines[0], lines
+        assert any(word in lines[0] for word in ("name ", "train", "--")), lines     # the remedy
+
+
+@pytest.mark.parametrize("kind", ["truncated", "text", "bit flipped in the data"])
+def test_bad_file_in_a_process(kind, checkpoint):
+    damaged(kind, checkpoint)
+    before = checkpoint.read_bytes()
+    for args in (["generate", "To be", checkpoint], ["lens", "To be", checkpoint],
+                 ["train", "--resume", "--out", checkpoint]):
+        complains(nanoeuler(*args, cwd=checkpoint.parent), checkpoint)
+    assert checkpoint.read_bytes() == before
+
+
+FUZZ = '''
+import contextlib, hashlib, io, json, pathlib, random, resource, signal, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+import bpe, nanoeuler as ne
+from test_checkpoint import put_together, take_apart
+
+good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
+rng, reached = random.Random(1), [0]
+header, data = take_apart(good)
+raw = good.read_bytes()
+ne.compile_kernels = lambda: None
+
+class Run:                                   # resuming got past every check
+    def __init__(self, *args): reached[0] += 1
+    def go(self): pass
+ne.Run = Run
+NASTY = [-1, 0, 1, 3, 7, 1 << 16, 1 << 31, 10 ** 30, -10 ** 30, 1e308, float("nan"), float("inf"), 0.5,
+         "", "x", "\\0", "x" * 5000, "\\ud800", None, True, [], {{}}, [[]], [1, 2], {{"a": 1}}]
+
+def nodes(tree, path=()):
+    yield path
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for k, v in items:
+        yield from nodes(v, path + (k,))
+
+def change(tree):
+    """One random place of a JSON tree replaced, removed or doubled."""
+    path = rng.choice(list(nodes(tree)))
+    if not path:
+        return rng.choice(NASTY)
+    spot = tree
+    for k in path[:-1]:
+        spot = spot[k]
+    action = rng.randrange(4)
+    if action == 0:
+        del spot[path[-1]]
+    elif action == 1 and isinstance(spot, dict):
+        spot[rng.choice(["", "x", "n_embd", "__metadata__"])] = spot[path[-1]]
+    elif action == 2 and type(spot[path[-1]]) in (int, float):
+        spot[path[-1]] = spot[path[-1]] * rng.choice([-1, 2, 1 << 10, 1 << 20, 1 << 40, 0.5])
+    else:
+        spot[path[-1]] = rng.choice(NASTY)
+    return tree
+
+def mutated(i):
+    kind, h = i % 8, json.loads(json.dumps(header))
+    meta = h["__metadata__"]
+    if kind == 0:                            # bytes, mostly of the header
+        b = bytearray(raw)
+        for _ in range(rng.choice([1, 1, 3, 50])):
+            b[rng.randrange(len(raw) if rng.random() < 0.3 else len(raw) - len(data))] = rng.randrange(256)
+        return work.write_bytes(b)
+    if kind == 1:
+        return work.write_bytes(raw[:rng.randrange(len(raw))] + bytes(rng.choice([0, 0, 1, 999])))
+    if kind == 2:                            # the length of the header
+        return work.write_bytes(rng.choice([rng.getrandbits(64), rng.randrange(1 << 20), (1 << 63) + 5])
+                                .to_bytes(8, "little") + raw[8:])
+    if kind == 3:
+        h = change(h)
+    elif kind in (4, 5, 6):                  # a field of the settings or of the tokenizer
+        key = ["config", "state", "tokenizer"][kind - 4]
+        tree = json.loads(meta[key])
+        for _ in range(rng.choice([1, 1, 2])):
+            tree = change(tree)
+            if not isinstance(tree, (dict, list)): break
+        meta[key] = json.dumps(tree)
+        if key == "tokenizer" and rng.random() < 0.7:
+            with contextlib.suppress(bpe.TokenizerError):
+                meta["tokenizer_sha256"] = bpe.Tokenizer.from_json(meta[key]).hash()
+    else:                                    # sizes that agree with each other and not with the file
+        config = json.loads(meta["config"])
+        for key in rng.sample(["n_embd", "n_layer", "n_hidden", "vocab_size", "seq_len", "n_mtp", "head_dim"], 2):
+            config[key] = rng.choice([1, 2, 16, 4000, 60000, 1 << 17])
+        meta["config"] = json.dumps(config)
+        with contextlib.suppress(Exception):
+            if config["n_layer"] < 100 and config["n_mtp"] <= 16:
+                h = {{"__metadata__": meta, **ne.header_tensors(ne.Config(**config), "adamw.m" in h)[0]}}
+    if not isinstance(h, dict) or not isinstance(h.get("__metadata__"), dict):
+        text = json.dumps(h).encode()
+        return work.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    put_together(work, h, data)
+
+ne.read_checkpoint(str(good))                # compiled before memory gets scarce
+now = int(next(s for s in open("/proc/self/status", encoding="ascii") if s.startswith("VmSize")).split()[1])
+resource.setrlimit(resource.RLIMIT_AS, ((now << 10) + (256 << 20),) * 2)
+results = {{}}
+for i in range({count}):
+    mutated(i)
+    signal.alarm(20)                         # a hang ends the process
+    for what in (lambda: ne.info(str(work)), lambda: ne.train("small", str(work), True, False, {{}}),
+                 lambda: ne.Speaker(str(work), 3, 1, ne.Sampling())):
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                what()
+            name = "read"
+        except (ne.UserError, bpe.TokenizerError) as e:
+            name = "refused"
+            assert "\\n" not in str(e) and str(work) in str(e), str(e)
+        except BaseException:
+            print("mutant", i, "of kind", i % 8, file=sys.stderr)
+            raise
+        results[name] = results.get(name, 0) + 1
+    if i % 4 == 0:                           # the tokenizer's own file
+        text = json.loads(header["__metadata__"]["tokenizer"])
+        work.with_suffix(".json").write_text(json.dumps(change(text)), encoding="utf-8")
+        with contextlib.suppress(bpe.TokenizerError):
+            bpe.Tokenizer.load(str(work.with_suffix(".json"))).encode("to be")
+print(json.dumps({{**results, "resumed": reached[0]}}))
+'''
+
+
+def test_a_thousand_mutated_files(checkpoint):
+    """Only UserError or the tokenizer's error; with 256 MB to spare, so no absurd allocation."""
+    if sys.platform != "linux":
+        pytest.skip("RLIMIT_AS and /proc are Linux's")
+    script = FUZZ.format(root=str(ROOT), path=str(checkpoint), count=1000)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    counts = json.loads(result.stdout.splitlines()[-1])
+    assert counts["read"] + counts["refused"] == 3000
+    assert counts["refused"] > 2000 and counts["resumed"] > 10, counts      # the mutants do bite
+
+
+# ---- writing all or nothing
+KILLED = '''
+import os, sys
+sys.path.insert(0, {root!r})
+import nanoeuler as ne, numpy as np, random, signal, time
+path, rng, step, cuts = {path!r}, random.Random(2), 3, 0
+c = ne.read_checkpoint(path)
+for i in range({count}):
+    child = os.fork()
+    if child == 0:
+        while True:
+            step += 1
+            flat = np.full(c.flat.size, step, np.float32)
+            ne.write_checkpoint(path, c.cfg, c.tokenizer, ne.State(step=step), flat, (flat, flat))
+    time.sleep(rng.random() * 0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    cuts += os.path.exists(path + ".tmp")
+    now = ne.read_checkpoint(path)
+    assert step <= now.state.step, "an older checkpoint came back"
+    step = now.state.step
+    assert step == 3 or all((x == step).all() for x in (now.flat, *now.moments)), "a mixture"
+print(step, cuts)
+'''
+
+
+def test_sigkill_at_random_moments_leaves_a_checkpoint(checkpoint):
+    """NANOEULER_KILLS=200 for the long version."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    count = int(os.environ.get("NANOEULER_KILLS", 50))
+    script = KILLED.format(root=str(ROOT), path=str(checkpoint), count=count)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    steps, cuts = map(int, result.stdout.split())
+    assert steps > count and cuts > 0        # some kills hit the middle of a file
+
+
+def test_sigkill_of_training(copy, text):
+    """The real program, killed between its writes: what it leaves can be resumed."""
+    out, log = copy / "nanoeuler.bin", copy / "nanoeuler.jsonl"
+    for i in range(3):
+        start = ne.read_checkpoint(str(out)).state.step
+        process = subprocess.Popen(command("train", "--resume", "--steps", 100_000, "--threads", 1),
+                                   cwd=copy, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        wait_for_step(log, start + 11 + 3 * i, process)
+        process.kill()
+        process.wait()
+        assert ne.read_checkpoint(str(out)).state.step >= start + 10         # --eval-every 10
+    result = nanoeuler("train", "--resume", "--steps", ne.read_checkpoint(str(out)).state.step + 3,
+                       "--threads", 1, cwd=copy)
+    assert result.returncode == 0, result.stderr
+    steps = [r["step"] for r in ne.read_log(str(log)) if "loss" in r]
+    assert steps == list(range(1, steps[-1] + 1))                            # none lost, none twice
+
+
+def wait_for_step(log, step, process, timeout=120):
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise AssertionError(process.stderr.read().decode())
+        records = ne.read_log(str(log)) if log.exists() else []
+        if records and records[-1]["step"] >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was not reached in {timeout} s")
+
+
+# ---- resuming
+TIMES = ("ms", "tokens_per_s")
+
+
+def outcome(folder):
+    """All that must not depend on interruptions."""
+    c = ne.read_checkpoint(str(folder / "nanoeuler.bin"))
+    log = [{k: v for k, v in r.items() if k not in TIMES} for r in ne.read_log(str(folder / "nanoeuler.jsonl"))]
+    arrays = [hashlib.sha256(x).hexdigest() for x in (c.flat, *c.moments)]
+    return c.state.step, c.state.tokens_seen, c.state.bits_per_byte, arrays, log
+
+
+RUN = ("--steps", "60", "--eval-every", "20", *FAST)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("straight")
+    result = nanoeuler("train", "--data", text, *RUN, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return outcome(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_resumed_run_is_bit_identical(number, straight, text, tmp_path):
+    process = subprocess.Popen(command("train", "--data", text, *RUN), cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_step(tmp_path / "nanoeuler.jsonl", 23, process)
+    process.send_signal(number)
+    stdout = process.communicate(timeout=60)[0].decode()
+    step = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.step
+    assert 20 <= step < 60
+    if number != signal.SIGKILL:
+        assert process.returncode == 0 and f"stopped at step {step} of 60" in stdout
+        assert "python nanoeuler.py train --resume --out nanoeuler.bin" in stdout
+    result = nanoeuler("train", "--resume", "--threads", 2 if os.cpu_count() > 1 else 1, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert outcome(tmp_path) == straight
+
+
+def test_second_resume_says_that_it_is_done(copy):
+    before = (copy / "nanoeuler.bin").read_bytes()
+    result = nanoeuler("train", "--resume", cwd=copy)
+    assert result.returncode == 0 and "complete: 20 of 20 steps" in result.stdout
+    assert "python nanoeuler.py chat nanoeuler.bin" in result.stdout
+    assert (copy / "nanoeuler.bin").read_bytes() == before
