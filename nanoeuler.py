@@ -90,21 +90,21 @@ class Settings:
                 raise UserError(f"{f.name} is {value}, expected {low:g} to {high:g}")
         return self
 
-def setting(default, low, high):
-    return field(default=default, metadata={"range": (low, high)})
+def setting(default, low, high, text=""):
+    return field(default=default, metadata={"range": (low, high), "help": text})
 
 @dataclass(frozen=True)
 class Config(Settings):
     """Everything that shapes the model.  A checkpoint stores these fields and no others."""
-    n_embd: int = setting(128, 1, 1 << 16)             # C, width of the residual stream
-    n_head: int = setting(4, 1, 1 << 12)               # H, query heads
-    n_kv_head: int = setting(2, 1, 1 << 12)            # G, key/value heads, each for H / G queries
-    head_dim: int = setting(32, 2, 1 << 12)            # D
-    n_layer: int = setting(4, 1, 1 << 12)              # L, each layer is two Euler steps
-    n_hidden: int = setting(344, 1, 1 << 18)           # F, width of the SwiGLU
-    seq_len: int = setting(128, 1, 1 << 17)            # longest context, tokens
-    vocab_size: int = setting(512, 1, 1 << 20)         # V, 256 bytes and special tokens too
-    n_mtp: int = setting(4, 1, 16)                     # P, head k predicts token t + 1 + k
+    n_embd: int = setting(128, 1, 1 << 16, "C, width of the residual stream")
+    n_head: int = setting(4, 1, 1 << 12, "H, query heads")
+    n_kv_head: int = setting(2, 1, 1 << 12, "G, key/value heads, each for H / G queries")
+    head_dim: int = setting(32, 2, 1 << 12, "D")
+    n_layer: int = setting(4, 1, 1 << 12, "L, each layer is two Euler steps")
+    n_hidden: int = setting(344, 1, 1 << 18, "F, width of the SwiGLU")
+    seq_len: int = setting(128, 1, 1 << 17, "longest context, tokens")
+    vocab_size: int = setting(512, 1, 1 << 20, "V, with 256 bytes and special tokens")
+    n_mtp: int = setting(4, 1, 16, "P, head k predicts token t + 1 + k")
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
     tie_embeddings: bool = False                       # head 0 shares the matrix of the embedding
@@ -802,7 +802,10 @@ def adamw(p, g, m, v, n_decay, hyper):
         for j in range(gs.size):
             ss += gs[j] * gs[j]
         squares[i] = ss
-    norm = math.sqrt(squares.sum())
+    total = 0.0
+    for i in range(BLOCKS):                  # .sum() would be made parallel, in an order of its own
+        total += squares[i]
+    norm = math.sqrt(total)
     if not math.isfinite(norm):
         return norm
     lr, beta1, beta2, eps, wd, clip, correct1, correct2 = hyper
@@ -1033,22 +1036,22 @@ def info(path):
 @dataclass
 class Options(Settings):
     """What a run is started with.  A checkpoint stores it, and --resume goes on with it."""
-    data: str = "data/shakespeare.txt"
-    steps: int = setting(0, 0, 1 << 40)                # 0: as many as fit into `minutes`
-    minutes: float = setting(3.0, 0.01, 1e6)
-    batch: int = setting(16, 1, 1 << 16)               # sequences a step
-    micro_batch: int = setting(0, 0, 1 << 16)          # of them in memory at once, 0: all
-    lr: float = setting(6e-3, 1e-9, 1)                 # at width 128; divided by n_embd / 128
-    floor: float = setting(0.02, 0, 1)                 # the cosine ends at floor * lr
-    warmup: int = setting(50, 0, 1 << 40)              # steps
-    weight_decay: float = setting(0.1, 0, 1)
-    beta1: float = setting(0.9, 0, 0.9999)
-    beta2: float = setting(0.95, 0, 0.9999)
-    clip: float = setting(1.0, 1e-9, 1e9)              # largest global gradient norm
-    mtp_weight: float = setting(0.3, 0, 10)            # of the mean loss of heads 1..P-1
-    holdout: float = setting(0.1, 0.0001, 0.9)         # tail of the text kept for validation
-    eval_every: int = setting(250, 1, 1 << 40)         # steps between validations and checkpoints
-    seed: int = setting(1, 0, 1 << 60)
+    data: str = field(default="data/shakespeare.txt", metadata={"help": "a text, UTF-8"})
+    steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by --minutes")
+    minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
+    batch: int = setting(16, 1, 1 << 16, "sequences a step")
+    micro_batch: int = setting(0, 0, 1 << 16, "sequences in memory at once; 0: all")
+    lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
+    warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
+    weight_decay: float = setting(0.1, 0, 1, "of matrices only")
+    beta1: float = setting(0.9, 0, 0.9999, "memory of the gradient")
+    beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
+    clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
+    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
+    eval_every: int = setting(250, 1, 1 << 40, "steps between validations and checkpoints")
+    seed: int = setting(1, 0, 1 << 60, "of weights and batches")
 
 def evaluate(model, tokens, n_bytes, windows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
@@ -1412,10 +1415,10 @@ class Decoder:
 
 @dataclass
 class Sampling(Settings):
-    temperature: float = setting(0.8, 0, 100)          # 0: always the likeliest token
-    top_k: int = setting(0, 0, 1 << 40)                # only the k likeliest tokens; 0: all
-    top_p: float = setting(1.0, 0, 1)                  # the fewest tokens that reach p together
-    min_p: float = setting(0.0, 0, 1)                  # only tokens at least this / the likeliest
+    temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
+    top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
+    top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
+    min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
 
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
@@ -1537,14 +1540,16 @@ def physical_cores():
     cpus = os.sched_getaffinity(0) if linux else range(os.cpu_count() or 1)
     cores = set()
     for cpu in cpus:
-        with contextlib.suppress(OSError):
-            path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-            cores.add(open(path, encoding="ascii").read())
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as f:
+            cores.add(f.read())
     return len(cores) or len(cpus)
 
 def parse(argv):
     root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch")
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
+    texts = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
+                 seed="of the sampling", part="0: what is not compiled yet, in two processes")
 
     def verb(name, text, *positional, settings=(), **flags):
         v = verbs.add_parser(name, help=text, description=text,
@@ -1552,10 +1557,10 @@ def parse(argv):
         for arg, kwargs in positional:
             v.add_argument(arg, **kwargs)
         for flag, default in {**flags, "threads": 0}.items():
-            v.add_argument(f"--{flag}", type=type(default), default=default)
+            v.add_argument(f"--{flag}", type=type(default), default=default, help=texts[flag])
         for f in settings:                   # only what is given arrives: --resume compares it
             v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-                           help=f"(default: {f.default})")
+                           help=f"{f.metadata.get('help', 'file')} (default: {f.default})")
         return v
 
     file = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
@@ -1616,6 +1621,9 @@ def main(argv=None):
         return 130
     except BrokenPipeError:                  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        print(f"nanoeuler: {e.filename or 'a file'}: {e.strerror}; see --out", file=sys.stderr)
+        return 2
 
 if __name__ == "__main__":
     # As `nanoeuler`, not `__main__`: Numba's cache knows the named tuples by their module's name.
