@@ -1517,21 +1517,27 @@ def warm_up(part):
     cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
                  vocab_size=16)
     model = Model(cfg, init_params(cfg, 0))
-    if part == 0:
+    if part == 1:
         return model.run(GRADIENT, np.zeros((1, 8), np.int32))
     adamw(model.flat, model.g_flat, *np.zeros((2, model.flat.size), np.float32), 0, np.ones(8))
     Decoder(cfg, model.p).step(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
 def compile_kernels():
-    """Nothing if Numba's cache is warm; else compiles in two processes at once, and says so."""
+    """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
+
+    In others, because a process that compiled `run` links its callees differently from one that loads
+    it, which changes last bits: a first run must compute the same as a second."""
     folder, began = run._cache.cache_path, time.perf_counter()
-    if os.path.isdir(folder) and any("nanoeuler.run-" in name for name in os.listdir(folder)):
+    index = [os.path.getmtime(os.path.join(folder, name)) for name in
+             (os.listdir(folder) if os.path.isdir(folder) else []) if "nanoeuler.run-" in name]
+    if max(index, default=0) > os.path.getmtime(__file__):
         return
     print("compiling the kernels: once, about 20 seconds", flush=True)
-    other = subprocess.Popen([sys.executable, os.path.abspath(__file__), "compile", "--part", "1"])
-    warm_up(0)
-    other.wait()
+    parts = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "compile", "--part", part])
+             for part in "12"]
+    if any([p.wait() for p in parts]):
+        raise UserError("the kernels do not compile; see above, or report it")
     print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
 
 def physical_cores():
