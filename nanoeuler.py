@@ -1526,16 +1526,16 @@ def warm_up(part):
 def compile_kernels():
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
 
-    In others, because a process that compiled `run` links its callees differently from one that loads
-    it, which changes last bits: a first run must compute the same as a second."""
+    In others, because a process that compiled `run` links its callees differently from one that
+    loads it, which changes last bits: a first run must compute the same as a second."""
     folder, began = run._cache.cache_path, time.perf_counter()
     index = [os.path.getmtime(os.path.join(folder, name)) for name in
              (os.listdir(folder) if os.path.isdir(folder) else []) if "nanoeuler.run-" in name]
     if max(index, default=0) > os.path.getmtime(__file__):
         return
     print("compiling the kernels: once, about 20 seconds", flush=True)
-    parts = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "compile", "--part", part])
-             for part in "12"]
+    command = [sys.executable, os.path.abspath(__file__), "compile", "--part"]
+    parts = [subprocess.Popen([*command, part]) for part in "12"]
     if any([p.wait() for p in parts]):
         raise UserError("the kernels do not compile; see above, or report it")
     print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
