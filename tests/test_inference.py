@@ -1,0 +1,338 @@
+"""Decoding against the full forward pass, the sampler, and the verbs that talk: chat, lens, plot, info."""
+import json
+import math
+import re
+import subprocess
+from dataclasses import replace
+
+import naive
+import numpy as np
+import pytest
+from conftest import ROOT, TINY, command, complains, nanoeuler, random_flat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bpe
+import nanoeuler as ne
+
+CONFIGS = {
+    "grouped queries": TINY,
+    "one head each, tied": replace(TINY, n_head=2, n_kv_head=2, tie_embeddings=True),
+    "six heads on three, one output": replace(TINY, n_head=6, n_kv_head=3, n_mtp=1, head_dim=2),
+    "longer than a block": replace(TINY, seq_len=45, head_dim=34, n_head=4, n_kv_head=1),
+    "context of one": replace(TINY, seq_len=1),
+    "odd context": replace(TINY, seq_len=7, tie_embeddings=True, n_mtp=1),
+}
+
+
+def tokens_of(cfg, n, seed=1):
+    return np.random.default_rng(seed).integers(0, cfg.vocab_size, n).astype(np.int32)
+
+
+# ---- KV cache
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype, limit", [(np.float64, 1e-12), (np.float32, 1e-4)])
+def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
+    """At every position, and after the context has slid: three contexts' worth of tokens."""
+    cfg = CONFIGS[name]
+    model = ne.Model(cfg, random_flat(cfg, 2, dtype))
+    decoder, seen, tokens = ne.Decoder(cfg, model.p), [], tokens_of(cfg, 3 * cfg.seq_len + 2)
+    for token in tokens:
+        if len(seen) == cfg.seq_len:
+            seen = seen[cfg.seq_len - cfg.seq_len // 2:]         # the later half stays
+        seen.append(token)
+        got = decoder.step(token)
+        assert list(decoder.tokens) == seen and len(seen) <= cfg.seq_len
+        want = model.logits(np.array([seen], np.int32))[0, 0, -1]
+        assert np.abs(got - want).max() <= limit * max(1, np.abs(want).max())
+
+
+def test_a_new_conversation_forgets():
+    p = ne.views(random_flat(TINY, 2), ne.param_table(TINY))
+    used, fresh = ne.Decoder(TINY, p), ne.Decoder(TINY, p)
+    for token in (5, 6, 7, 8):
+        used.step(token)
+    used.tokens = []
+    for token in (9, 3):
+        assert np.array_equal(used.step(token), fresh.step(token))
+
+
+def test_generate_is_greedy_at_temperature_zero():
+    model = ne.Model(TINY, random_flat(TINY, 3))
+    prompt, out = [1, 2, 3], []
+    for token in ne.generate(ne.Decoder(TINY, model.p), prompt, 5, np.random.default_rng(0),
+                             ne.Sampling(temperature=0.0)):
+        want = naive.forward(TINY, model.p, np.array(prompt + out))[1][0, -1].argmax()
+        assert token == want
+        out.append(token)
+    assert len(out) == 5
+
+
+def test_generate_ends_at_the_stop_token():
+    model = ne.Model(TINY, random_flat(TINY, 3))
+    greedy = lambda **k: list(ne.generate(ne.Decoder(TINY, model.p), [1, 2, 3], 30, np.random.default_rng(0),
+                                          ne.Sampling(temperature=1.0), **k))
+    free = greedy()
+    stop = free[4]
+    assert greedy(stop=stop) == free[:free.index(stop)]
+    assert list(ne.generate(ne.Decoder(TINY, model.p), [1], 0, np.random.default_rng(0), ne.Sampling())) == []
+
+
+# ---- sampler
+def draw(logits, n=1, seed=0, **o):
+    rng = np.random.default_rng(seed)
+    options = ne.Sampling(**o).check()
+    return [ne.sample(np.asarray(logits, np.float32), rng, options) for _ in range(n)]
+
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.25, 0.05]))
+
+
+@pytest.mark.parametrize("options, allowed", [
+    (dict(temperature=0.0), {1}),
+    (dict(temperature=1.0), {0, 1, 2, 3, 4}),
+    (dict(temperature=1.0, top_k=1), {1}),
+    (dict(temperature=1.0, top_k=3), {1, 2, 3}),
+    (dict(temperature=1.0, top_k=5), {0, 1, 2, 3, 4}),
+    (dict(temperature=1.0, top_k=10 ** 6), {0, 1, 2, 3, 4}),
+    (dict(temperature=1.0, top_k=0), {0, 1, 2, 3, 4}),
+    (dict(temperature=1.0, top_p=0.0), {1}),
+    (dict(temperature=1.0, top_p=0.39), {1}),
+    (dict(temperature=1.0, top_p=0.41), {1, 3}),
+    (dict(temperature=1.0, top_p=0.66), {1, 2, 3}),
+    (dict(temperature=1.0, top_p=1.0), {0, 1, 2, 3, 4}),
+    (dict(temperature=1.0, min_p=0.0), {0, 1, 2, 3, 4}),
+    (dict(temperature=1.0, min_p=0.2), {0, 1, 2, 3}),
+    (dict(temperature=1.0, min_p=0.6), {1, 3}),
+    (dict(temperature=1.0, min_p=1.0), {1}),
+    (dict(temperature=1.0, top_k=4, top_p=0.8, min_p=0.6), {1, 3}),
+    (dict(temperature=100.0), {0, 1, 2, 3, 4}),
+    (dict(temperature=1e-3), {1}),
+    (dict(temperature=1e-300), {1}),
+])
+def test_which_tokens_can_come(options, allowed):
+    assert set(draw(LOGITS, 400, **options)) == allowed
+
+
+def test_top_p_one_keeps_all_of_a_long_tail():
+    """Rounding of the cumulative sum must not cut the last tokens off."""
+    logits = np.zeros(512)
+    assert len(set(draw(logits, 12_000, temperature=1.0, top_p=1.0))) > 505
+
+
+@pytest.mark.parametrize("options", [{}, dict(top_p=0.5), dict(top_k=7), dict(min_p=1.0), dict(temperature=0.0)])
+def test_all_equal_logits(options):
+    got = draw(np.full(20, 3.5), 2000, **{"temperature": 1.0, **options})
+    count = {0.5: 10, 7: 7, 1.0: 20, 0.0: 1}[next(iter(options.values()))] if options else 20
+    assert len(set(got)) == count
+
+
+@pytest.mark.parametrize("logits", [[0.0], [1e30, -1e30], [-1e38, -1e38, 3e38], [-np.inf, 0.0, -np.inf]])
+def test_extreme_logits(logits):
+    assert set(draw(logits, 50, temperature=1.0)) == {int(np.argmax(logits))}
+    assert set(draw(logits, 50, temperature=1.0, top_p=0.9, min_p=0.1, top_k=2)) == {int(np.argmax(logits))}
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0, 5), st.integers(0, 50),
+       st.floats(0, 1), st.floats(0, 1), st.integers(0, 5))
+def test_a_sample_is_always_a_token(logits, temperature, top_k, top_p, min_p, seed):
+    token = draw(logits, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)[0]
+    assert isinstance(token, int) and 0 <= token < len(logits)
+    likelier = np.sum(np.float32(logits) > np.float32(logits[token]))
+    assert not top_k or likelier < top_k
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_sampled_distribution(temperature):
+    """Pearson's chi-square over 20,000 draws; 4 degrees of freedom exceed 25 once in 20,000 seeds."""
+    p = np.exp(LOGITS / temperature)
+    expected = 20_000 * p / p.sum()
+    counts = np.bincount(draw(LOGITS, 20_000, seed=3, temperature=temperature), minlength=5)
+    assert ((counts - expected) ** 2 / expected).sum() < 25
+
+
+def test_restricted_distribution():
+    """Top-k cuts, then the rest is normalised again."""
+    counts = np.bincount(draw(LOGITS, 20_000, seed=4, temperature=1.0, top_k=3), minlength=5)
+    expected = 20_000 * np.array([0, 0.4, 0.2, 0.25, 0]) / 0.85
+    kept = expected > 0
+    assert not counts[~kept].any()
+    assert ((counts - expected)[kept] ** 2 / expected[kept]).sum() < 25
+
+
+def test_same_seed_same_text(trained):
+    run = lambda seed: nanoeuler("generate", "KING", "--tokens", 30, "--seed", seed, cwd=trained).stdout
+    assert run(5) == run(5) != run(6)
+
+
+# ---- the verbs
+def test_generate(trained):
+    result = nanoeuler("generate", "ROMEO:", "--tokens", 40, "--temperature", 0.5, cwd=trained)
+    assert result.returncode == 0 and result.stderr == ""
+    assert result.stdout.startswith("ROMEO:") and len(result.stdout) > 40
+
+
+def test_chat_through_a_pipe(trained):
+    """Lines in, continuations out; /reset makes the second answer the first one again."""
+    args = ("--tokens", 20, "--temperature", 0, "--threads", 1)
+    result = nanoeuler("chat", *args, cwd=trained, stdin="ROMEO:\n\nROMEO:\n/reset\nROMEO:\n/quit\nnever read\n")
+    assert result.returncode == 0 and result.stderr == ""
+    head, *replies = result.stdout.split("\n> ")
+    assert "nanoeuler.bin" in head and "continues what you type" in head and "/quit" in head
+    said = [r for r in replies if r.strip()]
+    assert len(said) == 3 and said[0] == said[2] and "never read" not in result.stdout
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    decoder = ne.Decoder(c.cfg, ne.views(c.flat, ne.param_table(c.cfg)))
+    ids = ne.generate(decoder, c.tokenizer.encode("ROMEO:"), 20, None, ne.Sampling(temperature=0.0), None)
+    assert said[0].rstrip("\n") == c.tokenizer.decode(list(ids)).decode("utf-8", "replace").rstrip("\n")
+    end = nanoeuler("chat", cwd=trained, stdin="")                # Ctrl-D
+    assert end.returncode == 0 and end.stderr == ""
+
+
+def test_chat_takes_any_text(trained):
+    result = nanoeuler("chat", "--tokens", 5, cwd=trained, stdin="na\u00efve \U0001f600 </s>\n" + "x" * 3000 + "\n")
+    assert result.returncode == 0 and result.stderr == ""
+
+
+def spoken(tmp_path, text, kind="base"):
+    """A checkpoint that says this text, whatever the prompt, then </s>; each token 0.7 characters."""
+    tokenizer = bpe.train(b"ab", 257)                             # bytes and </s>
+    ids = [*tokenizer.encode(text), tokenizer.specials["</s>"]]
+    V, path = tokenizer.vocab_size, tmp_path / "spoken.bin"
+    assert len(set(ids)) == len(ids), "each byte once: the model knows only which token follows which"
+    cfg = replace(TINY, n_embd=V, n_head=1, n_kv_head=1, n_layer=1, n_hidden=1, n_mtp=1, seq_len=300,
+                  vocab_size=V)
+    p = ne.views(flat := np.zeros(ne.n_params(cfg), np.float32), ne.param_table(cfg))
+    p.wte[:], p.final_norm[:] = np.eye(V), 1
+    p.lm_head[0, ids[0]] = 1                                      # anything is followed by the first
+    for this, following in zip(ids, ids[1:]):
+        p.lm_head[0, following, this] = 3
+    ne.write_checkpoint(str(path), cfg, tokenizer, ne.State(kind=kind), flat)
+    return path
+
+
+def test_streaming_keeps_characters_whole(tmp_path):
+    """A character of four bytes is four tokens: nothing is printed before the last of them."""
+    text = "\u00e9\u4e2d\U0001f600"
+    path = spoken(tmp_path, text)
+    process = subprocess.Popen(command("generate", "a", path, "--temperature", 0), stdout=subprocess.PIPE)
+    pieces = b""
+    while piece := process.stdout.read1(3):
+        pieces += piece
+    assert process.wait() == 0 and pieces.decode("utf-8") == "a" + text + "\n"
+
+
+def test_a_chat_model_answers(tmp_path):
+    """The template goes in and is not shown, </s> ends the answer, each question stands alone."""
+    path = spoken(tmp_path, "Yes!", "chat")
+    result = nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path, stdin="Well?\nReally?\n")
+    assert result.returncode == 0 and "answers what you type" in result.stdout
+    assert [s.strip() for s in result.stdout.split("\n> ")[1:3]] == ["Yes!", "Yes!"]
+    once = nanoeuler("generate", "Well?", path, "--temperature", 0, cwd=tmp_path)
+    assert once.stdout.strip() == "Yes!" and "Instruction" not in once.stdout
+
+
+def test_the_template_is_alpacas():
+    assert ne.PROMPT.format(instruction="Sing.").startswith(
+        "Below is an instruction that describes a task. Write a response that appropriately completes the "
+        "request.\n\n### Instruction:\nSing.\n\n### Response:")
+
+
+def test_lens_shows_numbers_of_the_model(trained):
+    result = nanoeuler("lens", "ROMEO: what", "--threads", 1, cwd=trained)
+    assert result.returncode == 0 and result.stderr == ""
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    p, tokens = ne.views(c.flat, ne.param_table(c.cfg)), c.tokenizer.encode("ROMEO: what")
+    x, logits = naive.forward(c.cfg, p, tokens[-c.cfg.seq_len:])
+    x = x[:, -1]
+    rows = result.stdout.splitlines()[1:]
+    assert len(rows) == 1 + 2 * c.cfg.n_layer and rows[0].startswith("embedding")
+    for i in range(1, len(rows)):
+        step = np.linalg.norm(x[i] - x[i - 1]) / np.linalg.norm(x[i - 1])
+        cosine = x[i] @ x[i - 1] / np.linalg.norm(x[i]) / np.linalg.norm(x[i - 1])
+        name, length, angle = re.match(r" *\d+ (\w+) +([\d.]+) +([\d.]+)\u00b0", rows[i]).groups()
+        assert name == ("attention" if i % 2 else "swiglu")
+        assert abs(float(length) - step) < 2e-3
+        assert abs(float(angle) - math.degrees(math.acos(cosine))) < 0.2
+    best = c.tokenizer.vocab[logits[0, -1].argmax()].decode("utf-8", "backslashreplace")
+    assert repr(best) in rows[-1]
+    share = naive.softmax(logits[0, -1]).max()
+    assert f"{share:.0%}" in rows[-1]
+
+
+def test_info(trained):
+    result = nanoeuler("info", cwd=trained)
+    assert result.returncode == 0
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    for word in (f"{ne.n_params(c.cfg):,}", "20 of 20", f"{c.state.tokens_seen:,}", c.tokenizer.hash(), "matches",
+                 "n_embd", "128", f"{c.state.bits_per_byte:.4f}"):
+        assert word in result.stdout, word
+
+
+def test_plot_in_the_terminal(trained, tmp_path, monkeypatch, capsys):
+    import sys
+    monkeypatch.setitem(sys.modules, "matplotlib", None)          # as if it were not installed
+    assert ne.main(["plot", str(trained / "nanoeuler.jsonl"), "--out", str(tmp_path / "a.png")]) in (0, None)
+    out = capsys.readouterr().out
+    assert "bits" in out and "nanoeuler.jsonl" in out and out.count("|") >= 10 and not any(tmp_path.iterdir())
+
+
+def test_plot_with_matplotlib(trained, tmp_path):
+    pytest.importorskip("matplotlib")
+    result = nanoeuler("plot", trained / "nanoeuler.jsonl", "--out", tmp_path / "a.png", cwd=tmp_path)
+    assert result.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_of_one_step(tmp_path, monkeypatch, capsys):
+    import sys
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    log = tmp_path / "a.jsonl"
+    log.write_text(json.dumps({"step": 1, "bits_per_byte": 3.0}) + "\n", encoding="utf-8")
+    assert ne.main(["plot", str(log)]) in (0, None)
+    log.write_text(json.dumps({"step": 0, "bits_per_byte": math.nan}) + "\n", encoding="utf-8")
+    assert ne.main(["plot", str(log)]) in (0, 2, None)
+
+
+@pytest.mark.parametrize("args, words", [
+    (["generate", "x", "none.bin"], ["none.bin", "train"]),
+    (["chat", "none.bin"], ["none.bin", "train"]),
+    (["lens", "x", "none.bin"], ["none.bin", "train"]),
+    (["info", "none.bin"], ["none.bin", "train"]),
+    (["plot", "none.jsonl"], ["none.jsonl"]),
+    (["generate", ""], ["prompt"]),
+    (["lens", ""], ["prompt"]),
+    (["generate", "x", "--temperature", "-1"], ["temperature", "-1"]),
+    (["generate", "x", "--temperature", "nan"], ["temperature", "nan"]),
+    (["generate", "x", "--top-p", "1.5"], ["top_p", "1.5"]),
+    (["generate", "x", "--min-p", "-0.5"], ["min_p", "-0.5"]),
+    (["generate", "x", "--top-k", "-2"], ["top_k", "-2"]),
+    (["generate", "x", "--tokens", "-2"], ["tokens"]),
+    (["chat", "--seed", "-2"], ["seed"]),
+    (["plot", "nanoeuler.jsonl", "--out", "none/a.png"], ["none/a.png"]),
+    (["plot", "nanoeuler.bin"], ["nanoeuler.bin"]),
+])
+def test_what_the_verbs_refuse(args, words, copy, monkeypatch, capsys):
+    if "a.png" in args[-1]:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(copy)
+    code = ne.main([*args, "--threads", "1"])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2 and len(lines) == 1, (code, lines)
+    assert all(w in lines[0] for w in words), lines
+
+
+def test_a_closed_pipe_is_no_error(trained):
+    """nanoeuler.py ... | head -1"""
+    process = subprocess.Popen(command("generate", "A", "--tokens", 3000, "--threads", 1), cwd=trained,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(5)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(timeout=60)
+
+
+def test_the_program_is_found_from_anywhere(trained, tmp_path):
+    complains(nanoeuler("info", cwd=tmp_path), "nanoeuler.bin")
+    assert nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path).returncode == 0
+    assert ROOT.joinpath("nanoeuler.py").exists()

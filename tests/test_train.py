@@ -1,0 +1,517 @@
+"""Training: optimizer, schedule, data, evaluation, the loop's output, and everything that can go wrong."""
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import naive
+import numpy as np
+import pytest
+from conftest import FAST, ROOT, TEXT, TINY, command, complains, nanoeuler, random_flat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import get_num_threads, set_num_threads
+from test_checkpoint import outcome, wait_for_step
+
+import nanoeuler as ne
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = get_num_threads()
+    yield
+    set_num_threads(before)
+
+
+# ---- 6 optimizer
+def hyper(t, lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, wd=0.1, clip=1e9):
+    return np.array([lr, beta1, beta2, eps, wd, clip, 1 - beta1 ** t, 1 - beta2 ** t])
+
+
+def test_adamw_equals_pytorch():
+    torch = pytest.importorskip("torch")
+    rng, N, n_decay = np.random.default_rng(1), 5000, 3111
+    p, m, v = rng.standard_normal(N), np.zeros(N), np.zeros(N)
+    parts = [torch.nn.Parameter(torch.tensor(x)) for x in (p[:n_decay].copy(), p[n_decay:].copy())]
+    opt = torch.optim.AdamW([dict(params=[parts[0]], weight_decay=0.1),
+                             dict(params=[parts[1]], weight_decay=0.0)], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    for t in range(1, 21):
+        g = rng.standard_normal(N) * 10.0 ** rng.integers(-6, 3)
+        for part, piece in zip(parts, (g[:n_decay], g[n_decay:])):
+            part.grad = torch.tensor(piece.copy())
+        norm = torch.nn.utils.clip_grad_norm_(parts, 2.0).item()
+        opt.step()
+        got = ne.adamw(p, grad := g.copy(), m, v, n_decay, hyper(t, clip=2.0))
+        assert math.isclose(got, norm, rel_tol=1e-12) and not grad.any()
+        want = np.concatenate([x.detach().numpy() for x in parts])
+        assert np.abs(p - want).max() < 1e-7                 # torch adds 1e-6 to the norm it clips by
+
+
+@settings(max_examples=40)
+@given(N=st.integers(1, 700), share=st.floats(0, 1), t=st.integers(1, 50), seed=st.integers(0, 99))
+def test_adamw_equals_numpy(N, share, t, seed):
+    rng, n_decay = np.random.default_rng(seed), int(share * N)
+    p, g, m, v = rng.standard_normal((4, N))
+    v = v * v
+    decay = np.arange(N) < n_decay
+    want = naive.adamw(p, g, m, v, decay, 1e-2, 0.9, 0.95, 1e-8, 0.1, t)
+    norm = ne.adamw(p, g, m, v, n_decay, hyper(t))
+    assert norm > 0 and not g.any()
+    for got, x in zip((p, m, v), want):
+        assert np.allclose(got, x, rtol=1e-12, atol=1e-14)
+
+
+def test_adamw_in_float32_clips_and_zeroes():
+    rng = np.random.default_rng(2)
+    p, g = rng.standard_normal((2, 4000)).astype(np.float32)
+    m, v, want = np.zeros_like(p), np.zeros_like(p), p.astype(float)
+    norm = math.sqrt((g.astype(float) ** 2).sum())
+    want = naive.adamw(want, g.astype(float) / norm, 0 * want, 0 * want, np.arange(4000) < 9, 1e-2, 0.9, 0.95,
+                       1e-8, 0.1, 1)[0]
+    assert math.isclose(ne.adamw(p, g, m, v, 9, hyper(1, clip=1.0)), norm, rel_tol=1e-7)
+    assert np.abs(p - want).max() < 1e-6 and not g.any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 1234, 3999])
+def test_adamw_touches_nothing_if_the_norm_is_not_finite(bad, at):
+    rng = np.random.default_rng(3)
+    p, g, m, v = rng.standard_normal((4, 4000)).astype(np.float32)
+    g[at] = bad
+    before = [x.copy() for x in (p, g, m, v)]
+    assert not math.isfinite(ne.adamw(p, g, m, v, 9, hyper(1)))
+    assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip((p, g, m, v), before))
+
+
+def test_norm_does_not_depend_on_the_threads():
+    if get_num_threads() < 2:
+        pytest.skip("one core")
+    for seed in range(60):
+        g, norms = np.random.default_rng(seed).standard_normal(5000), []
+        for n in (1, 2):
+            set_num_threads(n)
+            p = np.ones(5000)
+            norms.append(ne.adamw(p, g.copy(), 0 * p, 0 * p, 10, hyper(1)))
+        assert norms[0] == norms[1], seed
+
+
+def test_lr_at():
+    lr = lambda step: ne.lr_at(step, 100, 1.0, 10, 0.1)
+    assert [lr(s) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert lr(10) == pytest.approx(1) and lr(55) == pytest.approx(0.55) and lr(100) == pytest.approx(0.1)
+    assert lr(1000) == pytest.approx(0.1)                    # never below the floor
+    rates = [lr(s) for s in range(10, 101)]
+    assert rates == sorted(rates, reverse=True)
+    assert ne.lr_at(0, 1, 1.0, 0, 0.1) == 1 and ne.lr_at(3, 3, 1.0, 3, 0.5) <= 1
+    assert ne.lr_at(0, 10, 1.0, 0, 0.0) == 1                 # no warm-up
+
+
+# ---- 7 data
+@settings(max_examples=60)
+@given(n=st.integers(20, 400), T=st.integers(1, 10), P=st.integers(1, 4), seed=st.integers(0, 5))
+def test_batches_take_every_window_once_an_epoch(n, T, P, seed):
+    batches = ne.Batches(np.arange(n, dtype=np.int32), T, P, seed)
+    for epoch in range(3):
+        starts = sorted(batches.start(epoch * batches.n + i) for i in range(batches.n))
+        assert np.all(np.diff(starts) == T) and 0 <= starts[0] < T and starts[-1] + T < n
+    tokens, targets = batches.take(5, 7)
+    assert tokens.shape == (7, T) and targets.shape == (P, 7, T)
+    for b in range(7):
+        s = batches.start(5 + b)
+        assert np.array_equal(tokens[b], np.arange(s, s + T))
+        for k in range(P):
+            want = np.arange(s + 1 + k, s + 1 + k + T)
+            assert np.array_equal(targets[k, b], np.where(want < n, want, -1))
+
+
+def test_the_cursor_is_one_number():
+    """Any window, in any order, from a new object: the same as in sequence."""
+    tokens = np.random.default_rng(1).integers(0, 99, 500).astype(np.int32)
+    sequence = ne.Batches(tokens, 8, 2, 3)
+    rows = [sequence.take(i, 1)[0] for i in range(200)]
+    for i in (199, 0, 61, 60, 120, 3):
+        assert np.array_equal(ne.Batches(tokens, 8, 2, 3).take(i, 1)[0], rows[i])
+    assert any(not np.array_equal(ne.Batches(tokens, 8, 2, 4).take(i, 1)[0], rows[i]) for i in range(5))
+
+
+def test_loss_weights_by_hand():
+    targets = np.array([[1, 2, 3, 4], [1, 2, -1, -1], [5, -1, -1, -1], [-1] * 4])
+    assert ne.loss_weights(targets, 0.3) == pytest.approx([1 / 4, 0.1 / 2, 0.1 / 1, 0.1])
+    assert ne.loss_weights(targets[:1], 0.3) == pytest.approx([1 / 4])
+
+
+@given(text=st.binary(min_size=1, max_size=200), holdout=st.floats(0.001, 0.9))
+def test_split_text(text, holdout):
+    train, val = ne.split_text(text, holdout)
+    assert train + val == text
+
+
+def test_split_text_does_not_cut_a_character():
+    text = "\u00e9\u4e2d\U0001f600" * 50
+    for holdout in np.linspace(0.01, 0.9, 50):
+        train, val = ne.split_text(text.encode(), holdout)
+        assert train.decode() + val.decode() == text
+
+
+# ---- 9 evaluation
+@pytest.mark.parametrize("count", [2, 8, 9, 10, 17, 150])
+def test_bits_per_byte_by_hand(count):
+    """Every token after the first once, in windows of seq_len that do not overlap."""
+    model, T = ne.Model(TINY, random_flat(TINY, 5)), TINY.seq_len
+    tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, count).astype(np.int32)
+    nats = 0.0
+    for s in range(0, count - 1, T):
+        _, logits = naive.forward(TINY, model.p, tokens[s:min(s + T, count - 1)])
+        nats += naive.cross_entropy(logits[0], tokens[s + 1:s + 1 + T])[0]
+    assert math.isclose(ne.evaluate(model, tokens, 321), nats / math.log(2) / 321, rel_tol=1e-12)
+
+
+def test_evaluation_on_some_windows_is_an_estimate_of_all():
+    model = ne.Model(TINY, random_flat(TINY, 5))
+    tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, 1601).astype(np.int32)
+    whole = ne.evaluate(model, tokens, 3000)
+    assert ne.evaluate(model, tokens, 3000, windows=200) == pytest.approx(whole, rel=1e-12)
+    assert ne.evaluate(model, tokens, 3000, windows=100) == pytest.approx(whole, rel=0.2)
+
+
+# ---- the loop
+def test_what_a_run_prints_and_logs(trained, text):
+    out = (trained / "stdout.txt").read_text("utf-8")
+    assert re.search(r"step +20/20  loss \d+\.\d+  \d+\.\d+ bits/byte .* tok/s  ETA 0:00", out), out
+    assert "python nanoeuler.py chat nanoeuler.bin" in out and str(text) in out
+    log = ne.read_log(str(trained / "nanoeuler.jsonl"))
+    steps = [r for r in log if "loss" in r]
+    assert [r["step"] for r in steps] == list(range(1, 21))
+    assert np.mean([r["loss"] for r in steps[-3:]]) < steps[0]["loss"] - 0.3          # it learns
+    for r in steps:
+        assert len(r["heads"]) == 4 and r["heads"][0] == r["loss"] and r["norm"] > 0 and r["tokens_per_s"] > 0
+    val = [(r["step"], r["val_bits_per_byte"]) for r in log if "val_bits_per_byte" in r]
+    assert [s for s, _ in val] == [10, 20]
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    assert c.state.step == 20 and c.state.tokens_seen == 20 * 4 * 16 and c.state.bits_per_byte == val[-1][1]
+    assert not (trained / "nanoeuler.bin.tmp").exists()
+    ratio = steps[0]["bits_per_byte"] / steps[0]["loss"] * math.log(2)         # tokens per byte of training text
+    train = ne.split_text(text.read_bytes(), 0.1)[0]
+    assert ratio == pytest.approx(len(c.tokenizer.encode(train)) / len(train))
+
+
+def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    train, val = ne.split_text(text.read_bytes(), 0.1)
+    tokens = np.append(c.tokenizer.encode(train)[-1:], c.tokenizer.encode(val))
+    assert ne.evaluate(ne.Model(c.cfg, c.flat), tokens, len(val)) == pytest.approx(c.state.bits_per_byte, rel=1e-6)
+
+
+def test_micro_batches_train_the_same_weights(trained, text, tmp_path):
+    result = nanoeuler("train", "--data", text, "--steps", 20, "--eval-every", 10, *FAST, "--micro-batch", 3,
+                       cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert outcome(tmp_path)[3] == outcome(trained)[3]
+
+
+def test_minutes_end_a_run(text, tmp_path):
+    began = time.monotonic()
+    result = nanoeuler("train", "--data", text, "--minutes", 0.03, *FAST, cwd=tmp_path)
+    assert result.returncode == 0 and "complete" in result.stdout, result.stderr
+    state = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state
+    assert state.step == state.n_steps > 0 and time.monotonic() - began < 60
+
+
+def test_a_finished_run_can_be_made_longer(copy):
+    result = nanoeuler("train", "--resume", "--steps", 25, "--threads", 1, cwd=copy)
+    assert result.returncode == 0, result.stderr
+    assert ne.read_checkpoint(str(copy / "nanoeuler.bin")).state.step == 25
+
+
+def test_ctrl_c_at_once_leaves_something_to_resume(text, tmp_path):
+    process = subprocess.Popen(command("train", "--data", text, "--steps", 100_000, *FAST), cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_step(tmp_path / "nanoeuler.jsonl", 1, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and b"Traceback" not in err
+    step = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.step
+    assert f"stopped at step {step} of 100000" in out.decode()
+    assert "python nanoeuler.py train --resume --out nanoeuler.bin" in out.decode()
+
+
+def test_a_cold_start_computes_the_same(text, tmp_path):
+    """The run that compiles the kernels, says so, and gets the bits that the next run gets."""
+    for name in ("nanoeuler.py", "bpe.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CACHE")}
+    results, said = [], []
+    for name in ("cold", "warm"):
+        (tmp_path / name).mkdir()
+        args = command("train", "--data", text, "--steps", 5, *FAST)
+        args[1] = str(tmp_path / "nanoeuler.py")
+        result = subprocess.run(args, cwd=tmp_path / name, env=env, capture_output=True, encoding="utf-8",
+                                timeout=400)
+        assert result.returncode == 0, result.stderr
+        results.append(outcome(tmp_path / name))
+        said.append("compil" in result.stdout)
+    assert said == [True, False]
+    assert results[0] == results[1]
+
+
+# ---- what can go wrong: in this process, as `main` is the whole program
+def refused(capsys, *args, words=()):
+    """main returns 2 after one line on stderr."""
+    capsys.readouterr()
+    code = ne.main([*map(str, args), "--threads", "1"])
+    lines = [s for s in capsys.readouterr().err.splitlines() if not s.startswith("note:")]
+    assert code == 2 and len(lines) == 1, (code, lines)
+    for word in words:
+        assert str(word) in lines[0], lines[0]
+    return lines[0]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name, data, words", [
+    ("empty.txt", b"", ["empty", "--data"]),
+    ("blank.txt", b" \n\n \t", ["empty", "--data"]),
+    ("zero.txt", b"text and\0binary", ["not text", "8", "--data"]),
+    ("short.txt", b"too short", []),
+    ("one.txt", b"x", []),
+    ("short2.txt", b"To be, or not to be, that is the question. " * 4, ["--seq-len"]),
+])
+def test_bad_texts(name, data, words, elsewhere, capsys):
+    (elsewhere / name).write_bytes(data)
+    line = refused(capsys, "train", "--data", name, "--steps", 2, words=words)
+    assert name in line or "tokens" in line
+    assert os.listdir() == [name]                        # nothing was written
+
+
+def test_a_text_shorter_than_the_context_names_one_that_fits(elsewhere, capsys):
+    (elsewhere / "a.txt").write_bytes(b"To be, or not to be, that is the question. " * 4)
+    line = refused(capsys, "train", "--data", "a.txt", "--steps", 2)
+    n = re.search(r"--seq-len (\d+)", line)[1]
+    assert ne.main(["train", "--data", "a.txt", "--steps", "2", "--seq-len", n, "--threads", "1"]) in (0, None)
+
+
+def test_missing_text_and_directory(elsewhere, capsys):
+    refused(capsys, "train", "--data", "none.txt", words=["none.txt", "--data"])
+    refused(capsys, "train", "--data", ".", words=["--data"])
+    assert os.listdir() == []
+
+
+def test_no_default_text_here(elsewhere, capsys):
+    refused(capsys, "train", "--steps", 1, words=["data/shakespeare.txt", "--data"])
+
+
+def test_invalid_utf8_is_named_and_learned(elsewhere, capfd):
+    data = TEXT.read_bytes()[:5000] + b"\xff\xfe\xc3" + TEXT.read_bytes()[5000:20_000]
+    (elsewhere / "a.txt").write_bytes(data)
+    assert ne.main(["train", "--data", "a.txt", "--steps", "2", *FAST]) in (0, None)
+    note = [s for s in capfd.readouterr().err.splitlines() if s]
+    assert len(note) == 1 and "a.txt" in note[0] and "5000" in note[0] and "UTF-8" in note[0]
+    c = ne.read_checkpoint("nanoeuler.bin")
+    assert c.tokenizer.decode(c.tokenizer.encode(data)) == data
+
+
+@pytest.mark.parametrize("flags", [
+    ["--steps", "-1"], ["--batch", "0"], ["--batch", "-3"], ["--batch", "99999999"], ["--lr", "nan"],
+    ["--lr", "0"], ["--lr", "-1"], ["--lr", "inf"], ["--lr", "1e300"], ["--warmup", "-1"], ["--floor", "2"],
+    ["--beta1", "1"], ["--beta2", "nan"], ["--clip", "0"], ["--clip", "-1"], ["--mtp-weight", "-1"],
+    ["--weight-decay", "nan"], ["--holdout", "0"], ["--holdout", "1"], ["--holdout", "nan"],
+    ["--eval-every", "0"], ["--minutes", "0"], ["--minutes", "nan"], ["--minutes", "-1"], ["--seed", "-1"],
+    ["--micro-batch", "-1"], ["--seq-len", "0"], ["--seq-len", "-5"], ["--seq-len", "999999999"],
+    ["--vocab-size", "0"], ["--vocab-size", "100"], ["--vocab-size", "99999999"], ["--n-mtp", "0"],
+    ["--n-mtp", "17"], ["--threads", "-1"], ["--threads", "9999"]])
+def test_absurd_flags(flags, text, elsewhere, capsys):
+    name = flags[0][2:].replace("-", "_")
+    code = ne.main(["train", "--data", str(text), "--steps", "1", *flags])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2 and len(lines) == 1, (code, lines)
+    assert name in lines[0] or flags[0] in lines[0], lines
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("flags", [["--steps", "x"], ["--steps", "1e3"], ["--lr", "fast"], ["--nonsense"], ["huge"]])
+def test_flags_that_are_no_numbers(flags, elsewhere, capsys):
+    with pytest.raises(SystemExit) as e:
+        ne.main(["train", *flags])
+    assert e.value.code == 2 and "Traceback" not in capsys.readouterr().err
+
+
+def test_an_existing_checkpoint_is_never_replaced_unasked(copy, text, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    before = (copy / "nanoeuler.bin").read_bytes()
+    line = refused(capsys, "train", "--data", text, words=["nanoeuler.bin", "--resume", "--out", "--force"])
+    assert line and (copy / "nanoeuler.bin").read_bytes() == before
+    assert ne.main(["train", "--data", str(text), "--steps", "2", "--force", *FAST]) in (0, None)
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 2
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--lr", "0.5"], ["lr", "0.5"]), (["--batch", "8"], ["batch", "8", "4"]),
+    (["--seq-len", "32"], ["seq_len", "32", "16"]), (["--n-mtp", "1"], ["n_mtp"]),
+    (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"]),
+    (["--data", "other.txt"], ["data", "other.txt"])])
+def test_changed_flags_on_resume(flags, words, copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    before = (copy / "nanoeuler.bin").read_bytes()
+    refused(capsys, "train", "--resume", "--steps", 30, *flags, words=[*words, "--out"])
+    assert (copy / "nanoeuler.bin").read_bytes() == before
+
+
+def test_same_flags_on_resume_are_fine(copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    assert ne.main(["train", "--resume", "--steps", "21", "--batch", "4", "--threads", "1"]) in (0, None)
+
+
+def test_changed_text_on_resume(trained, text, tmp_path, monkeypatch, capsys):
+    other, c = tmp_path / "mine.txt", ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    other.write_bytes(text.read_bytes() + b"one line more\n")
+    c.state.options["data"] = str(other)
+    ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, c.state, c.flat, c.moments)
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin", words=[other, "sha256", "--out"])
+    other.unlink()
+    refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin", words=[other, "--data"])
+
+
+def test_resume_without_a_checkpoint(elsewhere, capsys):
+    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "does not exist"])
+
+
+def test_resume_without_moments(trained, elsewhere, capsys):
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    ne.write_checkpoint("a.bin", c.cfg, c.tokenizer, c.state, c.flat)
+    refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin", words=["a.bin", "moments"])
+
+
+@pytest.mark.parametrize("out", ["none/a.bin", "a.txt/a.bin", "/proc/a.bin", "x" * 300 + ".bin"])
+def test_places_that_cannot_be_written(out, text, elsewhere, capsys):
+    """Said before the first step, not after three minutes."""
+    (elsewhere / "a.txt").write_text("a file", encoding="utf-8")
+    refused(capsys, "train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out, words=["--out"])
+    assert sorted(os.listdir()) == ["a.txt"]
+
+
+def test_a_directory_as_out(text, elsewhere, capsys):
+    (elsewhere / "a.bin").mkdir()
+    refused(capsys, "train", "--data", text, "--out", "a.bin", words=["a.bin"])
+    refused(capsys, "train", "--data", text, "--steps", 2, "--out", "a.bin", "--force", words=["a.bin"])
+
+
+def test_an_unwritable_directory(copy):
+    if os.getuid() == 0:
+        pytest.skip("root may write everywhere")
+    copy.chmod(0o500)
+    try:
+        complains(nanoeuler("train", "--resume", "--steps", 40, cwd=copy), "nanoeuler", "--out")
+    finally:
+        copy.chmod(0o700)
+
+
+def test_file_size_limit_keeps_the_old_checkpoint(copy):
+    """The file system gives out in the middle of a checkpoint."""
+    resource = pytest.importorskip("resource")
+    before = (copy / "nanoeuler.bin").read_bytes()
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2,) * 2)
+    result = nanoeuler("train", "--resume", "--steps", 40, "--threads", 1, cwd=copy, preexec_fn=limit)
+    complains(result, "nanoeuler.bin", "untouched", "--out")
+    assert (copy / "nanoeuler.bin").read_bytes() == before and not (copy / "nanoeuler.bin.tmp").exists()
+    again = nanoeuler("train", "--resume", "--steps", 22, "--threads", 1, cwd=copy)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize("spare", [0, 3 << 20])
+def test_full_disk(spare, copy, tmp_path):
+    """A real one: no room for the log, or room for a quarter of a checkpoint."""
+    disk, size = tmp_path / "disk", (copy / "nanoeuler.bin").stat().st_size
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size + (5 << 20)}", "tmpfs", str(disk)]
+    if os.name != "posix" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted here; RLIMIT_FSIZE stands in for it")
+    try:
+        shutil.copy(copy / "nanoeuler.bin", disk)
+        shutil.copy(copy / "nanoeuler.jsonl", disk)
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - spare
+        with open(disk / "filler", "wb") as f:
+            f.write(bytes(free))
+        before = (disk / "nanoeuler.bin").read_bytes()
+        complains(nanoeuler("train", "--resume", "--steps", 40, "--threads", 1, cwd=disk), "nanoeuler")
+        assert (disk / "nanoeuler.bin").read_bytes() == before
+        (disk / "filler").unlink()
+        assert ne.read_checkpoint(str(disk / "nanoeuler.bin")).state.step == 20
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# ---- not a number
+@pytest.mark.parametrize("name", ne.Params._fields)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_parameter_is_found_and_named(name, bad):
+    model = ne.Model(TINY, random_flat(TINY, 8, np.float32))
+    x = getattr(model.p, name)
+    where = tuple(n // 2 for n in x.shape)
+    x[where] = bad
+    model.pack()
+    tokens = np.full((2, 8), TINY.vocab_size // 2, np.int32)
+    losses = model.run(ne.GRADIENT, tokens, np.zeros((2, 2, 8), np.int32), np.ones(2))
+    m, v, before = np.zeros_like(model.flat), np.zeros_like(model.flat), model.flat.copy()
+    norm = ne.adamw(model.flat, model.g_flat, m, v, 10, hyper(1))
+    assert not (math.isfinite(norm) and np.isfinite(losses).all())
+    assert np.array_equal(model.flat, before, equal_nan=True)
+    said = ne.first_bad_tensor(model)
+    assert name in said and str(list(where)) in said and str(bad) in said, said
+
+
+@pytest.mark.parametrize("name", ["qkv", "down", "final_norm"])
+def test_an_injected_nan_stops_training(name, trained, tmp_path):
+    """The step and the tensor are named, the last good checkpoint stays as it is."""
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    x = getattr(ne.views(c.flat, ne.param_table(c.cfg)), name)
+    x.ravel()[17] = np.nan
+    ne.write_checkpoint(str(tmp_path / "nanoeuler.bin"), c.cfg, c.tokenizer, c.state, c.flat, c.moments)
+    before = (tmp_path / "nanoeuler.bin").read_bytes()
+    result = nanoeuler("train", "--resume", "--steps", 30, "--threads", 1, cwd=tmp_path)
+    complains(result, "step 21", name, "nan", "nanoeuler.bin", "--resume", "--lr")
+    assert (tmp_path / "nanoeuler.bin").read_bytes() == before
+
+
+def test_a_bad_moment_is_not_saved(trained, tmp_path):
+    """A NaN that arises in the update itself: nothing written afterwards may hold it."""
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    c.moments[0][99] = np.nan
+    ne.write_checkpoint(str(tmp_path / "nanoeuler.bin"), c.cfg, c.tokenizer, c.state, c.flat, c.moments)
+    before = (tmp_path / "nanoeuler.bin").read_bytes()
+    result = nanoeuler("train", "--resume", "--steps", 30, "--threads", 1, cwd=tmp_path)
+    complains(result, "step 2", "nan")
+    assert (tmp_path / "nanoeuler.bin").read_bytes() == before
+
+
+def test_log_lines_that_are_broken_are_skipped(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\nnonsense\n[1]\n{"step": "x"}\n{"loss": 1}\n' + "[" * 5000
+                    + '\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo', encoding="utf-8")
+    assert [r["step"] for r in ne.read_log(str(path))] == [1, 2]
+    path.write_bytes(b"\xff\xfe\x00" + json.dumps({"step": 4}).encode())
+    assert ne.read_log(str(path)) == []
+
+
+def test_every_verb_has_help(capsys):
+    def text(*args):
+        with pytest.raises(SystemExit) as e:
+            ne.main([*args, "--help"])
+        assert e.value.code == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    verbs = ("train", "chat", "generate", "lens", "plot", "info", "compile")
+    assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
+    for verb, settings in (("train", ne.Options), ("chat", ne.Sampling), ("generate", ne.Sampling)):
+        for name, f in settings.__dataclass_fields__.items():
+            flag = f"--{name.replace('_', '-')} {name.upper()}"
+            after = text(verb).rpartition(flag)[2]
+            assert f"(default: {f.default})" in after[:after.find(" --")] + ")", (verb, name)
