@@ -1280,7 +1280,8 @@ def plot(paths, out):
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist; train writes NAME.jsonl beside NAME.bin")
         for key in ("bits_per_byte", "val_bits_per_byte"):
-            xy = [(r["step"], r[key]) for r in read_log(path) if type(r.get(key)) is float]
+            xy = [(r["step"], r[key]) for r in read_log(path)
+                  if type(r.get(key)) is float and math.isfinite(r[key])]
             if xy:
                 curves[f"{path} {key}"] = np.array(xy, float)
     if not curves:
@@ -1362,9 +1363,10 @@ def attention_decode(o, q, kc, vc, pos, scores):
                 out[i] += w * v[i]
 
 @jit
-def decode_step(token, pos, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin, eps):
+def decode_step(token, pos, head, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin,
+                eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,) of head 0    cache: kc (L, G, D, T), vc (L, G, T, D)    scratch: x to scores"""
+    out: logits (V,)     in: head (V, C)     cache: kc (L, G, D, T), vc (L, G, T, D)"""
     (L, G, D, _), H, F = kc.shape, att.shape[0], gate_up.shape[1] // 2
     rstd = np.empty(1, x.dtype)
     embedding_forward(x, np.full(1, token), p.wte)
@@ -1387,7 +1389,7 @@ def decode_step(token, pos, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, 
         matvec_add(x[0], p.down[l], gate_up[0, :F])
     rmsnorm_forward(y, rstd, x, p.final_norm, eps)
     logits[:] = 0
-    matvec_add(logits, p.lm_head[0] if p.lm_head.shape[0] else p.wte, y[0])
+    matvec_add(logits, head, y[0])
 
 class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
@@ -1397,6 +1399,7 @@ class Decoder:
                                cfg.n_kv_head, cfg.seq_len)
         new = lambda *shape: aligned(shape, p.wte.dtype)
         self.cfg, self.p, self.tokens, self.logits = cfg, p, [], new(cfg.vocab_size)
+        self.head = head_matrix(p, 0, cfg.n_mtp)
         self.buffers = (new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
                         new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(T), self.logits,
                         *rope_table(cfg, p.wte.dtype))
@@ -1409,7 +1412,7 @@ class Decoder:
             later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
             for t in later:
                 self.step(t)
-        decode_step(token, len(self.tokens), self.p, *self.buffers, self.cfg.norm_eps)
+        decode_step(token, len(self.tokens), self.head, self.p, *self.buffers, self.cfg.norm_eps)
         self.tokens.append(token)
         return self.logits
 
