@@ -130,10 +130,10 @@ def word_end(text, i, end, classes):
         j, kind, n = i, SPACE, 1
     last, j = j, j + n                                          # last: where the last character is
     while j < end and kind != INVALID:
-        b = text[j]
-        k, n = np.int64(classes[b]), 1
-        if b >= 0x80:                                           # ASCII is spared the call
-            k, n = char_at(text, j, end, classes)
+        if text[j] < 0x80 and classes[text[j]] == kind:         # ASCII is spared the call
+            last, j = j, j + 1
+            continue
+        k, n = char_at(text, j, end, classes)
         if k != kind:
             break
         last, j = j, j + n
@@ -149,7 +149,7 @@ def find_word(table, text, i, j):
     h = key ^ (j - i)
     for k in range(i + 8, j):
         h = h * MIX ^ text[k]
-    row = (h * MIX >> 36) & (len(table) - 1)
+    row = (h * MIX >> 44) & (len(table) - 1)
     while table[row, 2] != 0:
         if table[row, 0] == key and table[row, 2] - table[row, 1] == j - i:
             k, d = i + 8, table[row, 1] - i
@@ -199,7 +199,7 @@ def unique_words(text):
             table = np.zeros((1 << 17, 4), np.int64)            # 4 MB, emptied at 65,536 words
             i = count_words(table, array, i, end, CLASSES)      # runs without the GIL
             for start, stop, n in table[table[:, 2] > 0, 1:].tolist():
-                words[text[start:stop]] += n
+                words[array[start:stop].tobytes()] += n
         return words
 
     array = as_array(text)
@@ -273,15 +273,15 @@ def train(text, vocab_size, specials=("</s>",)):
 NO_MERGE = 1 << 62
 
 def pair_table(pairs):
-    """(2 R, 2) int64 from merges (M, 2): rows left << 32 | right and rank, -1 where free. A pair
+    """(2 R,) int64 from merges (M, 2): left << 40 | right << 20 | rank, or -1 where free. A pair
     stands at its hash, below R, or in the first free row after: a running maximum over the sorted
-    hashes. R is a power of two over 2 M."""
-    R, k = 1 << (2 * len(pairs) + 1).bit_length(), np.arange(len(pairs))
-    key = pairs[:, 0] << 32 | pairs[:, 1]
-    home = key * MIX >> 36 & R - 1
+    hashes. R is a power of two over 4 M."""
+    R, k = 1 << (4 * len(pairs) + 1).bit_length(), np.arange(len(pairs))
+    key = pairs[:, 0] << 20 | pairs[:, 1]
+    home = key * MIX >> 40 & R - 1
     rank = np.argsort(home, kind="stable")
-    table = np.full((2 * R, 2), -1)
-    table[np.maximum.accumulate(home[rank] - k) + k] = np.stack([key[rank], rank], 1)
+    table = np.full(2 * R, -1)
+    table[np.maximum.accumulate(home[rank] - k) + k] = key[rank] << 20 | rank
     return table
 
 @njit(**JIT)
@@ -289,11 +289,11 @@ def candidate(ids, p, q, ranks):
     """rank << 32 | p if the tokens at p and q merge: the smallest is the next merge of the word."""
     if q >= len(ids):
         return NO_MERGE
-    key = np.int64(ids[p]) << 32 | ids[q]
-    row = key * MIX >> 36 & (len(ranks) >> 1) - 1
-    while ranks[row, 0] != key and ranks[row, 1] >= 0:
+    key = np.int64(ids[p]) << 20 | ids[q]
+    row = key * MIX >> 40 & (len(ranks) >> 1) - 1
+    while ranks[row] >= 0 and ranks[row] >> 20 != key:
         row += 1
-    return ranks[row, 1] << 32 | p if ranks[row, 1] >= 0 else NO_MERGE
+    return (ranks[row] & 0xFFFFF) << 32 | p if ranks[row] >= 0 else NO_MERGE
 
 @njit(**JIT)
 def merge_word(ids, ranks, made, tree, prev, next):
@@ -377,9 +377,10 @@ def reading(source):
     try:
         yield
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        what = getattr(error, "strerror", None) or f"{type(error).__name__} {str(error):.150}"
-        raise TokenizerError(f"{source}: {' '.join(what.split())}; give a byte-level BPE's "
-                             "tokenizer.json, or a directory of vocab.json, merges.txt") from None
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        what = " ".join((getattr(error, "strerror", None) or what).split())[:200]
+        raise TokenizerError(f"{source}: {what}; give the tokenizer.json of a byte-level BPE, or a "
+                             "directory with its vocab.json and merges.txt") from None
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
@@ -389,14 +390,16 @@ class Tokenizer:
         """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
         A name that is neither a byte nor a merge is special, and `specials` must be such names."""
         names = sorted(ids, key=ids.get)
-        need([ids[s] for s in names] == list(range(len(names))) and len(names) <= MAX_VOCAB,
-             f"ids of {len(names)} tokens must be 0 to {len(names) - 1}, at most {MAX_VOCAB - 1}")
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         made = set(CHARS).union(a + b for a, b in pairs)
         bad = [s for s in specials if s in made or not s]
         need(not bad, f"special tokens {bad[:3]} are also made from text: choose some like </s>")
+        need([ids[s] for s in names] == list(range(len(names))),
+             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}")
+        need(max(len(names), len(merges)) <= MAX_VOCAB,
+             f"{len(names)} tokens and {len(merges)} merges, more than {MAX_VOCAB}")
         need(len(set(pairs)) == len(pairs) and "" not in ids,
-             f"{len(pairs)} merges, {len(set(pairs))} different: none may be double or empty")
+             f"{len(pairs)} merges, {len(set(pairs))} of them different, or an empty token")
         text_id, byte = {s: k for k, s in enumerate(names) if s in made}, dict(zip(CHARS, BYTES))
         self.vocab = [bytes(byte[c] for c in s) if s in made else s.encode() for s in names]
         self.merges, self.vocab_size = [(text_id[a], text_id[b]) for a, b in pairs], len(names)
