@@ -65,9 +65,10 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, text):
-    """A directory with nanoeuler.bin and nanoeuler.jsonl of 20 steps.  Tests copy it to change it."""
+    """A directory with nanoeuler.bin and .jsonl of 20 steps.  Tests copy it to change it."""
     folder = tmp_path_factory.mktemp("trained")
-    result = nanoeuler("train", "--data", text, "--steps", "20", "--eval-every", "10", *FAST, cwd=folder)
+    result = nanoeuler("train", "--data", text, "--steps", "20", "--eval-every", "10", *FAST,
+                       cwd=folder)
     assert result.returncode == 0, result.stderr
     (folder / "stdout.txt").write_text(result.stdout, encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""The model in plain NumPy, float64, as slow and as literal as possible: what the ops are held against.
+"""The model in plain NumPy, float64, slow and literal: what the ops are held against.
 
 Every function takes and returns arrays; nothing is done in place, blocked or fused.  Gradients are
 written from the matrix calculus, with the whole T x T matrix and softmax's Jacobian in full.
@@ -23,7 +23,7 @@ def rmsnorm_backward(dy, x, w, eps):
 
 
 def rope(x, theta, sign=1):
-    """x (T, heads, D): the pair (i, i + D/2) of position t as a complex number, times e^(i angle)."""
+    """x (T, heads, D): the pair (i, i + D/2) as a complex number, times e^(i angle)."""
     T, _, D = x.shape
     angle = np.arange(T)[:, None] * theta ** (-np.arange(0, D, 2) / D)
     z = (x[..., :D // 2] + 1j * x[..., D // 2:]) * np.exp(1j * sign * angle)[:, None]
@@ -111,7 +111,7 @@ def forward(cfg, p, tokens):
 
 
 def adamw(p, g, m, v, decay, lr, beta1, beta2, eps, wd, t):
-    """One step of Loshchilov & Hutter 2019, algorithm 2; decay: which entries shrink.  New p, m, v."""
+    """Loshchilov & Hutter 2019, algorithm 2; decay: which entries shrink.  New p, m, v."""
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     update = (m / (1 - beta1 ** t)) / (np.sqrt(v / (1 - beta2 ** t)) + eps)
     return p - lr * (update + wd * decay * p), m, v

@@ -1,8 +1,8 @@
 """check.py finds nothing in nanoeuler.py, and finds every error planted in a copy of it.
 
-A mutant is the text of nanoeuler.py with one formula changed, run as plain Python (no compiler, so one
-takes a fraction of a second): `tile` and `next_task`, which are machine code, get stand-ins here.  All
-blocks are 4 rows there, so that a tiny model has edges of blocks; the unchanged copy passes that way.
+A mutant is the text of nanoeuler.py with one formula changed, run as plain Python: without the
+compiler it takes a third of a second.  `tile` and `next_task` are machine code: they get stand-ins
+here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the unchanged copy passes.
 """
 import re
 import sys
@@ -53,7 +53,8 @@ MUTANTS = {
     "weight gradient, other rows": ("dy[b, t:e, n0:n1].T", "dy[b, t:e, :n1 - n0].T"),
     "weight gradient overwrites": ("matmul_add(dw, dw, dy[b", "matmul(dw, dy[b"),
     "last rows of a matrix": ("min(n + 4, len(x))", "min(n + 4, len(x) - 1)"),
-    "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]", "d.x[:, 2 * l + 2], a.att[:, l]"),
+    "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
+                                      "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
     "heads after the first ignored": ("for k in range(P):\n        matmul_add(s.norm",
                                       "for k in range(1):\n        matmul_add(s.norm"),
@@ -89,9 +90,11 @@ def run_check(monkeypatch, source):
     monkeypatch.setitem(sys.modules, "nanoeuler", ne)
     exec(compile(source, "nanoeuler.py", "exec"), ne.__dict__)
     ne.tile, ne.next_task = tile(ne), next_task
-    exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"), check.__dict__)
+    exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
+         check.__dict__)
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
-    check.CASES = [("untied", small, 6, (1, 1)), ("tied", {**small, "tie_embeddings": True}, 5, (2,))]
+    check.CASES = [("untied", small, 6, (1, 1)),
+                   ("tied", {**small, "tie_embeddings": True}, 5, (2,))]
     check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 3, 1, 1, lambda n: None
     return check.main([])
 
@@ -127,10 +130,11 @@ def test_nan_is_an_error(monkeypatch, capsys):
 
 
 def test_every_gradient_of_every_case(tmp_path):
-    """The compiled program, in the form of the original: a line a tensor, the worst, the verdict."""
+    """The compiled program, in the original's form: a line a tensor, the worst, the verdict."""
     result = nanoeuler("--seed", "1", program="check.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     errors = [float(s) for s in re.findall(r"^  \w+ *: max rel err (\S+)$", result.stdout, re.M)]
-    assert len(errors) == 8 * 9 - 1 and max(errors) < 1e-6         # a tied single head has no lm_head
+    assert len(errors) == 8 * 9 - 1          # a tied single head has no lm_head
+    assert max(errors) < 1e-6
     assert float(re.search(r"^max relative error: (\S+)", result.stdout, re.M)[1]) == max(errors)
     assert result.stdout.rstrip().endswith(">>> backward OK (error < 1e-6)")

@@ -1,8 +1,9 @@
-"""Decoding against the full forward pass, the sampler, and the verbs that talk: chat, lens, plot, info."""
+"""Decoding against the full forward pass, the sampler, and the verbs that only read a model."""
 import json
 import math
 import re
 import subprocess
+import sys
 from dataclasses import replace
 
 import naive
@@ -70,12 +71,14 @@ def test_generate_is_greedy_at_temperature_zero():
 
 def test_generate_ends_at_the_stop_token():
     model = ne.Model(TINY, random_flat(TINY, 3))
-    greedy = lambda **k: list(ne.generate(ne.Decoder(TINY, model.p), [1, 2, 3], 30, np.random.default_rng(0),
-                                          ne.Sampling(temperature=1.0), **k))
-    free = greedy()
-    stop = free[4]
-    assert greedy(stop=stop) == free[:free.index(stop)]
-    assert list(ne.generate(ne.Decoder(TINY, model.p), [1], 0, np.random.default_rng(0), ne.Sampling())) == []
+
+    def text(n, **stop):
+        rng, decoder = np.random.default_rng(0), ne.Decoder(TINY, model.p)
+        return list(ne.generate(decoder, [1, 2, 3], n, rng, ne.Sampling(temperature=1.0), **stop))
+
+    free = text(30)
+    assert len(free) == 30 and text(30, stop=free[4]) == free[:free.index(free[4])]
+    assert text(0) == []
 
 
 # ---- sampler
@@ -120,24 +123,28 @@ def test_top_p_one_keeps_all_of_a_long_tail():
     assert len(set(draw(logits, 12_000, temperature=1.0, top_p=1.0))) > 505
 
 
-@pytest.mark.parametrize("options", [{}, dict(top_p=0.5), dict(top_k=7), dict(min_p=1.0), dict(temperature=0.0)])
+@pytest.mark.parametrize("options", [{}, dict(top_p=0.5), dict(top_k=7), dict(min_p=1.0),
+                                     dict(temperature=0.0)])
 def test_all_equal_logits(options):
     got = draw(np.full(20, 3.5), 2000, **{"temperature": 1.0, **options})
     count = {0.5: 10, 7: 7, 1.0: 20, 0.0: 1}[next(iter(options.values()))] if options else 20
     assert len(set(got)) == count
 
 
-@pytest.mark.parametrize("logits", [[0.0], [1e30, -1e30], [-1e38, -1e38, 3e38], [-np.inf, 0.0, -np.inf]])
+@pytest.mark.parametrize("logits",
+                         [[0.0], [1e30, -1e30], [-1e38, -1e38, 3e38], [-np.inf, 0.0, -np.inf]])
 def test_extreme_logits(logits):
     assert set(draw(logits, 50, temperature=1.0)) == {int(np.argmax(logits))}
-    assert set(draw(logits, 50, temperature=1.0, top_p=0.9, min_p=0.1, top_k=2)) == {int(np.argmax(logits))}
+    cut = draw(logits, 50, temperature=1.0, top_p=0.9, min_p=0.1, top_k=2)
+    assert set(cut) == {int(np.argmax(logits))}
 
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0, 5), st.integers(0, 50),
        st.floats(0, 1), st.floats(0, 1), st.integers(0, 5))
 def test_a_sample_is_always_a_token(logits, temperature, top_k, top_p, min_p, seed):
-    token = draw(logits, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)[0]
+    token = draw(logits, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p,
+                 min_p=min_p)[0]
     assert isinstance(token, int) and 0 <= token < len(logits)
     likelier = np.sum(np.float32(logits) > np.float32(logits[token]))
     assert not top_k or likelier < top_k
@@ -145,7 +152,7 @@ def test_a_sample_is_always_a_token(logits, temperature, top_k, top_p, min_p, se
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 def test_sampled_distribution(temperature):
-    """Pearson's chi-square over 20,000 draws; 4 degrees of freedom exceed 25 once in 20,000 seeds."""
+    """Pearson's chi-square, 4 degrees of freedom: it exceeds 25 for one seed in 20,000."""
     p = np.exp(LOGITS / temperature)
     expected = 20_000 * p / p.sum()
     counts = np.bincount(draw(LOGITS, 20_000, seed=3, temperature=temperature), minlength=5)
@@ -162,7 +169,8 @@ def test_restricted_distribution():
 
 
 def test_same_seed_same_text(trained):
-    run = lambda seed: nanoeuler("generate", "KING", "--tokens", 30, "--seed", seed, cwd=trained).stdout
+    run = lambda seed: nanoeuler("generate", "KING", "--tokens", 30, "--seed", seed,
+                                 cwd=trained).stdout
     assert run(5) == run(5) != run(6)
 
 
@@ -176,7 +184,8 @@ def test_generate(trained):
 def test_chat_through_a_pipe(trained):
     """Lines in, continuations out; /reset makes the second answer the first one again."""
     args = ("--tokens", 20, "--temperature", 0, "--threads", 1)
-    result = nanoeuler("chat", *args, cwd=trained, stdin="ROMEO:\n\nROMEO:\n/reset\nROMEO:\n/quit\nnever read\n")
+    result = nanoeuler("chat", *args, cwd=trained,
+                       stdin="ROMEO:\n\nROMEO:\n/reset\nROMEO:\n/quit\nnever read\n")
     assert result.returncode == 0 and result.stderr == ""
     head, *replies = result.stdout.split("\n> ")
     assert "nanoeuler.bin" in head and "continues what you type" in head and "/quit" in head
@@ -184,28 +193,32 @@ def test_chat_through_a_pipe(trained):
     assert len(said) == 3 and said[0] == said[2] and "never read" not in result.stdout
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
     decoder = ne.Decoder(c.cfg, ne.views(c.flat, ne.param_table(c.cfg)))
-    ids = ne.generate(decoder, c.tokenizer.encode("ROMEO:"), 20, None, ne.Sampling(temperature=0.0), None)
-    assert said[0].rstrip("\n") == c.tokenizer.decode(list(ids)).decode("utf-8", "replace").rstrip("\n")
+    ids = ne.generate(decoder, c.tokenizer.encode("ROMEO:"), 20, None, ne.Sampling(temperature=0.0),
+                      None)
+    want = c.tokenizer.decode(list(ids)).decode("utf-8", "replace")
+    assert said[0].rstrip("\n") == want.rstrip("\n")
     end = nanoeuler("chat", cwd=trained, stdin="")                # Ctrl-D
     assert end.returncode == 0 and end.stderr == ""
 
 
 def test_chat_takes_any_text(trained):
-    result = nanoeuler("chat", "--tokens", 5, cwd=trained, stdin="na\u00efve \U0001f600 </s>\n" + "x" * 3000 + "\n")
+    result = nanoeuler("chat", "--tokens", 5, cwd=trained,
+                       stdin="na\u00efve \U0001f600 </s>\n" + "x" * 3000 + "\n")
     assert result.returncode == 0 and result.stderr == ""
 
 
 def spoken(tmp_path, text, kind="base"):
-    """A checkpoint that says this text, whatever the prompt, then </s>; each token 0.7 characters."""
+    """A checkpoint that says this text, whatever the prompt, then </s>; a token is a byte."""
     tokenizer = bpe.train(b"ab", 257)                             # bytes and </s>
     ids = [*tokenizer.encode(text), tokenizer.specials["</s>"]]
     V, path = tokenizer.vocab_size, tmp_path / "spoken.bin"
-    assert len(set(ids)) == len(ids), "each byte once: the model knows only which token follows which"
-    cfg = replace(TINY, n_embd=V, n_head=1, n_kv_head=1, n_layer=1, n_hidden=1, n_mtp=1, seq_len=300,
+    assert len(set(ids)) == len(ids), "each byte once: the model knows what follows a byte, no more"
+    cfg = replace(TINY, n_embd=V, n_head=1, n_kv_head=1, n_layer=1, n_hidden=1, n_mtp=1,
+                  seq_len=300,
                   vocab_size=V)
     p = ne.views(flat := np.zeros(ne.n_params(cfg), np.float32), ne.param_table(cfg))
     p.wte[:], p.final_norm[:] = np.eye(V), 1
-    p.lm_head[0, ids[0]] = 1                                      # anything is followed by the first
+    p.lm_head[0, ids[0]] = 1                 # anything is followed by the first
     for this, following in zip(ids, ids[1:]):
         p.lm_head[0, following, this] = 3
     ne.write_checkpoint(str(path), cfg, tokenizer, ne.State(kind=kind), flat)
@@ -216,7 +229,8 @@ def test_streaming_keeps_characters_whole(tmp_path):
     """A character of four bytes is four tokens: nothing is printed before the last of them."""
     text = "\u00e9\u4e2d\U0001f600"
     path = spoken(tmp_path, text)
-    process = subprocess.Popen(command("generate", "a", path, "--temperature", 0), stdout=subprocess.PIPE)
+    process = subprocess.Popen(command("generate", "a", path, "--temperature", 0),
+                               stdout=subprocess.PIPE)
     pieces = b""
     while piece := process.stdout.read1(3):
         pieces += piece
@@ -235,8 +249,8 @@ def test_a_chat_model_answers(tmp_path):
 
 def test_the_template_is_alpacas():
     assert ne.PROMPT.format(instruction="Sing.").startswith(
-        "Below is an instruction that describes a task. Write a response that appropriately completes the "
-        "request.\n\n### Instruction:\nSing.\n\n### Response:")
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nSing.\n\n### Response:")
 
 
 def test_lens_shows_numbers_of_the_model(trained):
@@ -265,27 +279,29 @@ def test_info(trained):
     result = nanoeuler("info", cwd=trained)
     assert result.returncode == 0
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
-    for word in (f"{ne.n_params(c.cfg):,}", "20 of 20", f"{c.state.tokens_seen:,}", c.tokenizer.hash(), "matches",
+    for word in (f"{ne.n_params(c.cfg):,}", "20 of 20", f"{c.state.tokens_seen:,}",
+                 c.tokenizer.hash(), "matches",
                  "n_embd", "128", f"{c.state.bits_per_byte:.4f}"):
         assert word in result.stdout, word
 
 
 def test_plot_in_the_terminal(trained, tmp_path, monkeypatch, capsys):
-    import sys
     monkeypatch.setitem(sys.modules, "matplotlib", None)          # as if it were not installed
-    assert ne.main(["plot", str(trained / "nanoeuler.jsonl"), "--out", str(tmp_path / "a.png")]) in (0, None)
+    args = ["plot", str(trained / "nanoeuler.jsonl"), "--out", str(tmp_path / "a.png")]
+    assert ne.main(args) in (0, None)
     out = capsys.readouterr().out
-    assert "bits" in out and "nanoeuler.jsonl" in out and out.count("|") >= 10 and not any(tmp_path.iterdir())
+    assert "bits" in out and "nanoeuler.jsonl" in out and out.count("|") >= 10
+    assert not any(tmp_path.iterdir())
 
 
 def test_plot_with_matplotlib(trained, tmp_path):
     pytest.importorskip("matplotlib")
-    result = nanoeuler("plot", trained / "nanoeuler.jsonl", "--out", tmp_path / "a.png", cwd=tmp_path)
+    result = nanoeuler("plot", trained / "nanoeuler.jsonl", "--out", tmp_path / "a.png",
+                       cwd=tmp_path)
     assert result.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_of_one_step(tmp_path, monkeypatch, capsys):
-    import sys
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     log = tmp_path / "a.jsonl"
     log.write_text(json.dumps({"step": 1, "bits_per_byte": 3.0}) + "\n", encoding="utf-8")
@@ -324,7 +340,8 @@ def test_what_the_verbs_refuse(args, words, copy, monkeypatch, capsys):
 
 def test_a_closed_pipe_is_no_error(trained):
     """nanoeuler.py ... | head -1"""
-    process = subprocess.Popen(command("generate", "A", "--tokens", 3000, "--threads", 1), cwd=trained,
+    process = subprocess.Popen(command("generate", "A", "--tokens", 3000, "--threads", 1),
+                               cwd=trained,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(5)
     process.stdout.close()

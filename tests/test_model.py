@@ -1,4 +1,4 @@
-"""The whole model: against PyTorch and plain NumPy, and the same bits however the work is cut up."""
+"""The whole model: against PyTorch and plain NumPy, and the same bits however work is cut up."""
 import json
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ SHAPES = {
 
 
 def batch(cfg, B, T, seed, dead=()):
-    """tokens (B, T) and targets (P, B, T): head k one token further on, past the end and at random -1."""
+    """tokens (B, T), targets (P, B, T): head k one further on, -1 past the end and at random."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, cfg.vocab_size, (B, T)).astype(np.int32)
     after = rng.integers(0, cfg.vocab_size, (B, T)).astype(np.int32)
@@ -52,9 +52,10 @@ def torch_loss(peer, tokens, targets, mtp_weight):
     import torch
     x, y = (torch.tensor(np.ascontiguousarray(a), dtype=torch.int64) for a in (tokens, targets))
     logits = peer.logits(x)
-    ce = [torch.nn.functional.cross_entropy(logits[:, :, k].flatten(0, 1), y[k].flatten(),
-                                            ignore_index=-1, reduction="sum") / max(1, (y[k] >= 0).sum())
-          for k in range(len(y))]
+    sums = [torch.nn.functional.cross_entropy(logits[:, :, k].flatten(0, 1), y[k].flatten(),
+                                              ignore_index=-1, reduction="sum")
+            for k in range(len(y))]
+    ce = [s / max(1, (y[k] >= 0).sum()) for k, s in enumerate(sums)]
     return ce, ce[0] + mtp_weight * sum(ce[1:]) / max(1, len(ce) - 1)
 
 
@@ -74,7 +75,8 @@ def test_forward_and_backward_equal_pytorch(name):
     loss.backward()
     losses = model.run(ne.GRADIENT, tokens, targets, ne.loss_weights(targets, 0.3))
     assert math.isclose(loss_of(losses, targets), loss.item(), rel_tol=1e-10)
-    assert math.isclose(losses[:, 0].sum() / max(1, (targets[0] >= 0).sum()), ce[0].item(), rel_tol=1e-10)
+    assert math.isclose(losses[:, 0].sum() / max(1, (targets[0] >= 0).sum()), ce[0].item(),
+                        rel_tol=1e-10)
     for tensor, want in peer.numpy_grads().items():
         assert worst(getattr(model.g, tensor), want) < 1e-10, tensor
 
@@ -119,7 +121,7 @@ def gradient(model, tokens, targets, sizes):
 @pytest.mark.parametrize("sizes", [(1,) * 8, (2,) * 4, (4, 4), (3, 3, 2), (7, 1)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_micro_batches_change_no_bit(sizes, dtype):
-    """Ragged masks, and row 5 has no target at all: the mean is over the valid targets of the step."""
+    """Ragged masks, row 5 has no target at all: the mean is over the valid targets of the step."""
     model = ne.Model(BASE, random_flat(BASE, 8, dtype))
     tokens, targets = batch(BASE, 8, 40, 9, dead=[5])
     losses, g = gradient(model, tokens, targets, (8,))
@@ -213,10 +215,10 @@ def test_init_is_random_of_the_stated_size_and_repeats():
 
 # ---- ten pinned losses
 # The first ten losses of the small preset on Shakespeare, computed by PyTorch in float64: `python
-# tests/test_model.py` prints them.  How far may float32 be off?  A mean of 1,024 cross-entropies, each
-# from sums of at most 344 products over 4 layers, carries a few times 1e-7 of its value of 6.  Ten
-# steps add little: their gradients are wrong by about 1e-6 of themselves.  Measured with vectors of
-# 128, 256 and 512 bits: at most 4e-7.  25 times that is allowed, a thousandth of the smallest step.
+# tests/test_model.py` prints them.  How far may float32 be off?  A mean of 1,024 cross-entropies,
+# each from sums of at most 344 products over 4 layers, carries a few times 1e-7 of its value of 6.
+# Ten steps add little: their gradients are wrong by about 1e-6 of themselves.  Measured with
+# vectors of 128, 256 and 512 bits: at most 4e-7.  25 times that is allowed: 1/1,000 of a step.
 PINNED_FLAGS = dict(steps=10, batch=8, lr=3e-3, warmup=5, floor=0.05, weight_decay=0.1, beta1=0.9,
                     beta2=0.95, clip=1.0, mtp_weight=0.3, holdout=0.02, seed=1)
 PINNED = [6.411684, 6.202192, 5.977103, 5.814249, 5.617222, 5.479745, 5.429422, 5.240312,
@@ -229,7 +231,8 @@ def torch_losses():
     import torch_peer
     o, cfg = PINNED_FLAGS, ne.PRESETS["small"]
     text, _ = ne.split_text(TEXT.read_bytes(), o["holdout"])
-    batches = ne.Batches(bpe.train(text, cfg.vocab_size).encode(text), cfg.seq_len, cfg.n_mtp, o["seed"])
+    batches = ne.Batches(bpe.train(text, cfg.vocab_size).encode(text), cfg.seq_len, cfg.n_mtp,
+                         o["seed"])
     peer = torch_peer.Peer(torch_peer.peer_config(cfg), dtype=torch.float64)
     peer.load_numpy(ne.views(ne.init_params(cfg, o["seed"]), ne.param_table(cfg))._asdict())
     opt = torch_peer.make_optimizer(peer, weight_decay=o["weight_decay"])
