@@ -30,8 +30,10 @@ check: $(RUN_DEPS)  ## every gradient against finite differences
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest $(ARGS)
 
-bench: $(BENCH_DEPS)  ## side by side with PyTorch, tokenizers, tiktoken
-	$(PY) bench/bench_cpu.py $(ARGS)
+bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, tiktoken (40 minutes)
+	$(PY) bench/bench_cpu.py
+	$(PY) bench/bench_bpe.py
+	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10

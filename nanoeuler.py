@@ -1531,10 +1531,9 @@ def compile_kernels():
 
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
-    folder, began = run._cache.cache_path, time.perf_counter()
-    index = [os.path.getmtime(os.path.join(folder, name)) for name in
-             (os.listdir(folder) if os.path.isdir(folder) else []) if "nanoeuler.run-" in name]
-    if max(index, default=0) > os.path.getmtime(__file__):
+    cached, began = run._cache._cache_file._load_index(), time.perf_counter()
+    if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
+           for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
         return
     print("compiling the kernels: once, about 20 seconds", flush=True)
     command = [sys.executable, os.path.abspath(__file__), "compile", "--part"]
