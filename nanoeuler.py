@@ -1428,8 +1428,9 @@ def sample(logits, rng, o):
     if o.temperature == 0:
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")
-    z = logits[order].astype(np.float64) / o.temperature
-    p = np.exp(z - z[0])
+    z = logits[order].astype(np.float64)
+    with np.errstate(over="ignore"):         # a tiny temperature: -inf, and exp(-inf) is 0
+        p = np.exp((z - z[0]) / o.temperature)
     keep = p >= o.min_p
     keep[o.top_k or len(p):] = False
     keep &= np.cumsum(p) - p < o.top_p * p.sum()       # those before it do not reach top_p yet

@@ -123,7 +123,7 @@ def main():
     sys.path.insert(0, str(ROOT))
     import bpe
 
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo")
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
                 if line.startswith("model name")), "?") if os.path.exists("/proc/cpuinfo") else "?"
     names = ("numba", "numpy", "tiktoken", "tokenizers")
     machine = dict(cpu=f"{cpu}, {os.cpu_count()} cores", python=platform.python_version(),
