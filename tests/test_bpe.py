@@ -265,7 +265,9 @@ def test_any_bytes_survive(small, wild, data):
 def test_odd_bytes_survive(wild):
     odd = [bytes([b]) for b in range(256)] + [
         b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\xaf",
-        b"\xe2\x82", b"\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80", b"\xe0\x80\xaf"]
+        b"\xe2\x82", b"\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80", b"\xe0\x80\xaf", b"\xe0\x9f\xbf",
+        b"\xe0\xa0\x80", b"\xed\x9f\xbf", b"\xee\x80\x80", b"\xf0\x8f\xbf\xbf", b"\xf0\x90\x80\x80",
+        b"\xf4\x8f\xbf\xbf"]
     data = b"".join(a + b for a in odd for b in odd)
     assert wild.decode(wild.encode(data)) == data
     assert cut(data) == words(data)
