@@ -557,8 +557,10 @@ def test_command_line_errors(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
 def test_ctrl_c_is_quiet(tmp_path):
     os.mkfifo(tmp_path / "pipe")
+    hears = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)      # a background job ignores it
     process = subprocess.Popen([sys.executable, ROOT / "bpe.py", "train", tmp_path / "pipe"],
-                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path)
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path,
+                               preexec_fn=hears)
     with open(tmp_path / "pipe", "wb"):                     # opens when the program does
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
