@@ -254,6 +254,22 @@ def test_a_full_word_table_is_emptied():
     assert bpe.unique_words(data) == Counter(words(data))
 
 
+def test_words_that_meet_in_a_table_stay_apart():
+    """Two rows only, so that every other pair meets: same beginning, same length, zeros before."""
+    rnd, met = random.Random(2), 0
+    for n in range(400):
+        head = bytes(rnd.randrange(2) for _ in range(rnd.choice([0, 1, 7, 8, 9])))
+        a, b = (head + bytes(rnd.randrange(3) for _ in range(rnd.choice([1, 1, 2]))) for _ in "ab")
+        text, table = bpe.as_array(a + b + a), np.zeros((2, 4), np.int64)
+        row, key = bpe.find_word(table, text, 0, len(a))
+        table[row] = key, 0, len(a), 1
+        assert bpe.find_word(table, text, len(a + b), len(a + b + a)) == (row, key)
+        other, _ = bpe.find_word(table, text, len(a), len(a + b))
+        assert (other == row) == (a == b)
+        met += a != b and bpe.find_word(0 * table, text, len(a), len(a + b))[0] == row
+    assert met > 100
+
+
 # ---- encoding
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
