@@ -74,7 +74,7 @@ def cpu_ticks(pids):
         for pid in pids:
             stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
             stat = stat.rpartition(")")[2].split()
-            own += int(stat[11]) + int(stat[12])
+            own += sum(int(field) for field in stat[11:15])      # its ended children included
         return sum(times) - times[3] - times[4], own, sum(times)
     except OSError:
         return None
@@ -284,13 +284,20 @@ def ms(seconds):
     return f"{seconds * 1e3:.1f}" if seconds < 1 else f"{seconds * 1e3:.0f}"
 
 
+def quiet_note(result):
+    """How undisturbed the rounds behind a table were."""
+    return ["", f"{len(result['others_share'])} rounds; other processes took at most "
+                f"{100 * max(result['others_share']):.1f} % of the CPU in one; "
+                f"{result['repeated_rounds']} repeated for more than {100 * MAX_FOREIGN:.0f} %."]
+
+
 def train_table(result, tokens):
     lines = ["| engine | ms a step | lowest - highest round | tokens/s | against torch.compile |",
              "|---|---:|---:|---:|---:|"]
     for name, r in result["rows"].items():
         lines.append(f"| {name} | {ms(r['median_s'])} | {ms(r['min_s'])} - {ms(r['max_s'])} | "
                      f"{tokens / r['median_s']:,.0f} | {r['ratio']:.2f}x |")
-    return lines
+    return lines + quiet_note(result)
 
 
 def decode_table(result):
@@ -300,7 +307,7 @@ def decode_table(result):
     for name, r in result["rows"].items():
         lines.append(f"| {name} | {us(r['median_s'])} | {us(r['min_s'])} - {us(r['max_s'])} | "
                      f"{1 / r['median_s']:,.0f} | {r['ratio']:.2f}x |")
-    return lines
+    return lines + quiet_note(result)
 
 
 def stolen_table(result):
@@ -308,7 +315,7 @@ def stolen_table(result):
     for name, r in result["stolen"]["rows"].items():
         lines.append(f"| {name} | {ms(result['alone']['rows'][name]['median_s'])} | "
                      f"{ms(r['median_s'])} | {100 * r['speed_left']:.0f} % |")
-    return lines
+    return lines + quiet_note(result["stolen"])
 
 
 def kernel_table(results):

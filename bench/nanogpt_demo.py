@@ -28,6 +28,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from bench_cpu import cpu_ticks, foreign_share
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYERS, HEADS, WIDTH, BLOCK, BATCH = 4, 4, 128, 64, 12
 ITERATIONS, WARMUP, LR, MIN_LR = 2000, 100, 1e-3, 1e-4
@@ -187,6 +189,24 @@ def cpu_name():
         return platform.processor() or platform.machine()
 
 
+def run_rows(args):
+    """{name: result}; others_share says how much of the CPU other processes took meanwhile."""
+    todo = {"readme": ("nanoGPT's CPU demo, 2,000 iterations as its README says",
+                       lambda: train(args.data, None, args.seed)),
+            "stretched": (f"the same, schedule stretched to {args.minutes:g} minutes",
+                          lambda: train(args.data, args.minutes, args.seed)),
+            "nanoeuler": (f"nanoeuler.py train small, {args.minutes:g} minutes",
+                          lambda: nanoeuler(args.data, args.minutes, args.threads))}
+    rows = {}
+    for key in args.rows:
+        name, run = todo[key]
+        print(name, file=sys.stderr, flush=True)
+        before = cpu_ticks([os.getpid()])
+        rows[name] = run()
+        rows[name]["others_share"] = foreign_share(before, cpu_ticks([os.getpid()]))
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=3.0, help="default 3")
@@ -198,22 +218,14 @@ def main():
     parser.add_argument("--out", help="write the results to this JSON file too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    rows = {}
-    if "readme" in args.rows:
-        rows["nanoGPT's CPU demo, 2,000 iterations as its README says"] = train(
-            args.data, None, args.seed)
-    if "stretched" in args.rows:
-        rows[f"the same, schedule stretched to {args.minutes:g} minutes"] = train(
-            args.data, args.minutes, args.seed)
-    if "nanoeuler" in args.rows:
-        rows[f"nanoeuler.py train small, {args.minutes:g} minutes"] = nanoeuler(
-            args.data, args.minutes, args.threads)
+    rows = run_rows(args)
     print(f"{cpu_name()}, {args.threads} threads, torch {torch.__version__}\n")
-    print("| run | parameters | steps | tokens seen | minutes | held-out bits per byte |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print("| run | parameters | steps | tokens seen | minutes | CPU taken by others | "
+          "held-out bits per byte |\n|---|---:|---:|---:|---:|---:|---:|")
     for name, r in rows.items():
         print(f"| {name} | {r['parameters']:,} | {r['iterations']:,} | {r['tokens_seen']:,} | "
-              f"{r['minutes']:.2f} | {r['val_bits_per_byte']:.3f} |")
+              f"{r['minutes']:.2f} | {100 * r['others_share']:.0f} % | "
+              f"{r['val_bits_per_byte']:.3f} |")
     if args.out:
         machine = {"cpu": cpu_name(), "threads": args.threads, "torch": torch.__version__,
                    "python": platform.python_version(), "load_average": os.getloadavg()}
