@@ -249,6 +249,9 @@ def test_counts_do_not_depend_on_threads(monkeypatch):
 
 def test_a_full_word_table_is_emptied():
     """70,000 different words, each twice: more than one table holds."""
+    text, table = bpe.as_array(b"a b c d e f"), np.zeros((8, 4), np.int64)
+    assert bpe.count_words(table, text, 0, len(text), bpe.CLASSES) == len(b"a b c d")
+    assert (table[:, 2] > 0).sum() == 4                     # half full: it stops there
     data = " ".join(f"{k:05x}"[::-1].translate(str.maketrans("0123456789", "ghijklmnop"))
                     for k in range(70_000)).encode() * 2
     assert bpe.unique_words(data) == Counter(words(data))
