@@ -1,0 +1,1446 @@
+"""NanoEuler on the GPU: the model of nanoeuler.py told a second time, in CUDA kernels written in Numba.
+
+Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
+specification: every kernel here is tested against the function of the same name there.
+
+    python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
+    python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
+    python nanoeuler_cuda.py t                pretrain, write nanoeuler.bin;  tr goes on with it
+    python nanoeuler_cuda.py i "It was"       one continuation
+    python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
+    python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
+    python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
+
+Contents
+    1    Device: what is needed, launches, graphs
+    2    Memory: buffers and views, the table of what a run needs
+    3    Building blocks: sums over warps and blocks, the register tile
+    4.1  Matmul
+    4.2  Embedding
+    4.3  RMSNorm
+    4.4  RoPE
+    4.5  Attention
+    4.6  SwiGLU
+    4.7  Cross-entropy
+    5    Model: forward, heads, backward
+    6    Optimizer
+    10   Inference
+    12   Self-tests
+    13   Command line
+
+Shapes  as in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden,
+        V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows, row b * T + t.
+Types   Kernels take their dtype from their arguments: float32 trains, float64 proves.  A literal is
+        made with dtype.type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
+Order   No atomic operations on floats: each number is summed by one thread, in one order.  Two runs
+        give the same bits.
+"""
+import argparse
+import functools
+import importlib.metadata
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from dataclasses import replace
+
+import numpy as np
+
+import nanoeuler as ne
+from nanoeuler import UserError
+
+PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
+
+def doctor(problem=None):
+    """Prints what the GPU programs need and what of it is here; returns the exit code."""
+    def version(name):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "not installed"
+
+    rows = [(name, version(name)) for name in
+            ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
+             "nvidia-nvvm", "nvidia-nvjitlink")]
+    try:
+        smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
+                              "--format=csv,noheader"], capture_output=True, text=True, timeout=60)
+        rows.append(("nvidia-smi", smi.stdout.strip() or smi.stderr.strip() or "no answer"))
+    except (OSError, subprocess.SubprocessError):
+        rows.append(("nvidia-smi", "not found: is there an NVIDIA driver?"))
+    if not problem:
+        rows.append(("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}"))
+        problem = gpu_problem()
+        if not problem:
+            major, minor = cuda.get_current_device().compute_capability
+            free, total = cuda.current_context().get_memory_info()
+            rows += [("capability", f"sm_{major}{minor}"), ("matmul", "portable tiles"),
+                     ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
+    ne.print_table("what nanoeuler_cuda.py finds here", rows)
+    print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
+    return 2 if problem else 0
+
+# The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
+try:
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise ImportError("numba-cuda is not installed, and the CUDA target inside numba is not "
+                          "supported")
+    from cuda.bindings import driver
+    from llvmlite import ir
+    from numba import cuda, types
+    from numba.core import cgutils
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+    from numba.cuda.cudadrv.driver import CudaAPIError
+    from numba.cuda.extending import intrinsic
+except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
+    reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
+    if __name__ == "__main__":
+        sys.exit(doctor(reason))
+    raise ImportError(reason) from None
+
+kernel = cuda.jit(cache=True)
+inlined = cuda.jit(device=True, inline="always")
+
+
+# ==== 1 Device ====
+stream = None                                # all work is queued here, in order
+
+def gpu_problem():
+    """Why no kernel can run on this machine, with the remedy, or "" if one can."""
+    try:
+        cuda.current_context()
+        return ""
+    except Exception as e:                   # the driver's absence has many faces
+        first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        return f"{first.strip().rstrip(':')}; the GPU modes need an NVIDIA GPU and its driver, " \
+               f"version 580 or newer; the CPU program does the same: python nanoeuler.py --help"
+
+def open_device():
+    global stream
+    if stream is None:
+        if problem := gpu_problem():
+            raise UserError(problem)
+        cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0      # small tests launch small grids
+        stream = cuda.stream()
+
+def allow_shared(compiled, config):
+    """Before a launch with more than 48 KB of dynamic shared memory: the driver wants to be asked."""
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
+    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, driver.CUdevice(0)))
+
+def ok(result):
+    """The values of a driver call, without its error code, which must be zero."""
+    error, *values = result
+    if int(error):
+        raise UserError(f"CUDA: {driver.cuGetErrorString(error)[1].decode()}")
+    return values[0] if values else None
+
+def launch(kernel, grid, block, *args, smem=0):
+    config = kernel[grid, block, stream, smem]
+    if smem > 48 << 10 and not config.pre_launch_callbacks:
+        config.pre_launch_callbacks.append(allow_shared)
+    config(*args)
+
+class Graph:
+    """A function whose launches are recorded once: replayed, a launch costs 1 us, and not 20.
+
+    The first call runs it as it is, which compiles its kernels; the second records it.  All that
+    changes between calls must lie in device memory: a graph remembers the values of scalars."""
+
+    def __init__(self, function):
+        self.function, self.calls, self.graph = function, 0, None
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls == 1 or not Graph.enabled:
+            return self.function()
+        handle = driver.CUstream(int(stream.handle))
+        if self.graph is None:
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+            ok(driver.cuStreamBeginCapture(handle, mode))
+            self.function()
+            self.recorded = ok(driver.cuStreamEndCapture(handle))
+            self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
+        ok(driver.cuGraphLaunch(self.graph, handle))
+
+    def __del__(self):
+        if self.graph is not None:
+            driver.cuGraphExecDestroy(self.graph)
+            driver.cuGraphDestroy(self.recorded)
+
+Graph.enabled = True
+
+
+# ==== 2 Memory ====
+def new(shape, dtype):
+    return cuda.device_array(shape, dtype, stream=stream)
+
+def to_device(x, dtype=None):
+    return cuda.to_device(np.ascontiguousarray(x, dtype), stream=stream)
+
+def view(x, start, shape, strides=None):
+    """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
+    size = x.dtype.itemsize
+    strides = strides or [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    return DeviceNDArray(shape, [s * size for s in strides], x.dtype, stream,
+                         x.gpu_data.view(start * size))
+
+def views(flat, table):
+    """The tensors of param_table as views of one flat device buffer."""
+    start, out = 0, []
+    for _, shape, *_ in table:
+        out.append(view(flat, start, shape))
+        start += math.prod(shape)
+    return ne.Params(*out)
+
+def transposed(x):
+    """(M, N) as (N, M); no copy."""
+    return view(x, 0, x.shape[::-1], [s // x.dtype.itemsize for s in x.strides[::-1]])
+
+def rows_a_chunk(cfg, BT, itemsize):
+    """Rows of logits in memory at once: 256 MB of them, all heads together."""
+    return min(BT, max(128, (256 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)))
+
+def buffer_table(cfg, B, T, dtype, naive=False):
+    """(group, name, shape, dtype) of everything a training step keeps on the device.
+
+    a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]).
+    d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough."""
+    C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
+    H, D, BT = cfg.n_head, cfg.head_dim, B * T
+    HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
+    tables = dict(
+        a=[("x", (2 * L + 1, BT, C)), ("attn_in", (L, BT, C)), ("attn_rstd", (L, BT)),
+           ("qkv", (L, BT, QKV)), ("att", (L, BT, HD)), ("lse", (L, H, BT)),
+           ("mlp_in", (L, BT, C)), ("mlp_rstd", (L, BT)), ("gate_up", (L, BT, 2 * F)),
+           ("swiglu", (L, BT, F)), ("final_in", (BT, C)), ("final_rstd", (BT,)),
+           ("logits", (R, P * V))] + [("probs", (L, B, H, T, T))] * naive,
+        d=[("x", (BT, C)), ("norm", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
+           ("delta", (H, BT)), ("swiglu", (BT, F)), ("partial", (PARTS, C))]
+        + [("probs", (B, H, T, T))] * naive)
+    return [(group, name, shape, dtype) for group in tables for name, shape in tables[group]]
+
+def memory_table(cfg, B, T, dtype, naive=False, training=True):
+    """(what, bytes) on the device, B sequences of T tokens at a time."""
+    size, n = dtype.itemsize, ne.n_params(cfg)
+    total = lambda *names: sum(math.prod(shape) * size for group, name, shape, _
+                               in buffer_table(cfg, B, T, dtype, naive)
+                               if group == names[0] and (name == "logits") == ("logits" in names))
+    return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
+            ("activations", total("a")), ("their gradients", total("d")),
+            ("logits", total("a", "logits")), ("tokens", 4 * B * T * (1 + 2 * cfg.n_mtp))]
+
+def largest_batch(cfg, T, dtype, naive, free):
+    """Sequences whose training fits into that many bytes; 0 if not even one does."""
+    fits = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive)) <= free
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        low, high = ((low + high) // 2, high) if fits((low + high) // 2) else (low, (low + high) // 2)
+    return low
+
+
+# ==== 3 Building blocks ====
+WARP, ALL = 32, 0xFFFFFFFF
+
+@intrinsic
+def exp(typing, x):
+    """e^x of the type of x.  float32: PTX ex2.approx(x log2 e), relative error 2^-22 + |x| 2^-24, in
+    two instructions; float64: libdevice."""
+    def codegen(context, builder, sig, args):
+        scalar = context.get_value_type(sig.args[0])
+        fnty = ir.FunctionType(scalar, [scalar])
+        if sig.args[0] == types.float64:
+            return builder.call(cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp"), args)
+        log2e = ir.Constant(scalar, float(np.float32(1 / math.log(2))))
+        ex2 = ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f")
+        return builder.call(ex2, [builder.fmul(args[0], log2e)])
+    return x(x), codegen
+
+@inlined
+def warp_sum(x):
+    """The sum over a warp, the same bits in every lane: a butterfly adds in one order for all."""
+    x += cuda.shfl_xor_sync(ALL, x, 16)
+    x += cuda.shfl_xor_sync(ALL, x, 8)
+    x += cuda.shfl_xor_sync(ALL, x, 4)
+    x += cuda.shfl_xor_sync(ALL, x, 2)
+    return x + cuda.shfl_xor_sync(ALL, x, 1)
+
+@inlined
+def half_warp_sum(x):
+    """The sum over 16 lanes, 0-15 or 16-31."""
+    x += cuda.shfl_xor_sync(ALL, x, 8)
+    x += cuda.shfl_xor_sync(ALL, x, 4)
+    x += cuda.shfl_xor_sync(ALL, x, 2)
+    return x + cuda.shfl_xor_sync(ALL, x, 1)
+
+@inlined
+def half_warp_max(x):
+    x = max(x, cuda.shfl_xor_sync(ALL, x, 8))
+    x = max(x, cuda.shfl_xor_sync(ALL, x, 4))
+    x = max(x, cuda.shfl_xor_sync(ALL, x, 2))
+    return max(x, cuda.shfl_xor_sync(ALL, x, 1))
+
+@inlined
+def block_sum(x, warps):
+    """The sum over a block of 256 threads; warps: 8 numbers in shared memory."""
+    x = warp_sum(x)
+    cuda.syncthreads()                       # an earlier sum may still be read
+    if cuda.threadIdx.x % 32 == 0:
+        warps[cuda.threadIdx.x // 32] = x
+    cuda.syncthreads()
+    return ((warps[0] + warps[1]) + (warps[2] + warps[3])) + (
+        (warps[4] + warps[5]) + (warps[6] + warps[7]))
+
+@inlined
+def block_max(x, warps):
+    x = half_warp_max(max(x, cuda.shfl_xor_sync(ALL, x, 16)))
+    cuda.syncthreads()
+    if cuda.threadIdx.x % 32 == 0:
+        warps[cuda.threadIdx.x // 32] = x
+    cuda.syncthreads()
+    return max(max(max(warps[0], warps[1]), max(warps[2], warps[3])),
+               max(max(warps[4], warps[5]), max(warps[6], warps[7])))
+
+@functools.cache
+def register_tile(ROWS, COLS):
+    """The device function acc += A B for the ROWS x COLS sums that a thread keeps in registers.
+
+    A and B lie in shared memory: A[i, k] at a0 + i * a_row + k * a_k, B[k, j] at b0 + k * b_k +
+    16 * j * b_col.  Threads x = 0..15 read neighbours of B, and all the same of A: no two lanes
+    meet in a bank.  Every matrix product of this file that is not a tensor core's goes through here."""
+    @inlined
+    def tile(acc, A, a0, a_row, a_k, B, b0, b_k, b_col, K):
+        b = cuda.local.array(COLS, acc.dtype)
+        for k in range(K):
+            for j in range(COLS):
+                b[j] = B[b0 + k * b_k + 16 * j * b_col]
+            for i in range(ROWS):
+                a = A[a0 + i * a_row + k * a_k]
+                for j in range(COLS):
+                    acc[i * COLS + j] += a * b[j]
+    return tile
+
+
+# ==== 4.1 Matmul ====
+TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column of 16 hits 8 banks, a row any
+SMEM = DEPTH * STRIDE
+tile8x8 = register_tile(8, 8)
+
+@kernel
+def matmul_kernel(out, base, a, b, add):
+    """out[z, h] = add * base[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
+
+    One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
+    out, base (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
+    a_smem, b_smem = cuda.shared.array(SMEM, a.dtype), cuda.shared.array(SMEM, a.dtype)
+    acc, zero, H = cuda.local.array(64, a.dtype), a.dtype.type(0), out.shape[1]
+    z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
+    A, B = a[z, h * a.shape[1] // H], b[z, h * b.shape[1] // H]
+    C, S = out[z, h], base[z, h]
+    (M, N), K = C.shape, A.shape[1]
+    m0, n0 = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    t = 16 * y + x
+    # neighbouring threads read neighbours in memory, whichever way the operand lies
+    am, ak, am_step, ak_step = t % 128, t // 128, 0, 2
+    if A.strides[1] == A.itemsize:
+        am, ak, am_step, ak_step = t // 16, t % 16, 16, 0
+    bn, bk, bn_step, bk_step = t % 128, t // 128, 0, 2
+    if B.strides[0] == B.itemsize:
+        bn, bk, bn_step, bk_step = t // 16, t % 16, 16, 0
+    a_next, b_next = cuda.local.array(8, a.dtype), cuda.local.array(8, a.dtype)
+    for i in range(64):
+        acc[i] = zero
+    for k0 in range(-DEPTH, K, DEPTH):
+        if k0 >= 0:
+            for i in range(8):
+                a_smem[(ak + i * ak_step) * STRIDE + am + i * am_step] = a_next[i]
+                b_smem[(bk + i * bk_step) * STRIDE + bn + i * bn_step] = b_next[i]
+            cuda.syncthreads()               # the tiles are whole
+        for i in range(8):                   # fetch the next ones: they arrive while we multiply
+            k = k0 + DEPTH + ak + i * ak_step
+            v = A[min(m0 + am + i * am_step, M - 1), min(k, K - 1)]
+            a_next[i] = v if k < K else zero
+            k = k0 + DEPTH + bk + i * bk_step
+            v = B[min(k, K - 1), min(n0 + bn + i * bn_step, N - 1)]
+            b_next[i] = v if k < K else zero
+        if k0 >= 0:
+            tile8x8(acc, a_smem, 8 * y, 1, STRIDE, b_smem, x, STRIDE, 1, DEPTH)
+            cuda.syncthreads()               # nobody reads them any more
+    for i in range(8):
+        for j in range(8):
+            m, n = m0 + 8 * y + i, n0 + x + 16 * j
+            if m < M and n < N:
+                v = acc[8 * i + j]
+                if add:
+                    v += S[m, n]
+                C[m, n] = v
+
+def batched_matmul(out, a, b, base=None):
+    """out = [base +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N)."""
+    add, base = base is not None, out if base is None else base
+    out, base, a, b = map(wide, (out, base, a, b))
+    Z, H, M, N = out.shape
+    launch(matmul_kernel, (-(-N // TILE), -(-M // TILE), Z * H), (16, 16), out, base, a, b, add)
+
+def wide(x):
+    """A matrix as (1, 1, M, N).  Never typed as contiguous: one kernel serves all strides."""
+    size = x.dtype.itemsize
+    strides = [s // size for s in x.strides]
+    if x.ndim == 2:
+        return view(x, 0, (1, 1, *x.shape), (1 << 20, 1 << 20, *strides))
+    return x
+
+def matmul(out, x, w):
+    """out = x w^T     out (M, N), x (M, K), w (N, K)"""
+    batched_matmul(out, x, transposed(w))
+
+def matmul_add(out, base, x, w):
+    """out = base + x w^T: an Euler step."""
+    batched_matmul(out, x, transposed(w), base)
+
+def matmul_dx(dx, dy, w, add=False):
+    """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
+    batched_matmul(dx, dy, w, dx if add else None)
+
+def matmul_dw(dw, dy, x):
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)"""
+    batched_matmul(dw, transposed(dy), x, dw)
+
+
+# ==== 4.2 Embedding ====
+@kernel
+def embedding_forward_kernel(x, tokens, wte):
+    """x[bt] = wte[tokens[bt]]     one block a row, threads stride the columns"""
+    bt = cuda.blockIdx.x
+    token = tokens[bt]
+    for c in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+        x[bt, c] = wte[token, c]
+
+def embedding_forward(x, tokens, wte):
+    launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
+
+@kernel
+def embedding_backward_kernel(dwte, dx, tokens):
+    """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], in the order of bt
+
+    One block of 128 threads per v and 1,024 columns, 8 a thread.  Each of its warps looks through
+    all tokens, 32 at a time; a ballot says where v stands."""
+    v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
+    lane, c0 = cuda.threadIdx.x % 32, cuda.blockIdx.y * 1024 + cuda.threadIdx.x
+    acc, zero, found = cuda.local.array(8, dx.dtype), dx.dtype.type(0), False
+    for j in range(8):
+        acc[j] = zero
+    for i in range(0, BT, 32):
+        hit = i + lane < BT and tokens[min(i + lane, BT - 1)] == v
+        hits = cuda.ballot_sync(ALL, hit) & ALL          # signed: without the mask bit 31 spreads
+        while hits:
+            bt, found = i + cuda.ffs(hits) - 1, True
+            hits &= hits - 1
+            for j in range(8):
+                if c0 + 128 * j < C:
+                    acc[j] += dx[bt, c0 + 128 * j]
+    if found:
+        for j in range(8):
+            if c0 + 128 * j < C:
+                dwte[v, c0 + 128 * j] += acc[j]
+
+def embedding_backward(dwte, dx, tokens):
+    (V, C) = dwte.shape
+    launch(embedding_backward_kernel, (V, -(-C // 1024)), 128, dwte, dx, tokens)
+
+
+# ==== 4.3 RMSNorm ====
+ROWS = 8                                     # warps of a block where a warp owns a row
+PARTS = 64                                   # partial sums of a gain's gradient
+
+@kernel
+def rmsnorm_forward_kernel(y, rstd, x, w, eps):
+    """One warp per row, lanes stride the columns.     grid BT / ROWS, block (32, ROWS)
+    y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
+    BT, C = x.shape
+    lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    if bt < BT:                              # true for a whole warp or for none: shuffles are legal
+        ss = x.dtype.type(0)
+        for c in range(lane, C, WARP):       # lane l reads l, l + 32, ...: coalesced
+            ss += x[bt, c] * x[bt, c]
+        one = x.dtype.type(1)
+        r = one / math.sqrt(warp_sum(ss) / x.dtype.type(C) + eps)
+        for c in range(lane, C, WARP):
+            y[bt, c] = w[c] * x[bt, c] * r
+        if lane == 0:
+            rstd[bt] = r
+
+def rmsnorm_forward(y, rstd, x, w, eps):
+    launch(rmsnorm_forward_kernel, -(-x.shape[0] // ROWS), (WARP, ROWS), y, rstd, x, w,
+           x.dtype.type(eps))
+
+@kernel
+def rmsnorm_backward_kernel(dx, dy, x, w, rstd):
+    """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)), in place: dx holds the gradient that
+    passes the block by.     one warp per row, as forward"""
+    BT, C = x.shape
+    lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    if bt < BT:
+        r, m = rstd[bt], x.dtype.type(0)
+        for c in range(lane, C, WARP):
+            m += w[c] * dy[bt, c] * x[bt, c]
+        m = warp_sum(m) * r * r / x.dtype.type(C)
+        for c in range(lane, C, WARP):
+            dx[bt, c] += r * (w[c] * dy[bt, c] - x[bt, c] * m)
+
+@kernel
+def rmsnorm_gain_kernel(partial, dy, x, rstd):
+    """partial[i, c] = sum of dy * x * rstd over the i-th part of the rows
+
+    block (32, 8): 32 columns, every eighth row each     grid (C / 32, PARTS)"""
+    sums, (BT, C) = cuda.shared.array((8, 32), x.dtype), x.shape
+    i, y, c = cuda.blockIdx.y, cuda.threadIdx.y, cuda.blockIdx.x * 32 + cuda.threadIdx.x
+    s = x.dtype.type(0)
+    if c < C:
+        for bt in range(i * BT // PARTS + y, (i + 1) * BT // PARTS, 8):
+            s += dy[bt, c] * x[bt, c] * rstd[bt]
+    sums[y, cuda.threadIdx.x] = s
+    cuda.syncthreads()                       # all eight sums of a column are there
+    if y == 0 and c < C:
+        for j in range(1, 8):
+            s += sums[j, cuda.threadIdx.x]
+        partial[i, c] = s
+
+@kernel
+def add_parts_kernel(dw, partial):
+    """dw[c] += sum_i partial[i, c], in the order of i     one thread per c"""
+    c = cuda.grid(1)
+    if c < dw.size:
+        s = dw[c]
+        for i in range(partial.shape[0]):
+            s += partial[i, c]
+        dw[c] = s
+
+def rmsnorm_backward(dx, dw, partial, dy, x, w, rstd):
+    """dx += ..., dw += sum_bt dy * u     partial (PARTS, C) is scratch"""
+    BT, C = x.shape
+    launch(rmsnorm_backward_kernel, -(-BT // ROWS), (WARP, ROWS), dx, dy, x, w, rstd)
+    launch(rmsnorm_gain_kernel, (-(-C // 32), PARTS), (32, 8), partial, dy, x, rstd)
+    launch(add_parts_kernel, -(-C // 128), 128, dw, partial)
+
+
+# ==== 4.4 RoPE ====
+@kernel
+def rope_kernel(qkv, cos, sin, T, heads, sign):
+    """Turns pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T, i], in
+    place     one block a row, a thread per pair     math: nanoeuler.rope"""
+    bt, half = cuda.blockIdx.x, cos.shape[1]
+    t, row = bt % T, qkv[bt]
+    for j in range(cuda.threadIdx.x, heads * half, cuda.blockDim.x):
+        h, i = j // half, j % half
+        u, v = row[2 * h * half + i], row[(2 * h + 1) * half + i]
+        c, s = cos[t, i], sign * sin[t, i]
+        row[2 * h * half + i] = u * c - v * s
+        row[(2 * h + 1) * half + i] = v * c + u * s
+
+def rope(qkv, cos, sin, T, heads, sign):
+    launch(rope_kernel, qkv.shape[0], 128, qkv, cos, sin, T, heads, qkv.dtype.type(sign))
+
+
+# ==== 4.5 Attention ====
+# FlashAttention (Dao 2022; the row-wise split over blocks is FlashAttention-2's, Dao 2023): a block
+# keeps N query rows and walks over the keys, N at a time, with a running maximum m and sum l of each
+# row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as (16, 8):
+# thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.  Tiles lie
+# in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
+@inlined
+def load_rows(smem, start, src, row0, n, col0, D, N, S):
+    """smem[start + r * S + d] = src[row0 + r, col0 + d] for N rows, zeros from row n and column D on."""
+    for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * (S - 1), 128):
+        r, d = i // (S - 1), i % (S - 1)
+        v = src.dtype.type(0)
+        if r < n and d < D:
+            v = src[row0 + r, col0 + d]
+        smem[start + r * S + d] = v
+
+AttentionKernels = namedtuple("AttentionKernels", "forward dq dkv N smem_forward smem_backward")
+
+@functools.cache
+def attention_kernels(D, itemsize):
+    """The kernels for head size D; N is the largest tile with which backward fits into 99 KB, what
+    a block may have from sm_86 on."""
+    W = -(-D // 16) * 16                     # D filled with zeros to whole tiles
+    S, N = W + 1, 64
+    while (4 * N * S + 2 * N * (N + 1)) * itemsize > 99 << 10:
+        N //= 2
+    if N < 16:
+        raise UserError(f"head_dim {D} is too large for this attention; at most 256")
+    PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
+    NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
+    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P
+    DO1, PP1, DS1 = 3 * N * S, 4 * N * S, 4 * N * S + N * PS             # Q, K, V, dO, P, dS
+    score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
+
+    @kernel
+    def forward(o, lse, qkv, T, HD, scale):
+        """o = softmax(Q K^T / sqrt(D)) V, causal     math: nanoeuler.attention_forward
+        One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
+        out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
+        smem, zero = cuda.shared.array(0, qkv.dtype), qkv.dtype.type(0)
+        s, acc = cuda.local.array(NKEYS, qkv.dtype), cuda.local.array(NCOLS, qkv.dtype)
+        m, l = cuda.local.array(ROWS, qkv.dtype), cuda.local.array(ROWS, qkv.dtype)
+        x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
+        t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
+        G = (qkv.shape[1] - HD) // (2 * D)
+        k_col = HD + h * G // cuda.gridDim.y * D
+        load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
+        for i in range(ROWS):
+            m[i], l[i] = -qkv.dtype.type(math.inf), zero
+        for i in range(NCOLS):
+            acc[i] = zero
+        for k0 in range(0, t0 + 1, N):
+            cuda.syncthreads()               # the last product is done with K, V and P
+            load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
+            load_rows(smem, V1, qkv, row0 + k0, T - k0, k_col + G * D, D, N, S)
+            cuda.syncthreads()               # Q, K, V are whole
+            for i in range(NKEYS):
+                s[i] = zero
+            score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+            for i in range(ROWS):
+                r, top = y * ROWS + i, m[i]
+                for j in range(KEYS):
+                    v = s[i * KEYS + j] * scale
+                    if k0 + x + 16 * j > t0 + r:
+                        v = -qkv.dtype.type(math.inf)
+                    s[i * KEYS + j] = v
+                    top = max(top, v)
+                top = half_warp_max(top)
+                shrink = exp(m[i] - top)
+                m[i] = top
+                l[i] *= shrink
+                for j in range(KEYS):
+                    p = exp(s[i * KEYS + j] - top)
+                    l[i] += p
+                    smem[P1 + r * PS + x + 16 * j] = p
+                for j in range(COLS):
+                    acc[i * COLS + j] *= shrink
+            cuda.syncthreads()               # P is whole
+            out_tile(acc, smem, P1 + y * ROWS * PS, PS, 1, smem, V1 + x, S, 1, N)
+        for i in range(ROWS):
+            t, total = t0 + y * ROWS + i, half_warp_sum(l[i])
+            if t < T:
+                for j in range(COLS):
+                    if x + 16 * j < D:
+                        o[row0 + t, h * D + x + 16 * j] = acc[i * COLS + j] / total
+                if x == 0:
+                    lse[h, row0 + t] = m[i] + math.log(total)
+
+    @inlined
+    def probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale):
+        """Fills the tiles P = exp(Q K^T / sqrt(D) - lse) and dS = P * (dO V^T - delta) / sqrt(D)."""
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        zero = s.dtype.type(0)
+        for i in range(NKEYS):
+            s[i] = zero
+            dp[i] = zero
+        score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+        score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
+        for i in range(ROWS):
+            r = y * ROWS + i
+            t = min(t0 + r, T - 1)
+            for j in range(KEYS):
+                key, p = x + 16 * j, zero
+                if k0 + key <= t and t0 + r < T:
+                    p = exp(s[i * KEYS + j] * scale - lse[h, row0 + t])
+                smem[PP1 + r * PS + key] = p
+                smem[DS1 + r * PS + key] = p * (dp[i * KEYS + j] - delta[h, row0 + t]) * scale
+
+    @kernel
+    def dq(dqkv, do, lse, delta, qkv, T, HD, scale):
+        """dQ = dS K     One block per N query rows of a head, as forward.
+        out: the q columns of dqkv (BT, QKV)     in: do (BT, HD), lse, delta (H, BT)"""
+        smem, zero = cuda.shared.array(0, qkv.dtype), qkv.dtype.type(0)
+        s, dp = cuda.local.array(NKEYS, qkv.dtype), cuda.local.array(NKEYS, qkv.dtype)
+        acc = cuda.local.array(NCOLS, qkv.dtype)
+        x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
+        t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
+        G = (qkv.shape[1] - HD) // (2 * D)
+        k_col = HD + h * G // cuda.gridDim.y * D
+        load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
+        load_rows(smem, DO1, do, row0 + t0, T - t0, h * D, D, N, S)
+        for i in range(NCOLS):
+            acc[i] = zero
+        for k0 in range(0, t0 + 1, N):
+            cuda.syncthreads()               # the last product is done with K and dS
+            load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
+            load_rows(smem, V1, qkv, row0 + k0, T - k0, k_col + G * D, D, N, S)
+            cuda.syncthreads()               # Q, dO, K, V are whole
+            probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
+            cuda.syncthreads()               # dS is whole
+            out_tile(acc, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
+        for i in range(ROWS):
+            t = t0 + y * ROWS + i
+            for j in range(COLS):
+                if t < T and x + 16 * j < D:
+                    dqkv[row0 + t, h * D + x + 16 * j] = acc[i * COLS + j]
+
+    @kernel
+    def dkv(dqkv, do, lse, delta, qkv, T, HD, scale):
+        """dK = sum_h dS^T Q,   dV = sum_h P^T dO     One block per N keys of a key/value head: it
+        walks over the query heads of its group, and over their rows from the diagonal on.
+        grid (T / N, G, B), block (16, 8)     out: the k and v columns of dqkv"""
+        smem, zero = cuda.shared.array(0, qkv.dtype), qkv.dtype.type(0)
+        s, dp = cuda.local.array(NKEYS, qkv.dtype), cuda.local.array(NKEYS, qkv.dtype)
+        dk, dv = cuda.local.array(NCOLS, qkv.dtype), cuda.local.array(NCOLS, qkv.dtype)
+        x, y, g, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
+        k0, G, H = cuda.blockIdx.x * N, cuda.gridDim.y, HD // D
+        k_col, v_col = HD + g * D, HD + (G + g) * D
+        load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
+        load_rows(smem, V1, qkv, row0 + k0, T - k0, v_col, D, N, S)
+        for i in range(NCOLS):
+            dk[i] = zero
+            dv[i] = zero
+        for h in range(g * H // G, (g + 1) * H // G):
+            for t0 in range(k0, T, N):
+                cuda.syncthreads()           # the last products are done with Q, dO, P, dS
+                load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
+                load_rows(smem, DO1, do, row0 + t0, T - t0, h * D, D, N, S)
+                cuda.syncthreads()           # Q, dO, K, V are whole
+                probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
+                cuda.syncthreads()           # P and dS are whole
+                out_tile(dv, smem, PP1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
+                out_tile(dk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
+        for i in range(ROWS):
+            t = k0 + y * ROWS + i
+            for j in range(COLS):
+                if t < T and x + 16 * j < D:
+                    dqkv[row0 + t, k_col + x + 16 * j] = dk[i * COLS + j]
+                    dqkv[row0 + t, v_col + x + 16 * j] = dv[i * COLS + j]
+
+    return AttentionKernels(forward, dq, dkv, N, (3 * N * S + N * PS) * itemsize,
+                            (4 * N * S + 2 * N * PS) * itemsize)
+
+@kernel
+def attention_delta_kernel(delta, do, o, D):
+    """delta[h, bt] = <dO, O> of head h     one warp each     grid (BT / ROWS, H), block (32, ROWS)"""
+    h, bt = cuda.blockIdx.y, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    if bt < o.shape[0]:
+        s = o.dtype.type(0)
+        for i in range(h * D + cuda.threadIdx.x, h * D + D, WARP):
+            s += do[bt, i] * o[bt, i]
+        s = warp_sum(s)
+        if cuda.threadIdx.x == 0:
+            delta[h, bt] = s
+
+def attention_forward(o, lse, qkv, T, D):
+    k, (BT, HD) = attention_kernels(D, qkv.dtype.itemsize), o.shape
+    launch(k.forward, (-(-T // k.N), HD // D, BT // T), (16, 8), o, lse, qkv, T, HD,
+           qkv.dtype.type(1 / math.sqrt(D)), smem=k.smem_forward)
+
+def attention_backward(dqkv, delta, do, o, lse, qkv, T, D):
+    k, (BT, HD), scale = (attention_kernels(D, qkv.dtype.itemsize), o.shape,
+                          qkv.dtype.type(1 / math.sqrt(D)))
+    H, G, blocks = HD // D, (qkv.shape[1] - HD) // (2 * D), -(-T // k.N)
+    launch(attention_delta_kernel, (-(-BT // ROWS), H), (WARP, ROWS), delta, do, o, D)
+    for function, heads in ((k.dq, H), (k.dkv, G)):
+        launch(function, (blocks, heads, BT // T), (16, 8), dqkv, do, lse, delta, qkv, T, HD, scale,
+               smem=k.smem_backward)
+
+# The naive way, T x T matrices in memory, as the reference and for `--attention naive`.
+@kernel
+def softmax_kernel(p, scale):
+    """p[z, h, t] = softmax(p[z, h, t, :t + 1] * scale), zeros behind     one warp a row
+    grid (T / ROWS, Z * H), block (32, ROWS)     in place: p (Z, H, T, T)"""
+    T, H = p.shape[2], p.shape[1]
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    if t < T:
+        row, m = p[cuda.blockIdx.y // H, cuda.blockIdx.y % H, t], -p.dtype.type(math.inf)
+        for j in range(lane, t + 1, WARP):
+            m = max(m, row[j] * scale)
+        m, l = half_warp_max(max(m, cuda.shfl_xor_sync(ALL, m, 16))), p.dtype.type(0)
+        for j in range(lane, t + 1, WARP):
+            row[j] = exp(row[j] * scale - m)
+            l += row[j]
+        l = warp_sum(l)
+        for j in range(lane, T, WARP):
+            row[j] = row[j] / l if j <= t else p.dtype.type(0)
+
+@kernel
+def softmax_backward_kernel(ds, p, scale):
+    """dS = P * (dP - sum_j P_j dP_j) * scale, in place: ds (Z, H, T, T) holds dP     as forward"""
+    T, H = p.shape[2], p.shape[1]
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    if t < T:
+        z, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
+        row, prob, s = ds[z, h, t], p[z, h, t], p.dtype.type(0)
+        for j in range(lane, t + 1, WARP):
+            s += row[j] * prob[j]
+        s = warp_sum(s)
+        for j in range(lane, T, WARP):
+            row[j] = prob[j] * (row[j] - s) * scale
+
+def heads_of(x, T, first, heads, D, step=1, swap=False):
+    """Every step-th head of x (BT, columns), from column `first` on, as (B, heads, T, D), or with
+    its last axes swapped: a view."""
+    BT, width = x.shape
+    shape, strides = [BT // T, heads, T, D], [T * width, step * D, width, 1]
+    if swap:
+        shape[2:], strides[2:] = (D, T), (1, width)
+    return view(x, first, tuple(shape), strides)
+
+def naive_forward(o, probs, qkv, T, D):
+    HD, (B, H, _, _) = o.shape[1], probs.shape
+    G = (qkv.shape[1] - HD) // (2 * D)
+    batched_matmul(probs, heads_of(qkv, T, 0, H, D), heads_of(qkv, T, HD, G, D, swap=True))
+    launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs,
+           probs.dtype.type(1 / math.sqrt(D)))
+    batched_matmul(heads_of(o, T, 0, H, D), probs, heads_of(qkv, T, HD + G * D, G, D))
+
+def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
+    (B, H, _, _), HD = probs.shape, do.shape[1]
+    G = (qkv.shape[1] - HD) // (2 * D)
+    step, square = H // G, [T * T * n for n in (H, H // G)]
+    batched_matmul(dprobs, heads_of(do, T, 0, H, D), heads_of(qkv, T, HD + G * D, G, D, swap=True))
+    group = lambda x, r: view(x, r * T * T, (B, G, T, T), (*square, 1, T))   # head r of each, swapped
+    dk, dv = heads_of(dqkv, T, HD, G, D), heads_of(dqkv, T, HD + G * D, G, D)
+    for r in range(step):
+        batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), dv if r else None)
+    launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs,
+           probs.dtype.type(1 / math.sqrt(D)))
+    for r in range(step):
+        batched_matmul(dk, group(dprobs, r), heads_of(qkv, T, r * D, G, D, step), dk if r else None)
+    batched_matmul(heads_of(dqkv, T, 0, H, D), dprobs, heads_of(qkv, T, HD, G, D))
+
+
+# ==== 4.6 SwiGLU ====
+@kernel
+def swiglu_forward_kernel(y, gate_up):
+    """y = silu(gate) * up     one thread per element     math: nanoeuler.swiglu_forward
+    grid (BT, F / 256), block 256"""
+    bt, f, F = cuda.blockIdx.x, cuda.blockIdx.y * 256 + cuda.threadIdx.x, y.shape[1]
+    one = y.dtype.type(1)
+    if f < F:
+        z = gate_up[bt, f]
+        y[bt, f] = z / (one + exp(-z)) * gate_up[bt, F + f]
+
+@kernel
+def swiglu_backward_kernel(gate_up, dy):
+    """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
+    bt, f, F = cuda.blockIdx.x, cuda.blockIdx.y * 256 + cuda.threadIdx.x, dy.shape[1]
+    one = dy.dtype.type(1)
+    if f < F:
+        z, u, d = gate_up[bt, f], gate_up[bt, F + f], dy[bt, f]
+        s = one / (one + exp(-z))
+        gate_up[bt, f] = d * u * s * (one + z * (one - s))
+        gate_up[bt, F + f] = d * z * s
+
+def swiglu_forward(y, gate_up):
+    launch(swiglu_forward_kernel, (y.shape[0], -(-y.shape[1] // 256)), 256, y, gate_up)
+
+def swiglu_backward(gate_up, dy):
+    launch(swiglu_backward_kernel, (dy.shape[0], -(-dy.shape[1] // 256)), 256, gate_up, dy)
+
+
+# ==== 4.7 Cross-entropy ====
+@kernel
+def cross_entropy_kernel(nll, logits, targets, weight, row0, V):
+    """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[k] * (softmax(z) - onehot(y))
+    where z = logits[r, k V : (k + 1) V] are one head's logits of one row, y = targets[k, row0 + r];
+    a row without target (-1) becomes 0.     one block of 256 threads per head and row
+    nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (P,) float64     grid (P, R)"""
+    k, r = cuda.blockIdx.x, cuda.blockIdx.y
+    z, y, t = logits[r, k * V:(k + 1) * V], targets[k, row0 + r], cuda.threadIdx.x
+    if y < 0:
+        for v in range(t, V, 256):
+            z[v] = 0
+        if t == 0:
+            nll[k, row0 + r] = 0
+        return
+    tops, sums = cuda.shared.array(8, logits.dtype), cuda.shared.array(8, logits.dtype)
+    m, l = -logits.dtype.type(math.inf), logits.dtype.type(0)
+    for v in range(t, V, 256):
+        m = max(m, z[v])
+    m = block_max(m, tops)
+    zy = z[y]
+    for v in range(t, V, 256):
+        l += exp(z[v] - m)
+    l = block_sum(l, sums)                   # its barrier: everybody has read z[y]
+    scale = logits.dtype.type(weight[k]) / l
+    for v in range(t, V, 256):
+        g = exp(z[v] - m) * scale
+        if v == y:
+            g -= logits.dtype.type(weight[k])
+        z[v] = g
+    if t == 0:
+        nll[k, row0 + r] = m - zy + math.log(l)
+
+@kernel
+def sum_loss_kernel(results, nll):
+    """results[k] += sum_bt nll[k, bt]     one block of 256 threads per head; float64"""
+    sums, k, s = cuda.shared.array(8, results.dtype), cuda.blockIdx.x, 0.0
+    for bt in range(cuda.threadIdx.x, nll.shape[1], 256):
+        s += nll[k, bt]
+    s = block_sum(s, sums)
+    if cuda.threadIdx.x == 0:
+        results[k] += s
+
+def cross_entropy(nll, logits, targets, weight, row0, V):
+    """Rows row0.. of the batch: their losses into nll, their logits into gradients, in place."""
+    launch(cross_entropy_kernel, (logits.shape[1] // V, logits.shape[0]), 256, nll, logits, targets,
+           weight, row0, V)
+
+
+# ==== 5 Model ====
+class Model:
+    """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
+
+    The interface is that of nanoeuler.Model; work is queued, and only `update` and `losses` wait."""
+
+    def __init__(self, cfg, flat, moments=None, dtype=np.float32, naive=False):
+        open_device()
+        self.cfg, self.dtype, self.naive, self.shape = cfg, np.dtype(dtype), naive, None
+        self.table, self.n = ne.param_table(cfg), flat.size
+        self.flat, self.g_flat = self.put(flat), new(flat.size, self.dtype)
+        self.p, self.g = views(self.flat, self.table), views(self.g_flat, self.table)
+        self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.dtype))
+        zeros = np.zeros(flat.size, self.dtype)
+        self.g_flat.copy_to_device(zeros, stream=stream)
+        self.m, self.v = [self.put(x) for x in (moments if moments is not None else (zeros, zeros))]
+        self.n_decay = sum(math.prod(shape) for _, shape, std in self.table if std is not None)
+        self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
+        self.hyper = self.put(np.zeros(8), np.float64)
+        self.partial = new(SUMS, np.float64)
+        self.zero, self.step = np.zeros(cfg.n_mtp + 1), Graph(self.adamw)
+
+    def put(self, x, dtype=None):
+        return to_device(x, dtype or self.dtype)
+
+    def prepare(self, B, T):
+        """Memory for micro-batches of B sequences of T tokens."""
+        if self.shape == (B, T):
+            return
+        self.a = self.d = self.gradient_graph = None                # free the old before the new
+        buffers, P = {"a": {}, "d": {}}, self.cfg.n_mtp
+        try:
+            for group, name, shape, dtype in buffer_table(self.cfg, B, T, self.dtype, self.naive):
+                buffers[group][name] = new(shape, dtype)
+            self.nll, self.ids = new((P, B * T), self.dtype), new((P + 1) * B * T, np.int32)
+        except CudaAPIError as e:
+            raise self.out_of_memory(B, T, e) from None
+        self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
+        self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
+        self.weight, self.shape = self.put(np.zeros(P), np.float64), (B, T)
+        self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
+        self.gradient_graph = Graph(lambda: (self.forward(), self.heads(True), self.backward()))
+
+    def out_of_memory(self, B, T, error):
+        free, _ = cuda.current_context().get_memory_info()
+        need = sum(size for _, size in memory_table(self.cfg, B, T, self.dtype, self.naive))
+        fits = largest_batch(self.cfg, T, self.dtype, self.naive, free)
+        return UserError(f"the GPU has no room for {B} sequences of {T} tokens ({need / 2**30:.1f} "
+                         f"GiB, {free / 2**30:.1f} free; {error}); --micro-batch {fits} would fit")
+
+    def micro_batch(self, B):
+        """Sequences in memory at once: the largest divisor of B that fits into 90 % of what is
+        free; parameters, gradients and moments are there already."""
+        free, _ = cuda.current_context().get_memory_info()
+        held = 4 * self.n * self.dtype.itemsize
+        fits = largest_batch(self.cfg, self.cfg.seq_len, self.dtype, self.naive, 0.9 * free + held)
+        return max([b for b in range(1, B + 1) if B % b == 0 and b <= fits], default=1)
+
+    def forward(self):
+        """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer."""
+        cfg, p, a, T, D = self.cfg, self.p, self.a, self.shape[1], self.cfg.head_dim
+        embedding_forward(a.x[0], self.tokens, p.wte)
+        for l in range(cfg.n_layer):
+            x, x1, x2 = a.x[2 * l], a.x[2 * l + 1], a.x[2 * l + 2]
+            rmsnorm_forward(a.attn_in[l], a.attn_rstd[l], x, p.attn_norm[l], cfg.norm_eps)
+            matmul(a.qkv[l], a.attn_in[l], p.qkv[l])
+            rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
+            if self.naive:
+                naive_forward(a.att[l], a.probs[l], a.qkv[l], T, D)
+            else:
+                attention_forward(a.att[l], a.lse[l], a.qkv[l], T, D)
+            matmul_add(x1, x, a.att[l], p.attn_proj[l])
+            rmsnorm_forward(a.mlp_in[l], a.mlp_rstd[l], x1, p.mlp_norm[l], cfg.norm_eps)
+            matmul(a.gate_up[l], a.mlp_in[l], p.gate_up[l])
+            swiglu_forward(a.swiglu[l], a.gate_up[l])
+            matmul_add(x2, x1, a.swiglu[l], p.down[l])
+        rmsnorm_forward(a.final_in, a.final_rstd, a.x[2 * cfg.n_layer], p.final_norm, cfg.norm_eps)
+
+    def heads(self, training):
+        """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a time:
+        d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
+        a, d, V, (BT, C) = self.a, self.d, self.cfg.vocab_size, self.a.final_in.shape
+        R, width = a.logits.shape
+        pairs = [(0, width, self.p.lm_head, self.g.lm_head)]
+        if self.cfg.tie_embeddings:
+            pairs = [(0, V, self.p.wte, self.g.wte), (V, width, self.p.lm_head, self.g.lm_head)]
+        pairs = [(v0, v1, view(w, 0, (v1 - v0, C)), view(dw, 0, (v1 - v0, C)))
+                 for v0, v1, w, dw in pairs if v1 > v0]
+        for r0 in range(0, BT, R):
+            n = min(R, BT - r0)
+            rows, x = view(a.logits, 0, (n, width)), view(a.final_in, r0 * C, (n, C))
+            part = [view(a.logits, v0, (n, v1 - v0), (width, 1)) for v0, v1, _, _ in pairs]
+            for z, (_, _, w, _) in zip(part, pairs):
+                matmul(z, x, w)
+            cross_entropy(self.nll, rows, self.targets, self.weight, r0, V)
+            if training:
+                for i, (z, (_, _, w, dw)) in enumerate(zip(part, pairs)):
+                    matmul_dx(view(d.norm, r0 * C, (n, C)), z, w, add=i > 0)
+                    matmul_dw(dw, z, x)
+        launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, self.nll)
+
+    def backward(self):
+        """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
+        cfg, p, g, a, d = self.cfg, self.p, self.g, self.a, self.d
+        L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
+        launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), d.x.dtype.type(0))
+        rmsnorm_backward(d.x, g.final_norm, d.partial, d.norm, a.x[2 * L], p.final_norm, a.final_rstd)
+        for l in range(L - 1, -1, -1):
+            matmul_dx(d.swiglu, d.x, p.down[l])
+            matmul_dw(g.down[l], d.x, a.swiglu[l])
+            swiglu_backward(a.gate_up[l], d.swiglu)
+            matmul_dx(d.norm, a.gate_up[l], p.gate_up[l])
+            matmul_dw(g.gate_up[l], a.gate_up[l], a.mlp_in[l])
+            rmsnorm_backward(d.x, g.mlp_norm[l], d.partial, d.norm, a.x[2 * l + 1], p.mlp_norm[l],
+                             a.mlp_rstd[l])
+            matmul_dx(d.att, d.x, p.attn_proj[l])
+            matmul_dw(g.attn_proj[l], d.x, a.att[l])
+            if self.naive:
+                naive_backward(d.qkv, d.probs, d.att, a.probs[l], a.qkv[l], T, D)
+            else:
+                attention_backward(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], T, D)
+            rope(d.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, -1)
+            matmul_dx(d.norm, d.qkv, p.qkv[l])
+            matmul_dw(g.qkv[l], d.qkv, a.attn_in[l])
+            rmsnorm_backward(d.x, g.attn_norm[l], d.partial, d.norm, a.x[2 * l], p.attn_norm[l],
+                             a.attn_rstd[l])
+        embedding_backward(g.wte, d.x, self.tokens)
+
+    def stage(self, tokens, targets, weight):
+        """tokens (B, T), targets (P, B, T) through pinned memory to the device."""
+        stream.synchronize()                 # an earlier copy may still read the pinned memory
+        self.staged[:tokens.size], self.staged[tokens.size:] = tokens.ravel(), targets.ravel()
+        self.ids.copy_to_device(self.staged, stream=stream)
+        self.weight.copy_to_device(np.asarray(weight, np.float64), stream=stream)
+
+    def gradient(self, tokens, targets, weight):
+        """Queues g += d(sum_k weight[k] CE_k)/dp of one micro-batch, and its losses."""
+        self.prepare(*tokens.shape)
+        self.stage(tokens, targets, weight)
+        self.gradient_graph()
+
+    def update(self, hyper):
+        """Clips, AdamW, zero gradients.  Returns (summed CE of each head since the last update, |g|
+        before clipping); waits for the device."""
+        self.hyper.copy_to_device(np.asarray(hyper, np.float64), stream=stream)
+        self.step()
+        results = self.results.copy_to_host(stream=stream)
+        self.results.copy_to_device(self.zero, stream=stream)
+        stream.synchronize()
+        return results[:-1], float(results[-1])
+
+    def losses(self, tokens, targets):
+        """Summed CE of head 0, nats; tokens, targets (B, T), -1: no target."""
+        B, T = self.shape if self.shape and self.shape[1] == tokens.shape[1] else tokens.shape
+        self.prepare(B, T)
+        total = 0.0
+        for b in range(0, len(tokens), B):
+            n = min(B, len(tokens) - b)
+            ids, y = np.zeros((B, T), np.int32), np.full((self.cfg.n_mtp, B, T), -1, np.int32)
+            ids[:n], y[0, :n] = tokens[b:b + n], targets[b:b + n]
+            self.stage(ids, y, np.ones(self.cfg.n_mtp))
+            saved = self.results.copy_to_host(stream=stream)
+            self.results.copy_to_device(self.zero, stream=stream)
+            self.forward()
+            self.heads(training=False)
+            total += self.results.copy_to_host(stream=stream)[0]
+            self.results.copy_to_device(saved, stream=stream)
+        return float(total)
+
+    def buffers(self):
+        """(parameters, m, v) on the host, float32: what a checkpoint holds."""
+        return [x.copy_to_host(stream=stream).astype(np.float32, copy=False)
+                for x in (self.flat, self.m, self.v)]
+
+    def first_bad_tensor(self):
+        """The first entry, in the order of the computation, that is a NaN or an infinity."""
+        for kind, group in (("parameter", self.p), ("activation", self.a), ("its gradient", self.d),
+                            ("gradient", self.g)):
+            for name, x in group._asdict().items():
+                host = x.copy_to_host(stream=stream)
+                if not np.isfinite(host).all():
+                    at = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
+                    return f"{kind} {name}{list(at)} is {host[at]}"
+        return "the loss is not finite"
+
+    def decoder(self):
+        return Decoder(self.cfg, self.p, self.cos, self.sin)
+
+    def adamw(self):
+        adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, self.hyper, self.partial,
+              self.results)
+
+@kernel
+def fill_kernel(x, value):
+    """x[i] = value     any grid"""
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        x[i] = value
+
+
+# ==== 6 Optimizer ====
+SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
+
+@kernel
+def square_sums_kernel(partial, g):
+    """partial[i] = sum of squares of what block i strides over; float64     grid SUMS, block 256"""
+    sums, s = cuda.shared.array(8, partial.dtype), 0.0
+    for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
+        s += g[i] * g[i]
+    s = block_sum(s, sums)
+    if cuda.threadIdx.x == 0:
+        partial[cuda.blockIdx.x] = s
+
+@kernel
+def norm_kernel(results, partial):
+    """results[-1] = |g|     one block of 256 threads"""
+    sums, s = cuda.shared.array(8, partial.dtype), 0.0
+    for i in range(cuda.threadIdx.x, partial.size, 256):
+        s += partial[i]
+    s = block_sum(s, sums)
+    if cuda.threadIdx.x == 0:
+        results[results.size - 1] = math.sqrt(s)
+
+@kernel
+def adamw_kernel(p, g, m, v, n_decay, hyper, results):
+    """As nanoeuler.adamw, a thread per entry, striding.  All that changes from step to step is read
+    from device memory: hyper (8,) float64, |g| = results[-1]."""
+    norm, dtype = results[results.size - 1], p.dtype.type
+    if not math.isfinite(norm):
+        return
+    lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
+    scale, rate = dtype(min(1.0, hyper[5] / (norm + 1e-30))), dtype(lr / hyper[6])
+    b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
+    root, one, keep = dtype(1 / math.sqrt(hyper[7])), dtype(1), dtype(1 - lr * hyper[4])
+    for i in range(cuda.grid(1), p.size, cuda.gridsize(1)):
+        x = g[i] * scale
+        mi, vi = b1 * m[i] + c1 * x, b2 * v[i] + c2 * x * x
+        m[i], v[i], g[i] = mi, vi, 0
+        decay = keep if i < n_decay else one
+        p[i] = decay * p[i] - rate * mi / (math.sqrt(vi) * root + eps)
+
+def adamw(p, g, m, v, n_decay, hyper, partial, results):
+    """Clips, updates, sets g to zero; |g| is left in results[-1]; not finite, nothing is touched."""
+    launch(square_sums_kernel, SUMS, 256, partial, g)
+    launch(norm_kernel, 1, 256, results, partial)
+    launch(adamw_kernel, 1024, 256, p, g, m, v, n_decay, hyper, results)
+
+
+# ==== 10 Inference ====
+@kernel
+def matvec_kernel(y, base, w, x, add):
+    """y[n] = add * base[n] + sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
+    N, K = w.shape
+    lane, n, s = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y, x.dtype.type(0)
+    if n < N:
+        for k in range(lane, K, WARP):
+            s += w[n, k] * x[k]
+        s = warp_sum(s)
+        if lane == 0:
+            y[n] = base[n] + s if add else s
+
+def matvec(y, w, x, base=None):
+    launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, y if base is None else base, w, x,
+           base is not None)
+
+@kernel
+def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
+    """Turns q and k of one row to position at[1], and appends k and v to the cache.
+    qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, a thread per pair"""
+    h, half, t, G = cuda.blockIdx.x, cos.shape[1], at[1], kc.shape[0]
+    for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
+        u, v = qkv[2 * h * half + i], qkv[(2 * h + 1) * half + i]
+        if h < H + G:
+            c, s = cos[t, i], sin[t, i]
+            u, v = u * c - v * s, v * c + u * s
+        if h < H:
+            qkv[2 * h * half + i], qkv[(2 * h + 1) * half + i] = u, v
+        elif h < H + G:
+            kc[h - H, t, i], kc[h - H, t, half + i] = u, v
+        else:
+            vc[h - H - G, t, i], vc[h - H - G, t, half + i] = u, v
+
+@kernel
+def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
+    """One query row against the cache.     one block of 256 threads per head
+    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
+    sums, tops = cuda.shared.array(8, o.dtype), cuda.shared.array(8, o.dtype)
+    h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
+    g, row, m, l = h * kc.shape[0] // cuda.gridDim.x, scores[h], -o.dtype.type(math.inf), o.dtype.type(0)
+    for t in range(x // WARP, n, ROWS):      # a warp per key
+        s = o.dtype.type(0)
+        for i in range(x % WARP, D, WARP):
+            s += qkv[h * D + i] * kc[g, t, i]
+        s = warp_sum(s) * scale
+        if x % WARP == 0:
+            row[t] = s
+    cuda.syncthreads()                       # all scores are there
+    for t in range(x, n, 256):
+        m = max(m, row[t])
+    m = block_max(m, tops)
+    for t in range(x, n, 256):
+        row[t] = exp(row[t] - m)
+        l += row[t]
+    l = block_sum(l, sums)                   # its barriers: all weights are there
+    for i in range(x, D, 256):
+        s = o.dtype.type(0)
+        for t in range(n):
+            s += row[t] * vc[g, t, i]
+        o[h * D + i] = s / l
+
+class Decoder(ne.Decoder):
+    """nanoeuler.Decoder with its cache on the device; a token is one graph."""
+
+    def __init__(self, cfg, p, cos, sin):
+        T, C, H, D, dtype = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, p.wte.dtype
+        QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
+        self.cfg, self.p, self.cos, self.sin, self.tokens = cfg, p, cos, sin, []
+        self.kc, self.vc, self.scores = new(cache, dtype), new(cache, dtype), new((H, T), dtype)
+        self.x, self.y, self.rstd = new((1, C), dtype), new((1, C), dtype), new(1, dtype)
+        self.qkv, self.att, self.swiglu = new(QKV, dtype), new(H * D, dtype), new((1, cfg.n_hidden), dtype)
+        self.gate_up, self.device_logits = new((1, 2 * cfg.n_hidden), dtype), new(cfg.vocab_size, dtype)
+        self.at, self.graph = to_device(np.zeros(2, np.int32)), Graph(self.queue)
+
+    def queue(self):
+        """One token through the network: nanoeuler.decode_step."""
+        cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
+        flat = lambda t: view(t, 0, (t.size,))
+        embedding_forward(x, at, p.wte)
+        for l in range(cfg.n_layer):
+            rmsnorm_forward(y, self.rstd, x, p.attn_norm[l], cfg.norm_eps)
+            matvec(self.qkv, p.qkv[l], flat(y))
+            launch(rope_cache_kernel, cfg.n_head + 2 * cfg.n_kv_head, 32, self.qkv, self.kc[l],
+                   self.vc[l], self.cos, self.sin, at, cfg.n_head)
+            launch(attention_decode_kernel, cfg.n_head, 256, self.att, self.qkv, self.kc[l],
+                   self.vc[l], self.scores, at, x.dtype.type(1 / math.sqrt(cfg.head_dim)))
+            matvec(flat(x), p.attn_proj[l], self.att, flat(x))
+            rmsnorm_forward(y, self.rstd, x, p.mlp_norm[l], cfg.norm_eps)
+            matvec(flat(self.gate_up), p.gate_up[l], flat(y))
+            swiglu_forward(self.swiglu, self.gate_up)
+            matvec(flat(x), p.down[l], flat(self.swiglu), flat(x))
+        rmsnorm_forward(y, self.rstd, x, p.final_norm, cfg.norm_eps)
+        head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+        matvec(self.device_logits, head, flat(y))
+
+    def decode(self, token, position):
+        self.at.copy_to_device(np.array([token, position], np.int32), stream=stream)
+        self.graph()
+        return self.device_logits.copy_to_host(stream=stream)
+
+    def step(self, token):
+        if len(self.tokens) == self.cfg.seq_len:
+            later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
+            for t in later:
+                self.step(t)
+        self.logits = self.decode(token, len(self.tokens))
+        self.tokens.append(token)
+        return self.logits
+
+
+# ==== 12 Self-tests ====
+TOLERANCE = {4: 5e-6, 8: 1e-12}              # |gpu - cpu| / |cpu| by itemsize; the CPU is float64
+
+def relative_error(x, y):
+    """|x - y| / |y|; the error itself where y is zero."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return float(np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0))
+
+def self_tests():
+    """Every kernel against its twin in nanoeuler.py, over shapes that bite; each run twice, to the
+    bit.  One line a kernel: the worst error of all its shapes.  Returns the exit code."""
+    open_device()
+    print("kernel                    shapes   float32   float64   (|gpu - cpu| / |cpu|)")
+    failed = []
+    for name, cases in op_tests().items():
+        worst, same = {4: 0.0, 8: 0.0}, True
+        for expected, run in cases:
+            for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+                first, second = run(dtype), run(dtype)
+                same &= all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second))
+                for x, y in zip(first, expected, strict=True):
+                    worst[dtype.itemsize] = max(worst[dtype.itemsize], relative_error(x, y))
+        good = same and all(error <= TOLERANCE[size] for size, error in worst.items())
+        failed += [] if good else [name]
+        print(f"{name:<25} {len(cases):>6}   {worst[4]:.1e}   {worst[8]:.1e}   "
+              f"{'ok' if good else 'FAILED'}{'' if same else ', two runs differ'}", flush=True)
+    print(f">>> {len(failed)} kernels FAILED: {', '.join(failed)}" if failed else
+          ">>> kernels OK (float32 < 5e-6, float64 < 1e-12, every run twice with equal bits)")
+    return 1 if failed else 0
+
+def device_case(function, outputs, inputs):
+    """A case for self_tests: function(*outputs, *inputs) on the device; returns the outputs.
+    Floating arrays among the inputs take the dtype of the run."""
+    def run(dtype):
+        put = lambda x: to_device(x, dtype if x.dtype == np.float64 else None)
+        outs = [put(x) for x in outputs]
+        function(*outs, *[put(x) if isinstance(x, np.ndarray) else x for x in inputs])
+        return [x.copy_to_host(stream=stream) for x in outs]
+    return run
+
+def op_tests():
+    """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays)]"""
+    rng = np.random.default_rng(1)
+    normal = lambda *shape: rng.standard_normal(shape)
+    tests = {}
+
+    def test(name, expected, function, outputs, inputs):
+        tests.setdefault(name, []).append((expected, device_case(function, outputs, inputs)))
+
+    for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100)):
+        x, w, dy, base = normal(M, K), normal(N, K), normal(M, N), normal(M, N)
+        out, dw = np.zeros((M, N)), normal(N, K)
+        ne.matmul(out, x, np.ascontiguousarray(w.T))
+        test("matmul", [out], matmul, [np.zeros((M, N))], [x, w])
+        test("matmul_add", [base + out], lambda o, b, x, w: matmul_add(o, b, x, w),
+             [np.zeros((M, N))], [base, x, w])
+        test("matmul_dx", [dy @ w], matmul_dx, [np.zeros((M, K))], [dy, w])
+        test("matmul_dw", [dw + dy.T @ x], matmul_dw, [dw], [dy, x])
+    for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
+        wte, dx, dwte = normal(V, C), normal(1, BT, C), normal(V, C)
+        tokens, x = rng.integers(0, V, (1, BT), dtype=np.int32), np.zeros((BT, C))
+        ne.embedding_forward(x, tokens[0], wte)
+        test("embedding_forward", [x], embedding_forward, [np.zeros((BT, C))], [tokens[0], wte])
+        expected = dwte.copy()
+        ne.embedding_backward(expected, dx, tokens)
+        test("embedding_backward", [expected], embedding_backward, [dwte], [dx[0], tokens[0]])
+    for BT, C in ((1, 1), (3, 10), (37, 320), (130, 768), (9, 2049)):
+        x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
+        y, rstd = np.zeros((BT, C)), np.zeros(BT)
+        ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
+        test("rmsnorm_forward", [y, rstd], rmsnorm_forward, [0 * y, 0 * rstd], [x, w, 1e-5])
+        dx, dgain = np.zeros((BT, C)), dw.copy()
+        ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
+        test("rmsnorm_backward", [dx, dgain], rmsnorm_backward, [dnext, dw],
+             [np.zeros((PARTS, C)), dy, x, w, rstd])
+    for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
+                          (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34)):
+        HD, QKV = H * D, (H + 2 * G) * D
+        qkv, do = normal(B * T, QKV), normal(B * T, HD)
+        cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
+        for name, sign in (("rope", 1), ("rope, backward", -1)):
+            turned = qkv.copy()
+            for b in range(B):
+                ne.rope(turned[b * T:b * T + T], cos, sin, H + G, float(sign))
+            test(name, [turned], rope, [qkv], [cos, sin, T, H + G, sign])
+        o, lse, dqkv = np.zeros((B * T, HD)), np.zeros((H, B * T)), np.zeros((B * T, QKV))
+        W = ne.tile_width(np.float64)
+        scores, dscores, kt, vt = (np.zeros(s) for s in (
+            (ne.BR, T), (ne.BR, T), (-(-T // W), D, W), (-(-T // W), D, W)))
+        for b in range(B):
+            s, one = slice(b * T, b * T + T), np.zeros((H, T))
+            ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
+            lse[:, s] = one
+            ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
+        test("attention_forward", [o, lse], attention_forward, [0 * o, 0 * lse], [qkv, T, D])
+        test("attention_backward", [dqkv], lambda dqkv, *rest: attention_backward(dqkv, *rest),
+             [0 * dqkv], [0 * lse, do, o, lse, qkv, T, D])
+        probs = np.zeros((B, H, T, T))
+        test("naive attention", [o, dqkv], naive_both, [0 * o, 0 * dqkv],
+             [probs, probs, do, qkv, T, D])
+    for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
+        gate_up, dy, y = 3 * normal(BT, 2 * F), normal(BT, F), np.zeros((BT, F))
+        ne.swiglu_forward(y, gate_up)
+        test("swiglu_forward", [y], swiglu_forward, [0 * y], [gate_up])
+        expected = gate_up.copy()
+        ne.swiglu_backward(expected, dy)
+        test("swiglu_backward", [expected], swiglu_backward, [gate_up], [dy])
+    for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
+        logits, weight = 3 * normal(BT, P, V), rng.random(P)
+        targets = rng.integers(-1, V, (P, BT), dtype=np.int32)
+        expected, nll = logits.swapaxes(0, 1).copy(), np.zeros((P, BT))
+        for k in range(P):
+            for t in range(BT):
+                nll[k, t] = ne.cross_entropy(expected[k, t:t + 1], targets[k, t:t + 1], weight[k])
+        test("cross_entropy", [expected.swapaxes(0, 1).reshape(BT, P * V), nll],
+             cross_entropy_test, [logits.reshape(BT, P * V), 0 * nll], [targets, weight, V])
+    hyper = np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.19, 0.0975])
+    for N in (1, 1000, 100003):
+        p, g, m, v = normal(N), normal(N), normal(N), normal(N) ** 2
+        expected = [x.copy() for x in (p, g, m, v)]
+        norm = ne.adamw(*expected, N // 2, hyper)
+        test("adamw", [*expected, [norm]], adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper])
+        g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
+        test("adamw, NaN", [p, m, v], lambda p, m, v, g, *rest: adamw_test(p, g, m, v, *rest),
+             [p, m, v], [g, np.zeros(1), N // 2, hyper])
+    for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
+                replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
+        flat, tokens = ne.init_params(cfg, 3, np.float64), rng.integers(0, cfg.vocab_size, cfg.seq_len)
+        expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
+        decode = lambda dtype, cfg=cfg, flat=flat, tokens=tokens: [
+            np.array(list(map(Model(cfg, flat, dtype=dtype).decoder().step, tokens.tolist())))]
+        tests.setdefault("decode", []).append(([expected.copy()], decode))
+    return tests
+
+def naive_both(o, dqkv, probs, dprobs, do, qkv, T, D):
+    naive_forward(o, probs, qkv, T, D)
+    naive_backward(dqkv, dprobs, do, probs, qkv, T, D)
+
+def cross_entropy_test(logits, nll, targets, weight, V):
+    cross_entropy(nll, logits, targets, to_device(weight.copy_to_host(), np.float64), 0, V)
+
+def adamw_test(p, g, m, v, norm, n_decay, hyper):
+    hyper, results = (to_device(x, np.float64) for x in (hyper.copy_to_host(), [0]))
+    adamw(p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
+    norm.copy_to_device(results.copy_to_host().astype(norm.dtype))
+
+def gradient_check(cfg, B, T):
+    """The gradient of the whole model, tensor by tensor, against the CPU's in float64."""
+    rng = np.random.default_rng(1)
+    flat = ne.init_params(cfg, 1, np.float64)
+    tokens = rng.integers(0, cfg.vocab_size, (B, T), dtype=np.int32)
+    targets = rng.integers(-1, cfg.vocab_size, (cfg.n_mtp, B, T), dtype=np.int32)
+    weight = ne.loss_weights(targets, 0.3)
+    cpu = ne.Model(cfg, flat)
+    expected = cpu.run(ne.GRADIENT, tokens, targets, weight).sum(0)
+    worst = {}
+    print(f"gradient of {ne.n_params(cfg):,} parameters, {B} x {T} tokens, against the CPU in float64")
+    print("tensor          float32: norm   element   float64: norm   element")
+    errors = {name: [] for name in cpu.g._fields}
+    for dtype in (np.float32, np.float64):
+        gpu = Model(cfg, flat, dtype=dtype)
+        gpu.gradient(tokens, targets, weight)
+        grads = gpu.g_flat.copy_to_host(stream=stream)
+        for name, x, y in zip(cpu.g._fields, ne.views(grads, gpu.table), cpu.g):
+            element = float(np.abs(x - y).max() / (np.abs(y).max() or 1))
+            errors[name] += [relative_error(x, y), element]
+        losses, _ = gpu.update(np.ones(8))
+        worst[dtype] = max(relative_error(losses, expected), *(e[-2] for e in errors.values()))
+        del gpu
+    for name, (n4, e4, n8, e8) in errors.items():
+        print(f"{name:<12}          {n4:.1e}   {e4:.1e}         {n8:.1e}   {e8:.1e}")
+    good = worst[np.float32] < 5e-6 and worst[np.float64] < 1e-10
+    print(f"max |gpu - cpu| / |cpu|: {worst[np.float32]:.1e} (float32), {worst[np.float64]:.1e} "
+          f"(float64)\n>>> {'gradient OK' if good else 'gradient FAILED'} (< 5e-6, < 1e-10)")
+    return 0 if good else 1
+
+
+# ==== 13 Command line ====
+def main(argv=None):
+    verb = (argv or sys.argv[1:] or ["test"])[0]
+    if verb == "doctor":
+        return doctor()
+    try:
+        if verb == "test":
+            return self_tests()
+        if verb == "g":
+            return gradient_check(ne.PRESETS["base"], 1, 512)
+    except UserError as e:
+        print(f"nanoeuler_cuda: {e}", file=sys.stderr)
+        return 2
+
+if __name__ == "__main__":
+    import nanoeuler_cuda
+    sys.exit(nanoeuler_cuda.main())
