@@ -1,0 +1,169 @@
+"""The GPU engine against the CPU engine, and what its memory and first start cost: one GPU needed.
+
+    python bench/gpu_proof.py [--only parity attention start]     writes bench/results/gpu_proof.json, .md
+
+parity     The small preset, trained on Shakespeare for 200 steps from one set of weights with the
+           same batches on both, learning rate 3e-3, in float64 and float32.  Beside it the control:
+           the CPU against itself in float32 with weights changed by 1e-7 of their size, because
+           training amplifies any rounding.
+attention  A training step of the base preset in float32 with FlashAttention and with T x T matrices
+           in memory, both through the same matmul: milliseconds (median of 5), measured and
+           predicted memory.
+start      Seconds until the first step of the base preset is done, on an empty and on a full cache.
+"""
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+from numba import cuda
+
+STEPS, LR = 200, 3e-3
+
+def train(model, batches, steps=STEPS):
+    """The loss of head 0 at each step."""
+    losses = []
+    for step in range(steps):
+        tokens, targets = batches.take(step * 16, 16)
+        model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
+        t = step + 1
+        lr = ne.lr_at(step, steps, LR, 50, 0.1)
+        ce, _ = model.update(np.array([lr, 0.9, 0.95, 1e-8, 0.1, 1.0, 1 - 0.9 ** t, 1 - 0.95 ** t]))
+        losses.append(ce[0] / (targets[0] >= 0).sum())
+    return np.array(losses)
+
+def parity():
+    cfg, text = ne.PRESETS["small"], ne.read_text(str(ROOT / "data/shakespeare.txt"))
+    text, _ = ne.split_text(text, 0.1)
+    tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
+    tokens = tokenizer.encode(bytes(text))
+    flat = ne.init_params(cfg, 1)
+    noisy = flat * (1 + 1e-7 * np.random.default_rng(1).standard_normal(flat.size))
+
+    def aligned(x, dtype):
+        out = ne.aligned(x.shape, dtype)
+        out[:] = x
+        return out
+
+    run = lambda engine, x, dtype, **kw: train(
+        engine(cfg, aligned(x, dtype), **kw), ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1))
+    cpu = {d: run(ne.Model, flat, d) for d in (np.float64, np.float32)}
+    gpu = {d: run(nc.Model, flat, d, dtype=d) for d in (np.float64, np.float32)}
+    control = np.abs(run(ne.Model, noisy, np.float32) - cpu[np.float32])
+    rows = []
+    for name, difference in (("float64", np.abs(gpu[np.float64] - cpu[np.float64])),
+                             ("float32", np.abs(gpu[np.float32] - cpu[np.float32])),
+                             ("control, CPU float32, weights * (1 + 1e-7)", control)):
+        rows.append(dict(what=name, first_50=float(difference[:50].max()),
+                         all_200=float(difference.max())))
+    return dict(rows=rows, final_loss_cpu=float(cpu[np.float64][-1]),
+                final_loss_gpu=float(gpu[np.float32][-1]))
+
+def step_time(B, T, naive):
+    """(median ms, measured bytes, predicted bytes) of a float32 step of the base preset."""
+    cfg, rng = replace(ne.PRESETS["base"], seq_len=T), np.random.default_rng(0)
+    nc.open_device()
+    before, _ = cuda.current_context().get_memory_info()
+    model = nc.Model(cfg, ne.init_params(cfg, 1), naive=naive)
+    tokens = rng.integers(0, cfg.vocab_size, (B, T), dtype=np.int32)
+    targets = rng.integers(0, cfg.vocab_size, (cfg.n_mtp, B, T), dtype=np.int32)
+    hyper, times = np.array([1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 0.1, 0.05]), []
+    for _ in range(7):                       # the first compiles, the second records the graph
+        began = time.perf_counter()
+        model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
+        model.update(hyper)
+        times.append(1e3 * (time.perf_counter() - began))
+    after, _ = cuda.current_context().get_memory_info()
+    table = nc.memory_table(cfg, B, T, np.dtype(np.float32), naive)
+    return statistics.median(times[2:]), before - after, sum(size for _, size in table)
+
+def attention():
+    step_time(1, 64, False)                  # the context and its modules are not the model's
+    step_time(1, 64, True)
+    rows = []
+    for B, T in ((32, 512), (16, 1024), (8, 2048)):
+        flash, naive = step_time(B, T, False), step_time(B, T, True)
+        rows.append(dict(batch=B, T=T, flash_ms=flash[0], naive_ms=naive[0], flash_bytes=flash[1],
+                         flash_predicted=flash[2], naive_bytes=naive[1], naive_predicted=naive[2]))
+    return rows
+
+FIRST = """
+import time; began = time.perf_counter()
+import sys; sys.path.insert(0, {root!r})
+import numpy as np, nanoeuler as ne, nanoeuler_cuda as nc
+cfg = ne.PRESETS["base"]
+m = nc.Model(cfg, ne.init_params(cfg, 1))
+ready = time.perf_counter()
+x = np.zeros((1, 512), np.int32)
+m.gradient(x, np.zeros((4, 1, 512), np.int32), np.ones(4)); m.update(np.ones(8))
+print(ready - began, time.perf_counter() - ready)
+"""
+
+def start():
+    out = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("first", "later"):
+            text = subprocess.run([sys.executable, "-c", FIRST.format(root=str(ROOT))], text=True,
+                                  capture_output=True, check=True,
+                                  env={**os.environ, "NUMBA_CACHE_DIR": cache}).stdout
+            out[name] = [float(x) for x in text.split()]
+    return out
+
+def table(r):
+    out = [f"## {r['device']}, driver {r['driver']}", "", r["versions"] + f"; commit {r['commit']}."]
+    if "parity" in r:
+        out += ["", "### CPU and GPU, the same 200 steps of the small preset", "",
+                "| largest difference of the loss | first 50 steps | all 200 |", "|---|---:|---:|"]
+        out += [f"| {x['what']} | {x['first_50']:.1e} | {x['all_200']:.1e} |"
+                for x in r["parity"]["rows"]]
+    if "attention" in r:
+        out += ["", "### Attention in a float32 step of the base preset", "",
+                "| batch x T | FlashAttention, ms | T x T in memory, ms | ratio | GiB | GiB, T x T |"
+                " predicted - measured |", "|---|---:|---:|---:|---:|---:|---:|"]
+        for x in r["attention"]:
+            miss = max(abs(x[k + "_predicted"] / x[k + "_bytes"] - 1) for k in ("flash", "naive"))
+            out.append(f"| {x['batch']} x {x['T']} | {x['flash_ms']:.0f} | {x['naive_ms']:.0f} | "
+                       f"{x['naive_ms'] / x['flash_ms']:.2f} | {x['flash_bytes'] / 2**30:.1f} | "
+                       f"{x['naive_bytes'] / 2**30:.1f} | {miss:.1%} |")
+    if "start" in r:
+        out += ["", "### Seconds to compile or load the kernels of a base step", ""]
+        out += [f"- {k} start: {v[1]:.1f} s, after {v[0]:.1f} s of imports and initial weights"
+                for k, v in r["start"].items()]
+    return "\n".join(out) + "\n"
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=["parity", "attention", "start"])
+    parser.add_argument("--out", default=str(ROOT / "bench/results/gpu_proof"))
+    a = parser.parse_args()
+    nc.open_device()
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True,
+                         text=True)
+    smi = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                         capture_output=True, text=True)
+    r = dict(device=cuda.get_current_device().name, driver=smi.stdout.strip(),
+             commit=git.stdout.strip() or "unknown", versions=", ".join(
+                 f"{x} {importlib.metadata.version(x)}"
+                 for x in ("numba", "numba-cuda", "llvmlite", "numpy")))
+    for name in a.only:
+        r[name] = globals()[name]()
+        print(name, json.dumps(r[name]), flush=True)
+    pathlib.Path(a.out + ".json").write_text(json.dumps(r, indent=1) + "\n")
+    pathlib.Path(a.out + ".md").write_text(table(r))
+    print(table(r))
+
+if __name__ == "__main__":
+    main()
