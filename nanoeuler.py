@@ -916,37 +916,35 @@ def excerpt(text, pieces=256):
     parts = [bytes(text[i:i + n]) for i in starts]
     return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
 
-def read_tokens(path, meta, dtype):
-    """The tensors of a file of `tokenize`, memory-mapped; ValueError or so if it is not that."""
+def read_tokens(path, meta):
+    """The two parts in a file of `tokenize`, memory-mapped; an error of DAMAGE if it is another."""
     with open(path, "rb") as f:
         found, tensors, digest = read_header(f)
-        bpe.need(found == {**meta, "sha256": found["sha256"]}, "the tokens of another text")
         data = np.memmap(f, np.uint8, "r", offset=f.tell())
     digest.update(data)
-    bpe.need(digest.hexdigest() == found["sha256"], "it is damaged")
-    return [data[slice(*t["data_offsets"])].view(dtype) for t in tensors.values()]
+    bpe.need({**found, **meta, "sha256": digest.hexdigest()} == found, "damaged, or another text's")
+    dtype = np.uint16 if tensors["tokens"]["dtype"] == "U16" else np.int32
+    return np.split(data.view(dtype), [int(found["train_tokens"])])
 
 def tokenize(path, parts, tokenizer, text_sha256):
     """Tokens of the training and the validation part of the text at `path`.
 
-    Those of a large text are kept beside it, for this text, tokenizer and split; memory-mapped."""
+    Those of a large text are kept beside it, for this text, tokenizer and split."""
     if sum(map(len, parts)) <= LARGE:
         return [tokenizer.encode(part) for part in parts]
     meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
-            "tokenizer_sha256": tokenizer.hash(), "bytes": json.dumps([len(x) for x in parts])}
-    name = hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    cache, tensors, end = f"{path}.{name}.tokens", {}, 0
+            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(parts[0]))}
+    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
     with contextlib.suppress(OSError, *DAMAGE):
-        return read_tokens(cache, meta, dtype)
+        return read_tokens(cache, meta)
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
+    dtype, code = (np.uint16, "U16") if tokenizer.vocab_size <= 1 << 16 else (np.int32, "I32")
     buffers = [tokenizer.encode(part).astype(dtype) for part in parts]
-    for key, x in zip(("train", "validation"), buffers):
-        start, end = end, end + x.nbytes
-        tensors[key] = {"dtype": "U16" if dtype == np.uint16 else "I32", "shape": [x.size],
-                        "data_offsets": [start, end]}
-    write_tensors(cache, meta, tensors, buffers, "move the text to a place with space")
-    return read_tokens(cache, meta, dtype)
+    n, end = sum(x.size for x in buffers), sum(x.nbytes for x in buffers)
+    write_tensors(cache, {**meta, "train_tokens": str(buffers[0].size)},
+                  {"tokens": {"dtype": code, "shape": [n], "data_offsets": [0, end]}}, buffers,
+                  "free space, or move the text to where there is some")
+    return read_tokens(cache, meta)
 
 def windows(tokens, T):
     """tokens, targets (n, T) of all disjoint windows of a text; -1 past the end of the targets."""
@@ -1009,33 +1007,33 @@ PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an i
                 "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
 
 def prompt_of(example):
-    return (PROMPT_INPUT if example.get("input") else PROMPT).format(**example)
+    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
 
 def held_out(example):
     """About one example in 50, by a hash: the same question is always on the same side."""
-    question = f"{example['instruction']}\0{example.get('input', '')}".encode()
+    question = f"{example['instruction']}\0{example['input']}".encode()
     return int.from_bytes(hashlib.sha256(question).digest()[:4], "big") % 50 == 0
 
 def read_examples(path, *answers):
-    """The JSON list of {instruction, input, *answers} at `path`, all strings, and its SHA-256."""
-    need, remedy = bpe.need, f"give a list of instruction, input, {', '.join(answers)}"
+    """The JSON list of {instruction, input, *answers} at `path`, and its SHA-256."""
+    need, remedy = bpe.need, f"give a JSON list of instruction, input, {', '.join(answers)}"
     try:
         with open(path, "rb") as f:
             text = f.read()
         examples = json.loads(text)
-        need(isinstance(examples, list) and examples, f"a {type(examples).__name__} with entries"
-             f" was expected: list" if not isinstance(examples, list) else "the list is empty")
+        need(isinstance(examples, list), f"it is a {type(examples).__name__}, expected a list")
+        need(examples, "the list is empty")
         for i, e in enumerate(examples):
             need(isinstance(e, dict), f"entry {i} is a {type(e).__name__}, expected an object")
-            for key in ("instruction", *answers):
-                need(key in e, f"entry {i} has {', '.join(e) or 'no field'}, but no {key}")
-            for key in {"instruction", "input", *answers} & set(e):
-                need(isinstance(e[key], str), f"{key} of entry {i} is {e[key]!r:.40}, no string")
-                e[key].encode()              # a lone surrogate is no text
+            e.setdefault("input", "")
+            for key in ("instruction", "input", *answers):
+                value = e.get(key)
+                need(isinstance(value, str), f"{key} of entry {i} is {value!r:.40}, expected text")
+                value.encode()               # half a surrogate pair is no text
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}; {remedy} with --data") from None
     except (RecursionError, ValueError) as e:
-        raise UserError(f"{path} holds no examples: {e}; {remedy}") from None
+        raise UserError(f"{path} holds no examples: {e}; {remedy} with --data") from None
     return examples, hashlib.sha256(text).hexdigest()
 
 class Examples(Batches):
@@ -1277,21 +1275,21 @@ class Run:
         o, s, cfg, T = options, self.state, start.cfg, start.cfg.seq_len
         self.began, self.B = time.perf_counter() - s.elapsed, max(1, round(o.batch / T))
         s.n_steps, self.lr = o.steps or s.n_steps, o.lr * 128 / cfg.n_embd
-        *data, length = self.load(cfg)
+        *rows, length = self.load(cfg)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
         self.model, self.next = engine(cfg, flat, start.moments), self.batch()
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
-            *data, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
+            *rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
             ("length", f"{o.steps:,} steps" if o.steps else length),
             ("writes", f"{out} and {self.log}; Ctrl-C saves and stops")])
 
     def load(self, cfg):
-        """Reads the data: tokenizer, batches, validation.  Returns rows of the table."""
+        """Reads tokenizer, batches, validation.  Returns rows for the table, the length last."""
         o, text = self.options, read_text(self.options.data)
         self.same_data(hashlib.sha256(text).hexdigest())
         train, val = parts = split_text(memoryview(text), o.holdout)
@@ -1325,8 +1323,8 @@ class Run:
         """One step: the gradient of every micro-batch, clip, AdamW.  Returns its log record."""
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
         (tokens, targets), micro = self.next, o.micro_batch or model.micro_batch(self.B)
-        weight, lr = loss_weights(targets, o.mtp_weight), lr_at(s.step, s.n_steps, self.lr,
-                                                                o.warmup, o.floor)
+        weight = loss_weights(targets, o.mtp_weight)
+        lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
         for b in range(0, self.B, micro):
             model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight)
         s.step = t = s.step + 1
@@ -1395,7 +1393,7 @@ class Run:
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
                     self.validate(rows=64)
                     print(f"step {s.step:>5}  validation {s.bits_per_byte:.3f} bits/byte "
-                          f"(64 windows)  {self.sample()!r}", flush=True)
+                          f"(estimate)  {self.sample()!r}", flush=True)
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
             if s.step >= s.n_steps:
@@ -1414,22 +1412,20 @@ class SftRun(Run):
     verb, kind, Options, scope = "sft", "chat", SftOptions, "all held-out responses"
 
     def load(self, cfg):
-        o, s, T, end = self.options, self.state, cfg.seq_len, self.tokenizer.specials.get("</s>")
-        if end is None:
-            raise UserError("the tokenizer has no </s> to end a response with; use a checkpoint of "
-                            "train")
+        o, s, T = self.options, self.state, cfg.seq_len
         examples, digest = read_examples(o.data, "output")
         self.same_data(digest)
-        encode, pairs, parts = self.tokenizer.encode, [], ([], [])       # training, held out
+        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials["</s>"])
+        lengths, parts = [], ([], [])                    # training, held out
         for e in examples:
-            pair = encode(prompt_of(e)), np.append(encode(e["output"]), np.int32(end))
-            pairs.append(sum(map(len, pair)))
-            if pairs[-1] <= T + 1 and e["output"] and e["instruction"]:
+            pair = encode(prompt_of(e)), np.append(encode(e["output"]), end)
+            lengths.append(sum(map(len, pair)) - 1)      # the last is a target only
+            if lengths[-1] <= T and e["instruction"] and e["output"]:
                 parts[held_out(e)].append((e, pair))
         train, val = parts
         if not train or not val:
             raise UserError(f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
-                            f"that fit in {T} tokens, the shortest has {min(pairs) - 1}; use more "
+                            f"that fit in {T} tokens, the shortest has {min(lengths)}; use more "
                             f"examples, or a model of a longer --seq-len")
         size = lambda part: sum(len(e["output"].encode()) for e, _ in part)
         self.batches, test = (Examples([p for _, p in part], T, cfg.n_mtp, o.seed)
@@ -1453,7 +1449,7 @@ class SftRun(Run):
             tokens = generate(decoder, self.tokenizer.encode(prompt_of(e)), 200, None,
                               Sampling(temperature=0.0), self.tokenizer.specials["</s>"])
             answer = self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")
-            out.append("\n".join(filter(None, ("> " + e["instruction"], e.get("input"), answer))))
+            out.append("\n".join(filter(None, ("> " + e["instruction"], e["input"], answer))))
         return "\n\n".join(out)
 
 def print_done(out, s, engine):
@@ -1467,8 +1463,8 @@ def launch(run, fresh, out, resume, force, chosen, engine):
         start = read_checkpoint(out)
         s, cfg = start.state, start.cfg
         if s.kind != run.kind:
-            raise UserError(f"{out} is a {s.kind} checkpoint, {run.verb} --resume needs one that is "
-                            f"{run.kind}; name it with --out")
+            raise UserError(f"{out} is a {s.kind} checkpoint, {run.verb} --resume goes on with a "
+                            f"{run.kind} one; name it with --out")
         try:
             stored = run.Options(**s.options).check()
         except (TypeError, UserError) as e:
@@ -1512,6 +1508,8 @@ def sft(base, out, resume, force, chosen, engine=Model):
 
     def fresh(shape):
         c = read_checkpoint(base)            # no weight depends on the context: it may be longer
+        if "</s>" not in c.tokenizer.specials:
+            raise UserError(f"{base} has no token </s> to end a response with; use one of train")
         return c._replace(cfg=replace(c.cfg, **shape).check(), state=State(kind="chat"), moments=())
     launch(SftRun, fresh, out, resume, force, chosen, engine)
 
