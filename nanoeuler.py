@@ -1189,11 +1189,11 @@ def print_table(title, rows):
         print(f"  {name:<16} {value}")
     print(flush=True)
 
-def info(path):
+def info(file):
     """Prints what a checkpoint holds."""
-    c = read_checkpoint(path)
+    c = read_checkpoint(file)
     s = c.state
-    print_table(path, [
+    print_table(file, [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
         ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte"),
@@ -1456,8 +1456,8 @@ def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python {engine.program} chat {out}")
 
-def launch(run, fresh, out, resume, force, chosen, engine):
-    """A run from fresh(shape), or the continuation of `out`.  chosen: the flags given."""
+def launch(run, engine, fresh, out, resume, force, **chosen):
+    """A run from fresh(shape), or the continuation of `out`.  chosen: the settings given."""
     shape = {k: v for k, v in chosen.items() if k in Config.__dataclass_fields__}
     if resume:
         start = read_checkpoint(out)
@@ -1492,26 +1492,26 @@ def launch(run, fresh, out, resume, force, chosen, engine):
         compile_kernels()
     run(out, start, options, engine).go()
 
-def train(preset, out, resume, force, chosen, engine=Model):
+def train(preset, engine=Model, **flags):
     """`train`: learns a text from nothing."""
-    fresh = lambda shape: Checkpoint(replace(PRESETS[preset], **shape).check(), None, State(), None,
-                                     ())
-    launch(Run, fresh, out, resume, force, chosen, engine)
+    launch(Run, engine, lambda shape: Checkpoint(
+        replace(PRESETS[preset], **shape).check(), None, State(), None, ()), **flags)
 
-def sft(base, out, resume, force, chosen, engine=Model):
-    """`sft`: fine-tunes the checkpoint `base` on examples."""
+def sft(file, engine=Model, **flags):
+    """`sft`: teaches the model in `file` to answer."""
     alpaca = "data/alpaca.json"
-    if not resume and "data" not in chosen:
+    if not flags["resume"] and "data" not in flags:
         there = os.path.exists(alpaca)
-        chosen["data"] = alpaca if there else SftOptions.data
-        print(f"learning {chosen['data']}: {alpaca} {'is' if there else 'is not'} there\n")
+        flags["data"] = alpaca if there else SftOptions.data
+        print(f"learning {flags['data']}: {alpaca} {'is' if there else 'is not'} there\n")
 
     def fresh(shape):
-        c = read_checkpoint(base)            # no weight depends on the context: it may be longer
+        c = read_checkpoint(file)            # no weight depends on the context: it may be longer
         if "</s>" not in c.tokenizer.specials:
-            raise UserError(f"{base} has no token </s> to end a response with; use one of train")
+            raise UserError(f"{file} has no token </s> to end a response with; use one of train")
         return c._replace(cfg=replace(c.cfg, **shape).check(), state=State(kind="chat"), moments=())
-    launch(SftRun, fresh, out, resume, force, chosen, engine)
+
+    launch(SftRun, engine, fresh, **flags)
 
 def read_log(path):
     """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
@@ -1525,10 +1525,10 @@ def read_log(path):
                         records.append(r)
     return records
 
-def plot(paths, out):
+def plot(logs, out):
     """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
     curves = {}
-    for path in paths:
+    for path in logs:
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist; train writes NAME.jsonl beside NAME.bin")
         for key in ("bits_per_byte", "val_bits_per_byte"):
@@ -1537,7 +1537,7 @@ def plot(paths, out):
             if xy:
                 curves[f"{path} {key}"] = np.array(xy, float)
     if not curves:
-        raise UserError(f"no losses in {', '.join(paths)}; name a log that train wrote")
+        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
     every = np.concatenate(list(curves.values()))
     (x1, high), low = every.max(0), every[:, 1].min()
     high = min(high, low + 3)                # the first steps would squeeze the rest into a line
@@ -1740,12 +1740,22 @@ class Speaker:
                 with contextlib.suppress(KeyboardInterrupt):
                     self.reply(text)
 
-def lens(path, prompt):
+def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
+    """`chat`, or `generate` if there is a prompt."""
+    if min(tokens, seed) < 0 or prompt == "":
+        raise UserError("--tokens and --seed must not be negative, the prompt not empty")
+    speaker = Speaker(file, tokens, seed, Sampling(**sampling), decoder)
+    if prompt is None:
+        return speaker.chat()
+    print("" if speaker.answers else prompt, end="")
+    speaker.reply(prompt)
+
+def lens(file, prompt):
     """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
     For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
     integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
-    c = read_checkpoint(path)
+    c = read_checkpoint(file)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     if len(tokens) == 0:
         raise UserError("the prompt is empty; give at least one character")
@@ -1780,11 +1790,13 @@ def warm_up(part):
     model.decoder().step(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
-def compile_kernels():
+def compile_kernels(part=0):
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
 
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
+    if part:
+        return warm_up(part)
     cached, began = run._cache._cache_file._load_index(), time.perf_counter()
     if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
            for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
@@ -1808,7 +1820,7 @@ def physical_cores():
     return len(cores) or len(cpus)
 
 def parse(argv):
-    root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch")
+    root = argparse.ArgumentParser(description="A GPT from scratch")
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
     texts = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
                  seed="of the sampling", part="0: what is not compiled yet, in two processes")
@@ -1845,38 +1857,18 @@ def parse(argv):
     verb("compile", "compile the kernels into Numba's cache", part=0)
     return vars(root.parse_args(argv))
 
-def main(argv=None):
+VERBS = dict(train=train, sft=sft, chat=speak, generate=speak, lens=lens, plot=plot, info=info,
+             compile=compile_kernels)
+
+def main(argv=None, verbs=VERBS):
+    """Another engine hands in its own `verbs`, such as partial(train, engine=Model)."""
     a = parse(argv)
     verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
     try:
         if not 0 <= threads <= most:
             raise UserError(f"--threads is {threads}, expected 0 (one a physical core) to {most}")
         set_num_threads(threads or min(physical_cores(), most))
-        if verb in ("train", "sft"):
-            source = a.pop("preset" if verb == "train" else "file")
-            start = train if verb == "train" else sft
-            start(source, a.pop("out"), a.pop("resume"), a.pop("force"), a)
-        elif verb in ("chat", "generate"):
-            path, n, seed = a.pop("file"), a.pop("tokens"), a.pop("seed")
-            prompt = a.pop("prompt", None)
-            if min(n, seed) < 0 or prompt == "":
-                raise UserError("--tokens and --seed must not be negative, the prompt not empty")
-            speaker = Speaker(path, n, seed, Sampling(**a))
-            if verb == "chat":
-                speaker.chat()
-            else:
-                print("" if speaker.answers else prompt, end="")
-                speaker.reply(prompt)
-        elif verb == "lens":
-            lens(a["file"], a["prompt"])
-        elif verb == "plot":
-            plot(a["logs"], a["out"])
-        elif verb == "info":
-            info(a["file"])
-        elif a["part"]:
-            warm_up(a["part"])
-        else:
-            compile_kernels()
+        verbs[verb](**a)
     except (UserError, bpe.TokenizerError) as e:
         print(f"nanoeuler: {e}", file=sys.stderr)
         return 2

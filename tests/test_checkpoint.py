@@ -272,7 +272,7 @@ for i in range({count}):
     mutated(i)
     signal.alarm(20)                         # a hang ends the process
     for what in (lambda: ne.info(str(work)),
-                 lambda: ne.train("small", str(work), True, False, {{}}),
+                 lambda: ne.train("small", out=str(work), resume=True, force=False),
                  lambda: ne.Speaker(str(work), 3, 1, ne.Sampling())):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
