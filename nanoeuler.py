@@ -1234,7 +1234,7 @@ class SftOptions(Optimization):
     data: str = field(default="data/instructions.json", metadata={
         "help": "a JSON list of instruction, input, output; data/alpaca.json goes first, if there"})
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
 
 def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
