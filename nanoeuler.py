@@ -1434,8 +1434,9 @@ class SftRun(Run):
         self.val, self.questions = (tokens, targets[0], size(val)), [e for e, _ in val]
         self.bytes_per_token = size(train) / (self.batches.answers >= 0).sum()
         s.n_steps = s.n_steps or math.ceil(o.epochs * len(train) / self.B)
-        return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out; "
-                             f"{len(examples) - len(train) - len(val):,} do not fit in {T} tokens"),
+        unfit = len(examples) - len(train) - len(val)
+        return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
+                ("left out", f"{unfit:,} examples, longer than {T} tokens or empty"),
                 f"{o.epochs:g} epochs = {s.n_steps:,} steps")
 
     def plan(self):
@@ -1444,8 +1445,8 @@ class SftRun(Run):
     def sample(self, final=False):
         """The likeliest answers to four held-out instructions, or to one."""
         n, decoder, out = len(self.questions), self.model.decoder(), []
-        for i in range(0, n, -(-n // 4)) if final else [self.state.step % n]:
-            e, decoder.tokens = self.questions[i], []
+        for i in np.linspace(0, n - 1, min(n, 4)) if final else [self.state.step % n]:
+            e, decoder.tokens = self.questions[int(i)], []
             tokens = generate(decoder, self.tokenizer.encode(prompt_of(e)), 200, None,
                               Sampling(temperature=0.0), self.tokenizer.specials["</s>"])
             answer = self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")

@@ -172,7 +172,8 @@ def test_what_a_run_prints_and_writes(tuned):
     held_out = [e for e in ADD if ne.held_out(e)]
     asked = [e for e in held_out if f"> {e['instruction']}" in out.split("ETA 0:00")[-1]]
     assert len(asked) == min(4, len(held_out)) and len(held_out) >= 1
-    assert f"{len(ADD) - len(held_out)} and {len(held_out)} held out; 0 do not fit" in out
+    assert f"add.json, {len(ADD) - len(held_out)} and {len(held_out)} held out" in out
+    assert re.search(r"left out +0 examples", out)
     assert "python nanoeuler.py chat nanoeuler_chat.bin" in out
     kind, step, bits, _, log = outcome(tuned)
     losses = [r["loss"] for r in log if "loss" in r]
@@ -240,8 +241,13 @@ def test_epochs_and_a_longer_context(base, tmp_path):
 def test_a_tuned_model_answers(tuned):
     result = nanoeuler("chat", "nanoeuler_chat.bin", "--temperature", 0, cwd=tuned,
                        stdin="Add 3 and 4.\n/quit\n")
-    assert result.returncode == 0 and re.search(r"> \d+ plus ", result.stdout)
-    assert "### " not in result.stdout
+    c = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin"))
+    prompt = c.tokenizer.encode(ne.PROMPT.format(instruction="Add 3 and 4."))
+    ids = ne.generate(ne.Decoder(c.cfg, c.flat), prompt, 200, None, ne.Sampling(temperature=0.0),
+                      c.tokenizer.specials["</s>"])
+    want = c.tokenizer.decode(list(ids)).decode()
+    assert result.returncode == 0 and result.stdout.split("\n> ")[1] == want + "\n"
+    assert "answers what you type" in result.stdout
 
 
 def test_default_data(base, tmp_path):

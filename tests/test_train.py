@@ -315,6 +315,29 @@ def test_micro_batches_train_the_same_weights(trained, text, tmp_path):
     assert outcome(tmp_path)[3] == outcome(trained)[3]
 
 
+def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
+    """An engine with these members and no others trains to the same bytes."""
+    class Other:
+        program = "other.py"
+
+        def __init__(self, cfg, flat, moments):
+            model, self.cfg = ne.Model(cfg, flat, moments), cfg
+            for name in ("gradient", "update", "losses", "buffers", "first_bad_tensor", "decoder",
+                         "device"):
+                setattr(self, name, getattr(model, name))
+
+        def micro_batch(self, B):
+            return 3
+
+    set_num_threads(1)
+    for name, engine in (("one", ne.Model), ("other", Other)):
+        ne.train("small", engine=engine, out=f"{name}.bin", resume=False, force=False, steps=6,
+                 data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
+    one, other = (ne.read_checkpoint(f"{name}.bin") for name in ("one", "other"))
+    assert np.array_equal(one.flat, other.flat) and np.array_equal(*zip(one.moments, other.moments))
+    assert one.state.bits_per_byte == other.state.bits_per_byte
+
+
 def test_minutes_end_a_run(text, tmp_path):
     began = time.monotonic()
     result = nanoeuler("train", "--data", text, "--minutes", 0.03, *FAST, cwd=tmp_path)
