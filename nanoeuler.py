@@ -5,7 +5,8 @@ integration time.  This file is the whole engine for the CPU, meant to be read t
 every gradient, optimizer, training, checkpoints, generation, chat.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
-    python nanoeuler.py chat [FILE]            continue what you type
+    python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
+    python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      one continuation
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
     python nanoeuler.py plot LOG...            loss curves
@@ -39,10 +40,12 @@ Threads One sequence is one task of the forward and backward pass, a block of ro
         depend on how many threads there are or which of them takes which task.
 """
 import argparse
+import codecs
 import contextlib
 import hashlib
 import json
 import math
+import mmap
 import os
 import signal
 import subprocess
@@ -736,10 +739,16 @@ def pack_weights(w, p, tasks):
             pack(w.lm_head[l], head_matrix(p, l, w.lm_head.shape[0]).T)
 
 class Model:
-    """A parameter buffer and the memory to run it on micro-batches (B, T); float32 or float64."""
+    """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
 
-    def __init__(self, cfg, flat):
+    Sections 9 and 10 see the methods after `logits` only, so that another engine can stand here."""
+    program = "nanoeuler.py"
+
+    def __init__(self, cfg, flat, moments=()):
         self.cfg, self.flat, self.p = cfg, flat, views(flat, param_table(cfg))
+        self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
+        self.n_decay = sum(x.size for x in self.p[:6])             # the matrices come first
+        self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
         self.w = Panels(*self.new(panel_table(cfg, flat.dtype)))
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
@@ -778,6 +787,46 @@ class Model:
         """(B, P, T, V) of every head: a view, valid until the next run."""
         self.run(LOGITS, tokens)
         return self.a.logits
+
+    def gradient(self, tokens, targets, weight):
+        """g += d(sum_k weight[k] CE_k)/dp     tokens (B, T), targets (P, B, T), weight (P,)"""
+        self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
+
+    def update(self, hyper):
+        """AdamW on the gradients since the last update.  Returns their CE (P,), summed, and |g|; if
+        that is not finite, nothing is touched."""
+        ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
+        norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
+        self.pack()
+        return ce, norm
+
+    def losses(self, tokens, targets):
+        """Summed CE of head 0, nats.     tokens, targets (B, T)"""
+        return float(self.run(LOSS, tokens, targets[None], heads=1).sum())
+
+    def micro_batch(self, B):
+        """How many of B sequences to take at once: memory grows with them, speed does not."""
+        return B
+
+    def buffers(self):
+        """What a checkpoint holds: parameters and AdamW's moments."""
+        return self.flat, self.m, self.v
+
+    def decoder(self):
+        return Decoder(self.cfg, self.flat)
+
+    def device(self):
+        return f"{get_num_threads()} threads, {self.flat.dtype}"
+
+    def first_bad_tensor(self):
+        """The first entry, in the order of the computation, that is a NaN or an infinity."""
+        for kind, group in (("parameter", self.p), ("activation", self.a),
+                            ("its gradient", self.d), ("gradient", self.g)):
+            for name, x in group._asdict().items():
+                if not np.isfinite(x).all():
+                    at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+                    return f"{kind} {name}{list(at)} is {x[at]}"
+        return "the loss is not finite"
 
 
 # ==== 6 Optimizer ====
@@ -829,22 +878,27 @@ def adamw(p, g, m, v, n_decay, hyper):
 
 
 # ==== 7 Data ====
+LARGE = 32 << 20     # bytes; a longer text is memory-mapped and its tokens are kept in a file
+
 def read_text(path):
     """A corpus as bytes.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     try:
         with open(path, "rb") as f:
-            text = f.read()
+            large = os.fstat(f.fileno()).st_size > LARGE
+            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if large else f.read()
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}; name a text with --data") from None
-    if not text.strip():
+    if not text[:LARGE].strip():
         raise UserError(f"{path} is empty; name a text with --data")
-    if b"\0" in text:
-        raise UserError(f"{path} is not text, byte {text.index(0)} is zero; name one with --data")
+    if (zero := text.find(b"\0")) >= 0:
+        raise UserError(f"{path} is not text, byte {zero} is zero; name one with --data")
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as e:
-        print(f"note: {path} is not UTF-8 at byte {e.start}; its bytes are learned as they are",
-              file=sys.stderr)
+        for i in range(0, len(text), LARGE):
+            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
+    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
+        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
+              f"bytes are learned as they are", file=sys.stderr)
     return text
 
 def split_text(text, holdout):
@@ -853,6 +907,55 @@ def split_text(text, holdout):
     while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
         cut -= 1
     return text[:cut], text[cut:]
+
+def excerpt(text, pieces=256):
+    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
+    if len(text) <= LARGE:
+        return text
+    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
+    parts = [bytes(text[i:i + n]) for i in starts]
+    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
+
+def read_tokens(path, meta):
+    """The two parts in a file of `tokenize`, memory-mapped; an error of DAMAGE if it is another."""
+    with open(path, "rb") as f:
+        found, tensors, digest = read_header(f)
+        data = np.memmap(f, np.uint8, "r", offset=f.tell())
+    digest.update(data)
+    bpe.need({**found, **meta, "sha256": digest.hexdigest()} == found, "damaged, or another text's")
+    dtype = np.uint16 if tensors["tokens"]["dtype"] == "U16" else np.int32
+    return np.split(data.view(dtype), [int(found["train_tokens"])])
+
+def tokenize(path, parts, tokenizer, text_sha256):
+    """Tokens of the training and the validation part of the text at `path`.
+
+    Those of a large text are kept beside it, for this text, tokenizer and split."""
+    if sum(map(len, parts)) <= LARGE:
+        return [tokenizer.encode(part) for part in parts]
+    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
+            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(parts[0]))}
+    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
+    with contextlib.suppress(OSError, *DAMAGE):
+        return read_tokens(cache, meta)
+    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
+    dtype, code = (np.uint16, "U16") if tokenizer.vocab_size <= 1 << 16 else (np.int32, "I32")
+    buffers = [tokenizer.encode(part).astype(dtype) for part in parts]
+    n, end = sum(x.size for x in buffers), sum(x.nbytes for x in buffers)
+    write_tensors(cache, {**meta, "train_tokens": str(buffers[0].size)},
+                  {"tokens": {"dtype": code, "shape": [n], "data_offsets": [0, end]}}, buffers,
+                  "free space, or move the text to where there is some")
+    return read_tokens(cache, meta)
+
+def windows(tokens, T):
+    """tokens, targets (n, T) of all disjoint windows of a text; -1 past the end of the targets."""
+    n = -(-(len(tokens) - 1) // T)
+    padded = np.full(n * T + 1, -1, np.int32)
+    padded[:len(tokens)] = tokens
+    return np.maximum(padded[:-1], 0).reshape(n, T), padded[1:].reshape(n, T)
+
+def later(rows, T):
+    """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
+    return np.stack([rows[:, k + 1:k + 1 + T] for k in range(rows.shape[1] - T)])
 
 class Batches:
     """Windows of T tokens in shuffled epochs.
@@ -867,14 +970,18 @@ class Batches:
             raise UserError(f"the training part has {len(tokens)} tokens, less than two windows of "
                             f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
 
-    def start(self, i):
-        """Index of the first token of window i."""
+    def shuffled(self, i):
+        """Entry i of endless epochs over range(n)."""
         epoch, j = divmod(i, self.n)
         if epoch != self.epoch:
             rng = np.random.default_rng((self.seed, epoch))
             self.epoch, self.phase = epoch, rng.integers(self.T)
             self.order = rng.permutation(self.n)
-        return self.phase + self.order[j] * self.T
+        return self.order[j]
+
+    def start(self, i):
+        """Index of the first token of window i."""
+        return self.shuffled(i) * self.T + self.phase
 
     def take(self, i, B):
         """Windows i to i + B: tokens (B, T), targets (P, B, T), -1 past the end; int32."""
@@ -882,8 +989,7 @@ class Batches:
         for b in range(B):
             piece = self.tokens[(s := self.start(i + b)):s + self.T + self.P]
             padded[b, :len(piece)] = piece
-        later = [padded[:, k + 1:k + 1 + self.T] for k in range(self.P)]
-        return padded[:, :self.T], np.stack(later)
+        return padded[:, :self.T], later(padded, self.T)
 
 def loss_weights(targets, mtp_weight):
     """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
@@ -893,8 +999,63 @@ def loss_weights(targets, mtp_weight):
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
     return np.array([1.0] + [mtp_weight / (P - 1) for _ in range(P - 1)]) / count
 
+# Stanford Alpaca's templates; what follows them is the response
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
           "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
+PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
+                "further context. Write a response that appropriately completes the request.\n\n"
+                "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
+
+def prompt_of(example):
+    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
+
+def held_out(example):
+    """About one example in 50, by a hash: the same question is always on the same side."""
+    question = f"{example['instruction']}\0{example['input']}".encode()
+    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big") % 50 == 0
+
+def read_examples(path, *answers):
+    """The JSON list of {instruction, input, *answers} at `path`, and its SHA-256."""
+    need, remedy = bpe.need, f"give a JSON list of instruction, input, {', '.join(answers)}"
+    try:
+        with open(path, "rb") as f:
+            text = f.read()
+        examples = json.loads(text)
+        need(isinstance(examples, list), f"it is a {type(examples).__name__}, expected a list")
+        need(examples, "the list is empty")
+        for i, e in enumerate(examples):
+            need(isinstance(e, dict), f"entry {i} is a {type(e).__name__}, expected an object")
+            e.setdefault("input", "")
+            for key in ("instruction", "input", *answers):
+                value = e.get(key)
+                need(isinstance(value, str), f"{key} of entry {i} is {value!r:.40}, expected text")
+                value.encode()               # half a surrogate pair is no text
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}; {remedy} with --data") from None
+    except (RecursionError, ValueError) as e:
+        raise UserError(f"{path} holds no examples: {e}; {remedy} with --data") from None
+    return examples, hashlib.sha256(text).hexdigest()
+
+class Examples(Batches):
+    """One example a row, in shuffled epochs: prompt, response with </s>, then padding.
+
+    Targets are the tokens of the response alone, for every head; a row knows of no other."""
+
+    def __init__(self, pairs, T, n_mtp, seed):
+        """pairs: (prompt, response) as arrays of ids, T + 1 at most together"""
+        self.T, self.P, self.seed, self.n, self.epoch = T, n_mtp, seed, len(pairs), None
+        self.rows = np.full((self.n, T + n_mtp), -1, np.int32)
+        self.answers = self.rows.copy()
+        for row, answer, (prompt, response) in zip(self.rows, self.answers, pairs):
+            row[:len(prompt) + len(response)] = np.concatenate((prompt, response))
+            answer[len(prompt):] = row[len(prompt):]
+
+    def batch(self, rows):
+        """tokens (B, T), targets (P, B, T), -1 outside of the response; int32"""
+        return np.maximum(self.rows[rows, :self.T], 0), later(self.answers[rows], self.T)
+
+    def take(self, i, B):
+        return self.batch([self.shuffled(i + b) for b in range(B)])
 
 
 # ==== 8 Checkpoint ====
@@ -935,17 +1096,13 @@ def header_tensors(cfg, moments):
         out[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     return out, end
 
-def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
-    """Writes all or nothing: a temporary file beside `path`, fsync, rename."""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
-            "tokenizer_sha256": tokenizer.hash(), "sha256": NO_HASH}
-    buffers, temporary = [np.ascontiguousarray(x, "<f4") for x in (flat, *moments)], f"{path}.tmp"
-    tensors, _ = header_tensors(cfg, moments)
+def write_tensors(path, meta, tensors, buffers, remedy):
+    """A safetensors file, all or nothing: a temporary file beside `path`, fsync, rename."""
+    meta, temporary = {**meta, "sha256": NO_HASH}, f"{path}.tmp"
 
     def header():
         text = json.dumps({"__metadata__": meta, **tensors}, separators=(",", ":")).encode()
-        return text + b" " * (-len(text) % 64)       # the data starts on a cache line
+        return text + b" " * (-(8 + len(text)) % 64)     # the data starts on a cache line
 
     digest = hashlib.sha256(header())
     for x in buffers:
@@ -966,24 +1123,39 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     except OSError as e:
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        raise UserError(f"cannot write {path}: {e.strerror}; a previous checkpoint is untouched; "
-                        f"free space or choose another --out") from None
+        raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
+                        f"{remedy}") from None
+
+def read_header(f):
+    """(metadata, tensors, sha256 so far) of an open safetensors file, which is then at its data."""
+    size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
+    bpe.need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
+    header = f.read(length)
+    tensors = json.loads(header)
+    meta = tensors.pop("__metadata__")
+    return meta, tensors, hashlib.sha256(
+        header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+
+# what reading a file of someone else's making may raise
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
+            "tokenizer_sha256": tokenizer.hash()}
+    write_tensors(path, meta, header_tensors(cfg, moments)[0],
+                  [np.ascontiguousarray(x, "<f4") for x in (flat, *moments)],
+                  "free space or choose another --out")
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
 def read_checkpoint(path):
     """Every number in the header is checked against the file's size before it sizes a buffer."""
-    def need(condition, why):
-        if not condition:
-            raise ValueError(why)
-
+    need = bpe.need
     try:
         with open(path, "rb") as f:
-            size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
-            need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
-            header = f.read(length)
-            tensors = json.loads(header)
-            meta = tensors.pop("__metadata__")
+            meta, tensors, digest = read_header(f)
+            size, start = os.fstat(f.fileno()).st_size, f.tell()
             need(meta["format"] == "nanoeuler", "another program wrote it")
             cfg = Config(**json.loads(meta["config"])).check()
             state = State(**json.loads(meta["state"])).check()
@@ -991,8 +1163,7 @@ def read_checkpoint(path):
             need(4 * n <= size, f"its model has {n:,} parameters, the file {size:,} bytes")
             expected, data = header_tensors(cfg, moments)
             need(tensors == expected, "its tensors are not those of its configuration")
-            need(size == 8 + length + data, f"{size} bytes, expected {8 + length + data}")
-            digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+            need(size == start + data, f"{size} bytes, expected {start + data}")
             buffers = [aligned((n,), np.float32) for _ in range(3 if moments else 1)]
             for x in buffers:
                 f.readinto(memoryview(x).cast("B"))
@@ -1007,8 +1178,7 @@ def read_checkpoint(path):
                         f"python nanoeuler.py train --out {path}") from None
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}; name a checkpoint of train") from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, UserError,
-            ValueError) as e:
+    except (UserError, *DAMAGE) as e:
         raise UserError(f"{path} is not a usable checkpoint: {e or type(e).__name__}; name another "
                         f"file, or train a new one with --force") from None
     return Checkpoint(cfg, tokenizer, state, buffers[0], buffers[1:])
@@ -1019,11 +1189,11 @@ def print_table(title, rows):
         print(f"  {name:<16} {value}")
     print(flush=True)
 
-def info(path):
+def info(file):
     """Prints what a checkpoint holds."""
-    c = read_checkpoint(path)
+    c = read_checkpoint(file)
     s = c.state
-    print_table(path, [
+    print_table(file, [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
         ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte"),
@@ -1034,13 +1204,11 @@ def info(path):
 
 # ==== 9 Training ====
 @dataclass
-class Options(Settings):
-    """What a run is started with.  A checkpoint stores it, and --resume goes on with it."""
-    data: str = field(default="data/shakespeare.txt", metadata={"help": "a text, UTF-8"})
-    steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by --minutes")
-    minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
-    batch: int = setting(16, 1, 1 << 16, "sequences a step")
-    micro_batch: int = setting(0, 0, 1 << 16, "sequences in memory at once; 0: all")
+class Optimization(Settings):
+    """Settings of every kind of run.  A checkpoint stores them, --resume goes on with them."""
+    steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
+    batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
+    micro_batch: int = setting(0, 0, 1 << 20, "sequences in memory at once; 0: as fits")
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
     warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
@@ -1049,37 +1217,36 @@ class Options(Settings):
     beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
     clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
-    eval_every: int = setting(250, 1, 1 << 40, "steps between validations and checkpoints")
+    eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
+    save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
     seed: int = setting(1, 0, 1 << 60, "of weights and batches")
 
-def evaluate(model, tokens, n_bytes, windows=None):
+@dataclass
+class Options(Optimization):
+    """What `train` is started with."""
+    data: str = field(default="data/shakespeare.txt", metadata={"help": "a text, UTF-8"})
+    minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
+    holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
+
+@dataclass
+class SftOptions(Optimization):
+    """What `sft` is started with."""
+    data: str = field(default="data/instructions.json", metadata={
+        "help": "a JSON list of instruction, input, output; data/alpaca.json goes first, if there"})
+    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
+    lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+
+def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
 
-    Head 0 on tokens[1:], which stand for n_bytes, in disjoint windows of seq_len, or in that many
-    `windows` spread evenly."""
-    T, nats, seen = model.cfg.seq_len, 0.0, 0
-    n = -(-(len(tokens) - 1) // T)
-    padded = np.full(n * T + 1, -1, np.int32)
-    padded[:len(tokens)] = tokens
-    pick = np.linspace(0, n - 1, min(n, windows or n)).astype(int)
+    Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
+    spread evenly."""
+    pick, nats = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))), 0.0
+    pick = pick.astype(int)
     for i in range(0, len(pick), 16):
-        at = pick[i:i + 16, None] * T + np.arange(T)
-        targets = np.full((model.cfg.n_mtp, *at.shape), -1, np.int32)
-        targets[0] = padded[at + 1]
-        nats += model.run(LOSS, np.maximum(padded[at], 0), targets, heads=1).sum()
-        seen += (targets[0] >= 0).sum()
-    return float(nats / math.log(2) / (n_bytes * seen / (len(tokens) - 1)))
-
-def first_bad_tensor(model):
-    """The first entry, in the order of the computation, that is a NaN or an infinity."""
-    for kind, group in (("parameter", model.p), ("activation", model.a), ("its gradient", model.d),
-                        ("gradient", model.g)):
-        for name, x in group._asdict().items():
-            if not np.isfinite(x).all():
-                at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-                return f"{kind} {name}{list(at)} is {x[at]}"
-    return "the loss is not finite"
+        nats += model.losses(tokens[pick[i:i + 16]], targets[pick[i:i + 16]])
+    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
+    return float(nats / math.log(2) / (n_bytes * share))
 
 class Interrupt:
     """Ctrl-C or SIGTERM asks the loop to finish its step and save; a second one kills."""
@@ -1098,62 +1265,77 @@ class Interrupt:
             signal.signal(s, handler)
 
 class Run:
-    """One training run: model, AdamW's moments, data, clock and log, fresh or from a checkpoint."""
+    """One training run: model, data, clock and log, fresh or from a checkpoint."""
+    verb, kind, Options, scope = "train", "base", Options, "the whole held-out tail"
 
-    def __init__(self, out, cfg, options, checkpoint=None):
+    def __init__(self, out, start, options, engine=Model):
+        """start: a Checkpoint, without weights and tokenizer if they are still to be made"""
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
-        self.state = replace(checkpoint.state if checkpoint else State(), options=asdict(options))
-        text, o, s = read_text(options.data), options, self.state
-        digest, self.began = hashlib.sha256(text).hexdigest(), time.perf_counter() - s.elapsed
-        if checkpoint and digest != s.text_sha256:
-            raise UserError(f"{o.data} is not the text of this run: its sha256 is {digest[:12]}, "
-                            f"expected {s.text_sha256[:12]}; restore it, or start with --out NAME")
-        s.text_sha256, s.n_steps = digest, o.steps or s.n_steps
-        train, val = split_text(text, o.holdout)
-        if not train or not val:
-            raise UserError(f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
-        self.tokenizer = checkpoint.tokenizer if checkpoint else bpe.train(train, cfg.vocab_size)
+        self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
+        o, s, cfg, T = options, self.state, start.cfg, start.cfg.seq_len
+        self.began, self.B = time.perf_counter() - s.elapsed, max(1, round(o.batch / T))
+        s.n_steps, self.lr = o.steps or s.n_steps, o.lr * 128 / cfg.n_embd
+        *rows, length = self.load(cfg)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
-        tokens = self.tokenizer.encode(train)
-        self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
-        self.val, self.val_bytes = np.append(tokens[-1:], self.tokenizer.encode(val)), len(val)
-        self.bytes_per_token, self.lr = len(train) / len(tokens), o.lr * 128 / cfg.n_embd
-        self.model = model = Model(cfg, checkpoint.flat if checkpoint else init_params(cfg, o.seed))
-        zeros = np.zeros((2, model.flat.size), np.float32)
-        self.m, self.v = checkpoint.moments if checkpoint else zeros
-        self.n_decay = sum(x.size for x in model.p[:6])              # the matrices come first
-        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {get_num_threads()} threads", [
+        flat = init_params(cfg, o.seed) if start.flat is None else start.flat
+        self.model, self.next = engine(cfg, flat, start.moments), self.batch()
+        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
-                      f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads, float32"),
-            ("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
-            ("tokenizer", f"{cfg.vocab_size} tokens, {self.bytes_per_token:.2f} bytes a token"),
-            ("batch", f"{o.batch} x {cfg.seq_len} = {o.batch * cfg.seq_len:,} tokens"),
+                      f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
+            *rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
-            ("length", f"{o.steps:,} steps" if o.steps else f"{o.minutes:g} minutes"),
+            ("length", f"{o.steps:,} steps" if o.steps else length),
             ("writes", f"{out} and {self.log}; Ctrl-C saves and stops")])
+
+    def load(self, cfg):
+        """Reads tokenizer, batches, validation.  Returns rows for the table, the length last."""
+        o, text = self.options, read_text(self.options.data)
+        self.same_data(hashlib.sha256(text).hexdigest())
+        train, val = parts = split_text(memoryview(text), o.holdout)
+        if not train or not val:
+            raise UserError(f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
+        self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
+        tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256)
+        self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
+        self.val = *windows(np.append(tokens[-1:], tail), cfg.seq_len), len(val)
+        self.bytes_per_token = len(train) / len(tokens)
+        return (("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
+                ("tokenizer", f"{self.tokenizer.vocab_size} tokens, {self.bytes_per_token:.2f} "
+                              f"bytes a token"), f"{o.minutes:g} minutes")
+
+    def same_data(self, digest):
+        """A resumed run must find the data it was started with."""
+        if digest != (self.state.text_sha256 or digest):
+            raise UserError(f"{self.options.data} is not the data of this run: its sha256 is "
+                            f"{digest[:12]}, expected {self.state.text_sha256[:12]}; restore it, "
+                            f"or start with --out NAME")
+        self.state.text_sha256 = digest
 
     def elapsed(self):
         return time.perf_counter() - self.began
 
+    def batch(self):
+        """Tokens and targets of the step after `state.step`."""
+        return self.batches.take(self.state.step * self.B, self.B)
+
     def advance(self):
         """One step: the gradient of every micro-batch, clip, AdamW.  Returns its log record."""
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
-        tokens, targets = self.batches.take(s.step * o.batch, o.batch)
-        weight, losses = loss_weights(targets, o.mtp_weight), np.zeros(model.cfg.n_mtp)
-        for b in range(0, o.batch, micro := o.micro_batch or o.batch):
-            part = tokens[b:b + micro], targets[:, b:b + micro]
-            losses += model.run(GRADIENT, *part, weight).sum(0)
+        (tokens, targets), micro = self.next, o.micro_batch or model.micro_batch(self.B)
+        weight = loss_weights(targets, o.mtp_weight)
+        lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
+        for b in range(0, self.B, micro):
+            model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight)
+        s.step = t = s.step + 1
+        self.next = self.batch()             # while a GPU still works on this one
+        losses, norm = model.update(np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
+                                              1 - o.beta1 ** t, 1 - o.beta2 ** t]))
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
-        lr, t = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor), s.step + 1
-        hyper = np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
-                          1 - o.beta1 ** t, 1 - o.beta2 ** t])
-        norm = adamw(model.flat, model.g_flat, self.m, self.v, self.n_decay, hyper)
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {t}: {first_bad_tensor(model)}; stopped before the update, "
+            raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is untouched: --resume it, or start with a lower --lr")
-        model.pack()
-        s.step, s.tokens_seen, seconds = t, t * tokens.size, time.perf_counter() - began
+        s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds}
@@ -1166,23 +1348,22 @@ class Run:
         """With --minutes: as many steps as the time left allows.  Fixed in the last tenth."""
         o, s = self.options, self.state
         if not o.steps and not s.step > 0.9 * s.n_steps > 0:
-            final = self.pace() * len(self.val) / (3 * o.batch * self.model.cfg.seq_len)
+            final = self.pace() * self.val[0].size / (3 * self.next[0].size)
             left = 60 * o.minutes - self.elapsed() - final
             s.n_steps = s.step + max(1, int(left / self.pace()))
 
-    def validate(self, windows=None):
+    def validate(self, rows=None):
         s = self.state
-        s.bits_per_byte = evaluate(self.model, self.val, self.val_bytes, windows)
-        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=windows)
+        s.bits_per_byte = evaluate(self.model, *self.val, rows)
+        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
 
     def save(self):
-        self.state.elapsed = self.elapsed()
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, self.model.flat,
-                         (self.m, self.v))
+        self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
+        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
-    def sample(self, n):
-        decoder, rng = Decoder(self.model.cfg, self.model.p), np.random.default_rng(self.state.step)
-        tokens = generate(decoder, self.tokenizer.encode("\n"), n, rng, Sampling())
+    def sample(self, final=False):
+        rng, n = np.random.default_rng(self.state.step), 160 if final else 40
+        tokens = generate(self.model.decoder(), self.tokenizer.encode("\n"), n, rng, Sampling())
         return self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")
 
     def record(self, **values):
@@ -1210,39 +1391,88 @@ class Run:
                           f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  "
                           f"ETA {left // 60}:{left % 60:02d}", flush=True)
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
-                    self.validate(windows=64)
-                    self.save()
+                    self.validate(rows=64)
                     print(f"step {s.step:>5}  validation {s.bits_per_byte:.3f} bits/byte "
-                          f"(64 windows)  {self.sample(40)!r}", flush=True)
+                          f"(estimate)  {self.sample()!r}", flush=True)
+                if s.step % o.save_every == 0 and s.step < s.n_steps:
+                    self.save()
             if s.step >= s.n_steps:
                 self.validate()
             self.save()
         if s.step < s.n_steps:
             print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on with:\n"
-                  f"    python nanoeuler.py train --resume --out {self.out}")
+                  f"    python {self.model.program} {self.verb} --resume --out {self.out}")
         else:
-            print(f"\n{self.sample(160)}\n\nvalidation {s.bits_per_byte:.4f} bits/byte on the "
-                  f"whole held-out tail, after {self.elapsed() / 60:.1f} minutes")
-            print_done(self.out, s)
+            print(f"\n{self.sample(final=True)}\n\nvalidation {s.bits_per_byte:.4f} bits/byte on "
+                  f"{self.scope}, after {self.elapsed() / 60:.1f} minutes")
+            print_done(self.out, s, self.model)
 
-def print_done(out, s):
+class SftRun(Run):
+    """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
+    verb, kind, Options, scope = "sft", "chat", SftOptions, "all held-out responses"
+
+    def load(self, cfg):
+        o, s, T = self.options, self.state, cfg.seq_len
+        examples, digest = read_examples(o.data, "output")
+        self.same_data(digest)
+        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials["</s>"])
+        lengths, parts = [], ([], [])                    # training, held out
+        for e in examples:
+            pair = encode(prompt_of(e)), np.append(encode(e["output"]), end)
+            lengths.append(sum(map(len, pair)) - 1)      # the last is a target only
+            if lengths[-1] <= T and e["instruction"] and e["output"]:
+                parts[held_out(e)].append((e, pair))
+        train, val = parts
+        if not train or not val:
+            raise UserError(f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
+                            f"that fit in {T} tokens, the shortest has {min(lengths)}; use more "
+                            f"examples, or a model of a longer --seq-len")
+        size = lambda part: sum(len(e["output"].encode()) for e, _ in part)
+        self.batches, test = (Examples([p for _, p in part], T, cfg.n_mtp, o.seed)
+                              for part in parts)
+        tokens, targets = test.batch(slice(None))
+        self.val, self.questions = (tokens, targets[0], size(val)), [e for e, _ in val]
+        self.bytes_per_token = size(train) / (self.batches.answers >= 0).sum()
+        s.n_steps = s.n_steps or math.ceil(o.epochs * len(train) / self.B)
+        unfit = len(examples) - len(train) - len(val)
+        return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
+                ("left out", f"{unfit:,} examples, longer than {T} tokens or empty"),
+                f"{o.epochs:g} epochs = {s.n_steps:,} steps")
+
+    def plan(self):
+        """Nothing: the epochs are counted."""
+
+    def sample(self, final=False):
+        """The likeliest answers to four held-out instructions, or to one."""
+        n, decoder, out = len(self.questions), self.model.decoder(), []
+        for i in np.linspace(0, n - 1, min(n, 4)) if final else [self.state.step % n]:
+            e, decoder.tokens = self.questions[int(i)], []
+            tokens = generate(decoder, self.tokenizer.encode(prompt_of(e)), 200, None,
+                              Sampling(temperature=0.0), self.tokenizer.specials["</s>"])
+            answer = self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")
+            out.append("\n".join(filter(None, ("> " + e["instruction"], e["input"], answer))))
+        return "\n\n".join(out)
+
+def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
-          f"    python nanoeuler.py chat {out}")
+          f"    python {engine.program} chat {out}")
 
-def train(preset, out, resume, force, chosen):
-    """`nanoeuler.py train`: a fresh run, or the continuation of `out`.  chosen: the flags given."""
+def launch(run, engine, fresh, out, resume, force, **chosen):
+    """A run from fresh(shape), or the continuation of `out`.  chosen: the settings given."""
     shape = {k: v for k, v in chosen.items() if k in Config.__dataclass_fields__}
-    chosen, checkpoint = {k: v for k, v in chosen.items() if k not in shape}, None
     if resume:
-        checkpoint = read_checkpoint(out)
+        start = read_checkpoint(out)
+        s, cfg = start.state, start.cfg
+        if s.kind != run.kind:
+            raise UserError(f"{out} is a {s.kind} checkpoint, {run.verb} --resume goes on with a "
+                            f"{run.kind} one; name it with --out")
         try:
-            stored = Options(**checkpoint.state.options).check()
+            stored = run.Options(**s.options).check()
         except (TypeError, UserError) as e:
-            raise UserError(f"{out} cannot be resumed: {e}") from None
-        cfg, s = checkpoint.cfg, checkpoint.state
-        longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes")}
+            raise UserError(f"{out} cannot be resumed: {e}; start with --out NAME") from None
+        longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
         old = {**asdict(cfg), **asdict(stored), **longer}
-        for name, value in {**shape, **chosen}.items():
+        for name, value in chosen.items():
             if value != old[name]:
                 raise UserError(f"{out} was started with {name} {old[name]}, not {value}; drop the "
                                 f"flag, or start a new run with --out NAME")
@@ -1250,16 +1480,39 @@ def train(preset, out, resume, force, chosen):
             s.n_steps, stored = 0, replace(stored, steps=0)
         options = replace(stored, **longer).check()
         if s.step >= (options.steps or s.n_steps or s.step + 1):
-            return print_done(out, s)
-        if not checkpoint.moments:
+            return print_done(out, s, engine)
+        if not start.moments:
             raise UserError(f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         if os.path.exists(out) and not force:
             raise UserError(f"{out} exists; --resume goes on with it, --out NAME keeps it, --force "
                             f"replaces it")
-        cfg, options = replace(PRESETS[preset], **shape).check(), Options(**chosen).check()
-    compile_kernels()
-    Run(out, cfg, options, checkpoint).go()
+        options = run.Options(**{k: v for k, v in chosen.items() if k not in shape}).check()
+        start = fresh(shape)
+    if engine is Model:
+        compile_kernels()
+    run(out, start, options, engine).go()
+
+def train(preset, engine=Model, **flags):
+    """`train`: learns a text from nothing."""
+    launch(Run, engine, lambda shape: Checkpoint(
+        replace(PRESETS[preset], **shape).check(), None, State(), None, ()), **flags)
+
+def sft(file, engine=Model, **flags):
+    """`sft`: teaches the model in `file` to answer."""
+    alpaca = "data/alpaca.json"
+    if not flags["resume"] and "data" not in flags:
+        there = os.path.exists(alpaca)
+        flags["data"] = alpaca if there else SftOptions.data
+        print(f"learning {flags['data']}: {alpaca} {'is' if there else 'is not'} there\n")
+
+    def fresh(shape):
+        c = read_checkpoint(file)            # no weight depends on the context: it may be longer
+        if "</s>" not in c.tokenizer.specials:
+            raise UserError(f"{file} has no token </s> to end a response with; use one of train")
+        return c._replace(cfg=replace(c.cfg, **shape).check(), state=State(kind="chat"), moments=())
+
+    launch(SftRun, engine, fresh, **flags)
 
 def read_log(path):
     """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
@@ -1273,10 +1526,10 @@ def read_log(path):
                         records.append(r)
     return records
 
-def plot(paths, out):
+def plot(logs, out):
     """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
     curves = {}
-    for path in paths:
+    for path in logs:
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist; train writes NAME.jsonl beside NAME.bin")
         for key in ("bits_per_byte", "val_bits_per_byte"):
@@ -1285,7 +1538,7 @@ def plot(paths, out):
             if xy:
                 curves[f"{path} {key}"] = np.array(xy, float)
     if not curves:
-        raise UserError(f"no losses in {', '.join(paths)}; name a log that train wrote")
+        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
     every = np.concatenate(list(curves.values()))
     (x1, high), low = every.max(0), every[:, 1].min()
     high = min(high, low + 3)                # the first steps would squeeze the rest into a line
@@ -1394,15 +1647,16 @@ def decode_step(token, pos, head, p, kc, vc, x, y, qkv, att, gate_up, scores, lo
 class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
 
-    def __init__(self, cfg, p):
+    def __init__(self, cfg, flat):
         C, F, H, D, L, G, T = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
                                cfg.n_kv_head, cfg.seq_len)
-        new = lambda *shape: aligned(shape, p.wte.dtype)
-        self.cfg, self.p, self.tokens, self.logits = cfg, p, [], new(cfg.vocab_size)
-        self.head = head_matrix(p, 0, cfg.n_mtp)
+        new = lambda *shape: aligned(shape, flat.dtype)
+        self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
+        self.p = views(flat, param_table(cfg))
+        self.head = head_matrix(self.p, 0, cfg.n_mtp)
         self.buffers = (new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
                         new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(T), self.logits,
-                        *rope_table(cfg, p.wte.dtype))
+                        *rope_table(cfg, flat.dtype))
 
     def step(self, token):
         """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
@@ -1452,12 +1706,12 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
 class Speaker:
     """A checkpoint that continues text, or answers if it is a chat model."""
 
-    def __init__(self, path, n, seed, sampling):
+    def __init__(self, path, n, seed, sampling, decoder=Decoder):
         self.path, self.n, self.sampling = path, n, sampling.check()
         self.rng = np.random.default_rng(seed)
         self.cfg, self.tokenizer, self.state, self.flat, _ = read_checkpoint(path)
         self.answers = self.state.kind == "chat"
-        self.decoder = Decoder(self.cfg, views(self.flat, param_table(self.cfg)))
+        self.decoder = decoder(self.cfg, self.flat)
 
     def reply(self, text):
         """Prints the reply as it comes, whole characters only."""
@@ -1487,12 +1741,22 @@ class Speaker:
                 with contextlib.suppress(KeyboardInterrupt):
                     self.reply(text)
 
-def lens(path, prompt):
+def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
+    """`chat`, or `generate` if there is a prompt."""
+    if min(tokens, seed) < 0 or prompt == "":
+        raise UserError("--tokens and --seed must not be negative, the prompt not empty")
+    speaker = Speaker(file, tokens, seed, Sampling(**sampling), decoder)
+    if prompt is None:
+        return speaker.chat()
+    print("" if speaker.answers else prompt, end="")
+    speaker.reply(prompt)
+
+def lens(file, prompt):
     """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
     For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
     integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
-    c = read_checkpoint(path)
+    c = read_checkpoint(file)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     if len(tokens) == 0:
         raise UserError("the prompt is empty; give at least one character")
@@ -1523,15 +1787,17 @@ def warm_up(part):
     model = Model(cfg, init_params(cfg, 0))
     if part == 1:
         return model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    adamw(model.flat, model.g_flat, *np.zeros((2, model.flat.size), np.float32), 0, np.ones(8))
-    Decoder(cfg, model.p).step(0)
+    model.update(np.ones(8))
+    model.decoder().step(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
-def compile_kernels():
+def compile_kernels(part=0):
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
 
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
+    if part:
+        return warm_up(part)
     cached, began = run._cache._cache_file._load_index(), time.perf_counter()
     if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
            for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
@@ -1555,7 +1821,7 @@ def physical_cores():
     return len(cores) or len(cpus)
 
 def parse(argv):
-    root = argparse.ArgumentParser(prog="nanoeuler.py", description="A GPT from scratch")
+    root = argparse.ArgumentParser(description="A GPT from scratch")
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
     texts = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
                  seed="of the sampling", part="0: what is not compiled yet, in two processes")
@@ -1575,11 +1841,13 @@ def parse(argv):
     file = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
     prompt = ("prompt", dict(help="text to begin with"))
     shape = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-    t = verb("train", "learn a text; writes a checkpoint and a log",
-             ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size")),
-             settings=(*fields(Options), *shape), out="nanoeuler.bin")
-    t.add_argument("--resume", action="store_true", help="go on with --out")
-    t.add_argument("--force", action="store_true", help="replace --out")
+    size = ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size"))
+    for v in (verb("train", "learn a text; writes a checkpoint and a log", size,
+                   settings=(*fields(Options), *shape), out="nanoeuler.bin"),
+              verb("sft", "fine-tune a checkpoint: learn to answer", file,
+                   settings=(*fields(SftOptions), shape[0]), out="nanoeuler_chat.bin")):
+        v.add_argument("--resume", action="store_true", help="go on with --out")
+        v.add_argument("--force", action="store_true", help="replace --out")
     speak = dict(settings=fields(Sampling), tokens=200, seed=1)
     verb("chat", "continue or answer what you type", file, **speak)
     verb("generate", "one continuation or answer", prompt, file, **speak)
@@ -1590,36 +1858,18 @@ def parse(argv):
     verb("compile", "compile the kernels into Numba's cache", part=0)
     return vars(root.parse_args(argv))
 
-def main(argv=None):
+VERBS = dict(train=train, sft=sft, chat=speak, generate=speak, lens=lens, plot=plot, info=info,
+             compile=compile_kernels)
+
+def main(argv=None, verbs=VERBS):
+    """Another engine hands in its own `verbs`, such as partial(train, engine=Model)."""
     a = parse(argv)
     verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
     try:
         if not 0 <= threads <= most:
             raise UserError(f"--threads is {threads}, expected 0 (one a physical core) to {most}")
         set_num_threads(threads or min(physical_cores(), most))
-        if verb == "train":
-            train(a.pop("preset"), a.pop("out"), a.pop("resume"), a.pop("force"), a)
-        elif verb in ("chat", "generate"):
-            path, n, seed = a.pop("file"), a.pop("tokens"), a.pop("seed")
-            prompt = a.pop("prompt", None)
-            if min(n, seed) < 0 or prompt == "":
-                raise UserError("--tokens and --seed must not be negative, the prompt not empty")
-            speaker = Speaker(path, n, seed, Sampling(**a))
-            if verb == "chat":
-                speaker.chat()
-            else:
-                print("" if speaker.answers else prompt, end="")
-                speaker.reply(prompt)
-        elif verb == "lens":
-            lens(a["file"], a["prompt"])
-        elif verb == "plot":
-            plot(a["logs"], a["out"])
-        elif verb == "info":
-            info(a["file"])
-        elif a["part"]:
-            warm_up(a["part"])
-        else:
-            compile_kernels()
+        verbs[verb](**a)
     except (UserError, bpe.TokenizerError) as e:
         print(f"nanoeuler: {e}", file=sys.stderr)
         return 2

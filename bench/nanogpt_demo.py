@@ -176,7 +176,7 @@ def nanoeuler(path, minutes, threads):
     from nanoeuler import PRESETS, Options, n_params
     cfg = PRESETS["small"]
     return {"parameters": n_params(cfg), "iterations": log[-1]["step"],
-            "tokens_seen": log[-1]["step"] * Options().batch * cfg.seq_len,
+            "tokens_seen": log[-1]["step"] * Options().batch,
             "vocabulary": cfg.vocab_size, "val_bits_per_byte": log[-1]["val_bits_per_byte"],
             "minutes": seconds / 60}
 

@@ -82,14 +82,11 @@ def nanoeuler_train(engine, preset):
     cfg, o = ne.PRESETS[preset], ne.Options()
     tokens, targets = random_batch(preset, cfg)
     model = ne.Model(cfg, ne.init_params(cfg, 0))
-    m, v = (ne.aligned(model.flat.shape, model.flat.dtype) for _ in range(2))
-    n_decay = sum(x.size for x in model.p if x.ndim > 2) + model.p.wte.size
     hyper = np.array([3e-3, o.beta1, o.beta2, 1e-8, 0.1, 1.0, 1.0, 1.0])
 
     def step():
-        model.run(ne.GRADIENT, tokens, targets, ne.loss_weights(targets, 0.3))
-        ne.adamw(model.flat, model.g_flat, m, v, n_decay, hyper)
-        model.pack()
+        model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
+        model.update(hyper)
 
     return lambda n: timed(step, n)
 
@@ -97,7 +94,7 @@ def nanoeuler_train(engine, preset):
 def nanoeuler_decode(engine, preset):
     import nanoeuler as ne
     cfg = ne.PRESETS[preset]
-    decoder = ne.Decoder(cfg, ne.views(ne.init_params(cfg, 0), ne.param_table(cfg)))
+    decoder = ne.Decoder(cfg, ne.init_params(cfg, 0))
 
     def step(token, pos):
         if pos == 0:

@@ -21,7 +21,8 @@ import nanoeuler as ne
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
                  vocab_size=262, n_mtp=2)
 # the flags of a run that takes a second: a short context, few bytes, one thread
-FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "4", "--threads", "1", "--warmup", "2")
+FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
+        "2")
 
 
 def command(*args, program="nanoeuler.py"):
@@ -67,8 +68,8 @@ def text(tmp_path_factory):
 def trained(tmp_path_factory, text):
     """A directory with nanoeuler.bin and .jsonl of 20 steps.  Tests copy it to change it."""
     folder = tmp_path_factory.mktemp("trained")
-    result = nanoeuler("train", "--data", text, "--steps", "20", "--eval-every", "10", *FAST,
-                       cwd=folder)
+    result = nanoeuler("train", "--data", text, "--steps", "20", "--eval-every", "10",
+                       "--save-every", "10", *FAST, cwd=folder)
     assert result.returncode == 0, result.stderr
     (folder / "stdout.txt").write_text(result.stdout, encoding="utf-8")
     return folder

@@ -37,7 +37,7 @@ def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
     """At every position, and after the context has slid: three contexts' worth of tokens."""
     cfg = CONFIGS[name]
     model = ne.Model(cfg, random_flat(cfg, 2, dtype))
-    decoder, seen, tokens = ne.Decoder(cfg, model.p), [], tokens_of(cfg, 3 * cfg.seq_len + 2)
+    decoder, seen, tokens = ne.Decoder(cfg, model.flat), [], tokens_of(cfg, 3 * cfg.seq_len + 2)
     for token in tokens:
         if len(seen) == cfg.seq_len:
             seen = seen[cfg.seq_len - cfg.seq_len // 2:]         # the later half stays
@@ -49,8 +49,8 @@ def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
 
 
 def test_a_new_conversation_forgets():
-    p = ne.views(random_flat(TINY, 2), ne.param_table(TINY))
-    used, fresh = ne.Decoder(TINY, p), ne.Decoder(TINY, p)
+    flat = random_flat(TINY, 2)
+    used, fresh = ne.Decoder(TINY, flat), ne.Decoder(TINY, flat)
     for token in (5, 6, 7, 8):
         used.step(token)
     used.tokens = []
@@ -61,7 +61,7 @@ def test_a_new_conversation_forgets():
 def test_generate_is_greedy_at_temperature_zero():
     model = ne.Model(TINY, random_flat(TINY, 3))
     prompt, out = [1, 2, 3], []
-    for token in ne.generate(ne.Decoder(TINY, model.p), prompt, 5, np.random.default_rng(0),
+    for token in ne.generate(ne.Decoder(TINY, model.flat), prompt, 5, np.random.default_rng(0),
                              ne.Sampling(temperature=0.0)):
         want = naive.forward(TINY, model.p, np.array(prompt + out))[1][0, -1].argmax()
         assert token == want
@@ -73,7 +73,7 @@ def test_generate_ends_at_the_stop_token():
     model = ne.Model(TINY, random_flat(TINY, 3))
 
     def text(n, **stop):
-        rng, decoder = np.random.default_rng(0), ne.Decoder(TINY, model.p)
+        rng, decoder = np.random.default_rng(0), ne.Decoder(TINY, model.flat)
         return list(ne.generate(decoder, [1, 2, 3], n, rng, ne.Sampling(temperature=1.0), **stop))
 
     free = text(30)
@@ -192,7 +192,7 @@ def test_chat_through_a_pipe(trained):
     said = [r for r in replies if r.strip()]
     assert len(said) == 3 and said[0] == said[2] and "never read" not in result.stdout
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
-    decoder = ne.Decoder(c.cfg, ne.views(c.flat, ne.param_table(c.cfg)))
+    decoder = ne.Decoder(c.cfg, c.flat)
     ids = ne.generate(decoder, c.tokenizer.encode("ROMEO:"), 20, None, ne.Sampling(temperature=0.0),
                       None)
     want = c.tokenizer.decode(list(ids)).decode("utf-8", "replace")

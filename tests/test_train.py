@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numba import get_num_threads, set_num_threads
 from test_checkpoint import outcome, wait_for_step
 
+import bpe
 import nanoeuler as ne
 
 
@@ -160,6 +161,98 @@ def test_split_text_does_not_cut_a_character():
         assert train.decode() + val.decode() == text
 
 
+# ---- tokens of a large text, kept in a file
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A text beyond LARGE, which is made smaller, and what `tokenize` needs."""
+    monkeypatch.setattr(ne, "LARGE", 10_000)
+    path = tmp_path / "large.txt"
+    path.write_bytes(TEXT.read_bytes()[:30_000])
+    text = ne.read_text(str(path))
+    return str(path), ne.split_text(memoryview(text), 0.1), bpe.train(text[:5000], 300), "ab" * 32
+
+
+def stored(path):
+    files = [f for f in os.listdir(os.path.dirname(path)) if f.endswith(".tokens")]
+    return [os.path.join(os.path.dirname(path), f) for f in files]
+
+
+def test_the_token_file_holds_the_tokens(large):
+    path, parts, tokenizer, _ = large
+    want = [tokenizer.encode(bytes(x)) for x in parts]
+    for _ in range(2):                       # written, then read
+        for got, x in zip(ne.tokenize(*large), want):
+            assert np.array_equal(got, x) and got.dtype == np.uint16
+    [file] = stored(path)
+    assert os.path.getsize(file) < 2 * sum(map(len, want)) + 1000
+    batches = [ne.Batches(x, 16, 2, 1).take(3, 4) for x in (ne.tokenize(*large)[0], want[0])]
+    for got, x in zip(*batches):
+        assert np.array_equal(got, x) and got.dtype == np.int32
+
+
+def test_another_split_tokenizer_or_text_has_another_file(large):
+    path, parts, tokenizer, digest = large
+    text = b"".join(map(bytes, parts))
+    for other in (large, (path, ne.split_text(text, 0.2), tokenizer, digest),
+                  (path, parts, bpe.train(text, 290), digest), (path, parts, tokenizer, "cd" * 32)):
+        ne.tokenize(*other)
+    assert len(stored(path)) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed", "text", "directory"])
+def test_a_damaged_token_file_is_made_again(damage, large, capsys):
+    path, parts, tokenizer, digest = large
+    want = [x.copy() for x in ne.tokenize(*large)]
+    [file] = stored(path)
+    raw = open(file, "rb").read()
+    if damage == "renamed":                  # whole, but of another text
+        ne.tokenize(path, parts, tokenizer, "cd" * 32)
+        [other] = set(stored(path)) - {file}
+        os.replace(other, file)
+    elif damage == "directory":
+        os.remove(file)
+        os.mkdir(file)
+    else:
+        raw = {"cut": raw[:-2], "flipped": raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
+               "empty": b"", "text": b"To be, or not to be, that is"}[damage]
+        open(file, "wb").write(raw)
+    capsys.readouterr()
+    if damage == "directory":
+        with pytest.raises(ne.UserError, match="tokens"):
+            ne.tokenize(*large)
+        return
+    for got, x in zip(ne.tokenize(*large), want):
+        assert np.array_equal(got, x)
+    assert "once" in capsys.readouterr().out
+    ne.tokenize(*large)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_excerpt_is_whole_lines_from_everywhere(monkeypatch):
+    text = b"".join(b"line %06d\n" % i for i in range(20_000))
+    assert ne.excerpt(text) == text
+    monkeypatch.setattr(ne, "LARGE", 40_000)
+    part = ne.excerpt(memoryview(text), pieces=100)
+    lines = part.splitlines()
+    assert 30_000 < len(part) <= 40_000 and all(len(x) == 11 for x in lines)
+    numbers = np.array([int(x[5:]) for x in lines])
+    assert np.all(np.diff(numbers) > 0) and np.bincount(numbers // 2000).min() > 250
+    assert len(ne.excerpt(b"x" * 100_000, pieces=100)) == 40_000           # no line ends at all
+
+
+@pytest.mark.parametrize("at", [0, 9_999, 10_000, 25_000])
+def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ne, "LARGE", 10_000)
+    text = ("\u00e9" * 15_000).encode()      # two bytes each: pieces begin inside of characters
+    text = b"x" + text[:at - at % 2] + b"\xff" + text[at - at % 2:]
+    (tmp_path / "a.txt").write_bytes(text)
+    assert ne.read_text(str(tmp_path / "a.txt"))[:] == text
+    assert f"not UTF-8 at byte {1 + at - at % 2};" in capsys.readouterr().err
+    (tmp_path / "a.txt").write_bytes(text.replace(b"\xff", b""))
+    ne.read_text(str(tmp_path / "a.txt"))
+    assert capsys.readouterr().err == ""
+
+
 # ---- 9 evaluation
 @pytest.mark.parametrize("count", [2, 8, 9, 10, 17, 150])
 def test_bits_per_byte_by_hand(count):
@@ -170,15 +263,17 @@ def test_bits_per_byte_by_hand(count):
     for s in range(0, count - 1, T):
         _, logits = naive.forward(TINY, model.p, tokens[s:min(s + T, count - 1)])
         nats += naive.cross_entropy(logits[0], tokens[s + 1:s + 1 + T])[0]
-    assert math.isclose(ne.evaluate(model, tokens, 321), nats / math.log(2) / 321, rel_tol=1e-12)
+    bits = ne.evaluate(model, *ne.windows(tokens, T), 321)
+    assert math.isclose(bits, nats / math.log(2) / 321, rel_tol=1e-12)
 
 
 def test_evaluation_on_some_windows_is_an_estimate_of_all():
     model = ne.Model(TINY, random_flat(TINY, 5))
     tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, 1601).astype(np.int32)
-    whole = ne.evaluate(model, tokens, 3000)
-    assert ne.evaluate(model, tokens, 3000, windows=200) == pytest.approx(whole, rel=1e-12)
-    assert ne.evaluate(model, tokens, 3000, windows=100) == pytest.approx(whole, rel=0.2)
+    rows = ne.windows(tokens, TINY.seq_len)
+    whole = ne.evaluate(model, *rows, 3000)
+    assert ne.evaluate(model, *rows, 3000, 200) == pytest.approx(whole, rel=1e-12)
+    assert ne.evaluate(model, *rows, 3000, 100) == pytest.approx(whole, rel=0.2)
 
 
 # ---- the loop
@@ -208,7 +303,8 @@ def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
     train, val = ne.split_text(text.read_bytes(), 0.1)
     tokens = np.append(c.tokenizer.encode(train)[-1:], c.tokenizer.encode(val))
-    bits = ne.evaluate(ne.Model(c.cfg, c.flat), tokens, len(val))
+    model = ne.Model(c.cfg, c.flat)
+    bits = ne.evaluate(model, *ne.windows(tokens, c.cfg.seq_len), len(val))
     assert bits == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 
 
@@ -217,6 +313,29 @@ def test_micro_batches_train_the_same_weights(trained, text, tmp_path):
                        "--micro-batch", 3, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert outcome(tmp_path)[3] == outcome(trained)[3]
+
+
+def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
+    """An engine with these members and no others trains to the same bytes."""
+    class Other:
+        program = "other.py"
+
+        def __init__(self, cfg, flat, moments):
+            model, self.cfg = ne.Model(cfg, flat, moments), cfg
+            for name in ("gradient", "update", "losses", "buffers", "first_bad_tensor", "decoder",
+                         "device"):
+                setattr(self, name, getattr(model, name))
+
+        def micro_batch(self, B):
+            return 3
+
+    set_num_threads(1)
+    for name, engine in (("one", ne.Model), ("other", Other)):
+        ne.train("small", engine=engine, out=f"{name}.bin", resume=False, force=False, steps=6,
+                 data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
+    one, other = (ne.read_checkpoint(f"{name}.bin") for name in ("one", "other"))
+    assert np.array_equal(one.flat, other.flat) and np.array_equal(*zip(one.moments, other.moments))
+    assert one.state.bits_per_byte == other.state.bits_per_byte
 
 
 def test_minutes_end_a_run(text, tmp_path):
@@ -330,10 +449,11 @@ def test_invalid_utf8_is_named_and_learned(elsewhere, capfd):
 
 
 ABSURD = {
-    "steps": ["-1"], "batch": ["0", "-3", "99999999"], "micro-batch": ["-1"],
+    "steps": ["-1"], "batch": ["0", "-3", "9999999999"], "micro-batch": ["-1"],
     "lr": ["nan", "0", "-1", "inf", "1e300"], "warmup": ["-1"], "floor": ["2"], "beta1": ["1"],
     "beta2": ["nan"], "clip": ["0", "-1"], "mtp-weight": ["-1"], "weight-decay": ["nan"],
-    "holdout": ["0", "1", "nan"], "eval-every": ["0"], "minutes": ["0", "nan", "-1"],
+    "holdout": ["0", "1", "nan"], "eval-every": ["0"], "save-every": ["0"],
+    "minutes": ["0", "nan", "-1"],
     "seed": ["-1"], "seq-len": ["0", "-5", "999999999"], "vocab-size": ["0", "100", "99999999"],
     "n-mtp": ["0", "17"], "threads": ["-1", "9999"]}
 
@@ -367,7 +487,7 @@ def test_an_existing_checkpoint_is_never_replaced_unasked(copy, text, monkeypatc
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--lr", "0.5"], ["lr", "0.5"]), (["--batch", "8"], ["batch", "8", "4"]),
+    (["--lr", "0.5"], ["lr", "0.5"]), (["--batch", "128"], ["batch", "128", "64"]),
     (["--seq-len", "32"], ["seq_len", "32", "16"]), (["--n-mtp", "1"], ["n_mtp"]),
     (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"]),
     (["--data", "other.txt"], ["data", "other.txt"])])
@@ -380,7 +500,7 @@ def test_changed_flags_on_resume(flags, words, copy, monkeypatch, capsys):
 
 def test_same_flags_on_resume_are_fine(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
-    args = ["train", "--resume", "--steps", "21", "--batch", "4", "--threads", "1"]
+    args = ["train", "--resume", "--steps", "21", "--batch", "64", "--threads", "1"]
     assert ne.main(args) in (0, None)
 
 
@@ -481,12 +601,12 @@ def test_a_bad_parameter_is_found_and_named(name, bad):
     x[where] = bad
     model.pack()
     tokens = np.full((2, 8), TINY.vocab_size // 2, np.int32)
-    losses = model.run(ne.GRADIENT, tokens, np.zeros((2, 2, 8), np.int32), np.ones(2))
-    m, v, before = np.zeros_like(model.flat), np.zeros_like(model.flat), model.flat.copy()
-    norm = ne.adamw(model.flat, model.g_flat, m, v, 10, hyper(1))
+    model.gradient(tokens, np.zeros((2, 2, 8), np.int32), np.ones(2))
+    before = model.flat.copy()
+    losses, norm = model.update(hyper(1))
     assert not (math.isfinite(norm) and np.isfinite(losses).all())
     assert np.array_equal(model.flat, before, equal_nan=True)
-    said = ne.first_bad_tensor(model)
+    said = model.first_bad_tensor()
     assert name in said and str(list(where)) in said and str(bad) in said, said
 
 
@@ -532,9 +652,10 @@ def test_every_verb_has_help(capsys):
         assert e.value.code == 0
         return " ".join(capsys.readouterr().out.split())
 
-    verbs = ("train", "chat", "generate", "lens", "plot", "info", "compile")
+    verbs = ("train", "sft", "chat", "generate", "lens", "plot", "info", "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
-    for verb, settings in (("train", ne.Options), ("chat", ne.Sampling), ("generate", ne.Sampling)):
+    for verb, settings in (("train", ne.Options), ("sft", ne.SftOptions), ("chat", ne.Sampling),
+                           ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
             assert f"(default: {f.default})" in parts["--" + name.replace("_", "-")], (verb, name)

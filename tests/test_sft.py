@@ -1,0 +1,327 @@
+"""Fine-tuning: the template, the masks, rows that know of no other, the run and its errors."""
+import hashlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import TINY, command, complains, nanoeuler, random_flat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_checkpoint import wait_for_step
+
+import bpe
+import nanoeuler as ne
+
+ADD = [dict(instruction=f"Add {a} and {b}.", input="", output=f"{a} plus {b} is {a + b}.")
+       for a in range(12) for b in range(12)]
+FLAGS = ("--batch", "256", "--warmup", "2", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, text):
+    """A directory with a base checkpoint of 3 steps, context 160, and examples."""
+    folder = tmp_path_factory.mktemp("base")
+    result = nanoeuler("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300,
+                       "--batch", 320, "--threads", 1, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (folder / "add.json").write_text(json.dumps(ADD), encoding="utf-8")
+    return folder
+
+
+def copy_of(base, folder):
+    for name in ("nanoeuler.bin", "add.json"):
+        (folder / name).write_bytes((base / name).read_bytes())
+    return folder
+
+
+# ---- 7 examples
+def test_the_templates_are_stanfords():
+    """Word for word as in the repository of Stanford Alpaca; the response is on its own line."""
+    assert ne.prompt_of(dict(instruction="Sing {x}.", input="")) == (
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nSing {x}.\n\n### Response:\n")
+    assert ne.prompt_of(dict(instruction="Sort.", input="b {a} {input}")) == (
+        "Below is an instruction that describes a task, paired with an input that provides further "
+        "context. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nSort.\n\n### Input:\nb {a} {input}\n\n### Response:\n")
+
+
+ids = st.lists(st.integers(0, 20), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(pairs=st.lists(st.tuples(ids, ids), min_size=1, max_size=5), P=st.integers(1, 4))
+def test_masks_by_hand(pairs, P):
+    """Head k at position t has token t + 1 + k as its target if the response holds that token."""
+    T = 12
+    arrays = [tuple(np.array(x, np.int32) for x in pair) for pair in pairs]
+    tokens, targets = ne.Examples(arrays, T, P, 1).batch(slice(None))
+    assert tokens.shape == (len(pairs), T) and targets.shape == (P, len(pairs), T)
+    assert tokens.dtype == targets.dtype == np.int32
+    for b, (prompt, response) in enumerate(pairs):
+        row = prompt + response
+        assert tokens[b].tolist() == (row + [0] * T)[:T]
+        for k in range(P):
+            for t in range(T):
+                i = t + 1 + k
+                want = row[i] if len(prompt) <= i < len(row) else -1
+                assert targets[k, b, t] == want, (b, k, t)
+    count = sum(len(response) for _, response in pairs)
+    assert (targets[0] >= 0).sum() == count          # every token of a response exactly once
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(words, st.one_of(st.just(""), words), words), min_size=1, max_size=8))
+def test_the_text_of_a_row(checkpoint_tokenizer, examples):
+    """Decoded, a row is prompt, response, </s>, and its targets are the response and </s>."""
+    tokenizer, T = checkpoint_tokenizer, 700
+    for instruction, given_input, output in examples:
+        e = dict(instruction=instruction, input=given_input, output=output)
+        prompt, response = tokenizer.encode(ne.prompt_of(e)), tokenizer.encode(output)
+        pair = prompt, np.append(response, tokenizer.specials["</s>"])
+        tokens, targets = ne.Examples([pair], T, 2, 1).batch([0])
+        n = sum(map(len, pair))
+        assert tokenizer.decode(tokens[0, :n]) == (ne.prompt_of(e) + output + "</s>").encode()
+        for k in range(2):
+            learned = targets[k, 0][targets[k, 0] >= 0]
+            assert tokenizer.decode(learned) == (output + "</s>").encode()
+
+
+@pytest.fixture(scope="module")
+def checkpoint_tokenizer():
+    return bpe.train((ne.PROMPT + ne.PROMPT_INPUT).encode(), 300)
+
+
+def test_a_row_knows_of_no_other_and_of_no_padding():
+    """Loss and gradient of a padded batch are those of the bare examples, one at a time."""
+    rng, P = np.random.default_rng(3), TINY.n_mtp
+    pairs = [tuple(rng.integers(0, TINY.vocab_size, n).astype(np.int32) for n in lengths)
+             for lengths in ((3, 2), (1, 1), (5, 4), (2, 7))]          # the third and last are full
+    tokens, targets = ne.Examples(pairs, TINY.seq_len, P, 1).batch(slice(None))
+    model, weight = ne.Model(TINY, random_flat(TINY, 4)), np.array([0.1, 0.05])
+    losses = model.run(ne.GRADIENT, tokens, targets, weight)
+    whole, alone = model.g_flat.copy(), np.zeros_like(losses)
+    model.g_flat[:] = 0
+    for b, (prompt, response) in enumerate(pairs):
+        row = np.concatenate((prompt, response))
+        n = len(row) - 1
+        bare = np.full((P, 1, n), -1, np.int32)
+        for k in range(P):
+            for t in range(n):
+                if len(prompt) <= t + 1 + k < len(row):
+                    bare[k, 0, t] = row[t + 1 + k]
+        alone[b] = model.run(ne.GRADIENT, row[None, :n].copy(), bare, weight)[0]
+    assert np.allclose(losses, alone, rtol=1e-12) and (losses[:, 0] > 0).all()
+    assert np.allclose(model.g_flat, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_examples_come_in_shuffled_epochs():
+    pairs = [(np.array([i], np.int32), np.array([1], np.int32)) for i in range(17)]
+    examples = ne.Examples(pairs, 4, 2, 5)
+    taken = examples.take(0, 51)[0][:, 0].reshape(3, 17)
+    assert (np.sort(taken) == np.arange(17)).all()
+    assert not np.array_equal(taken[0], taken[1])
+    again = ne.Examples(pairs, 4, 2, 5)
+    assert np.array_equal(again.take(20, 6)[0], examples.take(20, 6)[0])   # the cursor is the step
+
+
+def test_held_out_by_hand():
+    e = dict(instruction="Name a colour.", input="not \u00e9")
+    digest = hashlib.sha256("Name a colour.\0not \u00e9".encode()).hexdigest()
+    assert ne.held_out(e) == (int(digest[:8], 16) % 50 == 0)
+    share = np.mean([ne.held_out(dict(instruction=str(i), input="")) for i in range(20_000)])
+    assert 0.015 < share < 0.025
+    assert ne.held_out({**e, "output": "x"}) == ne.held_out({**e, "output": "y"})
+
+
+# ---- the run
+TIMES = ("ms", "tokens_per_s")
+
+
+def outcome(folder):
+    """All that must not depend on interruptions."""
+    c = ne.read_checkpoint(str(folder / "nanoeuler_chat.bin"))
+    log = [{k: v for k, v in r.items() if k not in TIMES}
+           for r in ne.read_log(str(folder / "nanoeuler_chat.jsonl"))]
+    arrays = [hashlib.sha256(x).hexdigest() for x in (c.flat, *c.moments)]
+    return c.state.kind, c.state.step, c.state.bits_per_byte, arrays, log
+
+
+RUN = ("sft", "--data", "add.json", "--steps", 60, "--eval-every", 20, "--save-every", 10, *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    folder = copy_of(base, tmp_path_factory.mktemp("tuned"))
+    result = nanoeuler(*RUN, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (folder / "stdout.txt").write_text(result.stdout, encoding="utf-8")
+    return folder
+
+
+def test_what_a_run_prints_and_writes(tuned):
+    out = (tuned / "stdout.txt").read_text("utf-8")
+    held_out = [e for e in ADD if ne.held_out(e)]
+    asked = [e for e in held_out if f"> {e['instruction']}" in out.split("ETA 0:00")[-1]]
+    assert len(asked) == min(4, len(held_out)) and len(held_out) >= 1
+    assert f"add.json, {len(ADD) - len(held_out)} and {len(held_out)} held out" in out
+    assert re.search(r"left out +0 examples", out)
+    assert "python nanoeuler.py chat nanoeuler_chat.bin" in out
+    kind, step, bits, _, log = outcome(tuned)
+    losses = [r["loss"] for r in log if "loss" in r]
+    assert kind == "chat" and step == 60 and np.mean(losses[-5:]) < losses[0] / 2      # it learns
+    assert [r["step"] for r in log if "val_bits_per_byte" in r] == [20, 40, 60]
+    assert log[-1]["val_bits_per_byte"] == bits
+    base = ne.read_checkpoint(str(tuned / "nanoeuler.bin"))
+    assert base.state.kind == "base" and base.state.step == 3              # untouched
+
+
+def test_validation_is_bits_per_byte_of_the_responses(tuned):
+    """The same sum from each held-out example alone, without padding."""
+    c, nats, size = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin")), 0.0, 0
+    model = ne.Model(c.cfg, c.flat)
+    for e in filter(ne.held_out, ADD):
+        prompt = c.tokenizer.encode(ne.prompt_of(e))
+        row = [*prompt, *c.tokenizer.encode(e["output"]), c.tokenizer.specials["</s>"]]
+        z = model.logits(np.array([row[:-1]], np.int32))[0, 0].astype(float)
+        z -= np.log(np.exp(z).sum(1, keepdims=True))
+        nats -= sum(z[t, row[t + 1]] for t in range(len(prompt) - 1, len(row) - 1))
+        size += len(e["output"])
+    assert c.state.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_resumed_run_is_bit_identical(number, base, tuned, tmp_path):
+    folder = copy_of(base, tmp_path)
+    process = subprocess.Popen(command(*RUN), cwd=folder, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    wait_for_step(folder / "nanoeuler_chat.jsonl", 13, process)
+    process.send_signal(number)
+    stdout = process.communicate(timeout=60)[0].decode()
+    step = ne.read_checkpoint(str(folder / "nanoeuler_chat.bin")).state.step
+    assert 10 <= step < 60
+    if number == signal.SIGINT:
+        assert process.returncode == 0 and f"stopped at step {step} of 60" in stdout
+        assert "python nanoeuler.py sft --resume --out nanoeuler_chat.bin" in stdout
+    result = nanoeuler("sft", "--resume", "--threads", 2 if os.cpu_count() > 1 else 1, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert outcome(folder) == outcome(tuned)
+    again = nanoeuler("sft", "--resume", cwd=folder)
+    assert again.returncode == 0 and "complete: 60 of 60 steps" in again.stdout
+
+
+def test_micro_batches_train_the_same_weights(base, tuned, tmp_path):
+    folder = copy_of(base, tmp_path)
+    result = nanoeuler(*RUN, "--micro-batch", 1, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert outcome(folder)[3] == outcome(tuned)[3]
+
+
+def test_epochs_and_a_longer_context(base, tmp_path):
+    folder = copy_of(base, tmp_path)
+    result = nanoeuler("sft", "--data", "add.json", "--epochs", 0.5, "--seq-len", 192, *FLAGS,
+                       cwd=folder)
+    assert result.returncode == 0, result.stderr
+    c = ne.read_checkpoint(str(folder / "nanoeuler_chat.bin"))
+    n = sum(not ne.held_out(e) for e in ADD)
+    assert c.cfg.seq_len == 192 and c.state.step == math.ceil(n / 2)       # one row a step
+    longer = nanoeuler("sft", "--resume", "--epochs", 0.6, "--threads", 1, cwd=folder)
+    assert longer.returncode == 0, longer.stderr
+    assert ne.read_checkpoint(str(folder / "nanoeuler_chat.bin")).state.step == math.ceil(0.6 * n)
+
+
+def test_a_tuned_model_answers(tuned):
+    result = nanoeuler("chat", "nanoeuler_chat.bin", "--temperature", 0, cwd=tuned,
+                       stdin="Add 3 and 4.\n/quit\n")
+    c = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin"))
+    prompt = c.tokenizer.encode(ne.PROMPT.format(instruction="Add 3 and 4."))
+    ids = ne.generate(ne.Decoder(c.cfg, c.flat), prompt, 200, None, ne.Sampling(temperature=0.0),
+                      c.tokenizer.specials["</s>"])
+    want = c.tokenizer.decode(list(ids)).decode()
+    assert result.returncode == 0 and result.stdout.split("\n> ")[1] == want + "\n"
+    assert "answers what you type" in result.stdout
+
+
+def test_default_data(base, tmp_path):
+    folder = copy_of(base, tmp_path)
+    (folder / "data").mkdir()
+    complains(nanoeuler("sft", cwd=folder), "data/instructions.json", "--data")
+    for name in ("instructions", "alpaca"):
+        (folder / "data" / f"{name}.json").write_text(json.dumps(ADD), encoding="utf-8")
+        result = nanoeuler("sft", "--steps", 1, "--force", *FLAGS, cwd=folder)
+        assert result.returncode == 0 and f"learning data/{name}.json" in result.stdout
+        assert "data/alpaca.json" in result.stdout
+
+
+# ---- what can go wrong: in this process
+def refused(capsys, *args, words=()):
+    code = ne.main([*map(str, args), "--threads", "1"])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2 and len(lines) == 1, (code, lines)
+    for word in words:
+        assert str(word) in lines[0], lines[0]
+
+
+GOOD = dict(instruction="Sing.", input="", output="La.")
+
+
+@pytest.mark.parametrize("content, words", [
+    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["dict", "list"]), ("7", ["int", "list"]),
+    ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]), ("\udcff", ["examples"]),
+    ("[" * 100_000, ["examples"]), ([GOOD, {**GOOD, "output": 5}], ["output of entry 1", "5"]),
+    ([{**GOOD, "input": None}], ["input of entry 0", "None"]),
+    ([GOOD, dict(instruction="Sing.")], ["output of entry 1", "None"]),
+    ([dict(prompt="a", output="b")], ["instruction of entry 0"]),
+    ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
+    ([GOOD] * 3, ["3 examples to learn", "0 held out"]),
+    ([{**GOOD, "instruction": f"{i}" * 600} for i in range(100)],
+     ["0 examples", "160 tokens", "shortest", "--seq-len"]),
+    ([{**GOOD, "output": ""}] * 200, ["0 examples"]),
+])
+def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    refused(capsys, "sft", "--data", "bad.json", words=["bad.json", *words, "; "])
+    assert sorted(os.listdir()) == ["add.json", "bad.json", "nanoeuler.bin"]
+
+
+def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    data = ("--data", "add.json")
+    refused(capsys, "sft", "none.bin", *data, words=["none.bin", "does not exist", "train"])
+    refused(capsys, "sft", "--data", "none.json", words=["none.json", "--data"])
+    refused(capsys, "sft", "--data", ".", words=["--data"])
+    refused(capsys, "sft", *data, "--out", "nanoeuler.bin", words=["exists", "--force"])
+    refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin", "does not exist"])
+    refused(capsys, "sft", "--resume", "--out", "nanoeuler.bin", words=["base", "chat", "--out"])
+    for flag, value in (("epochs", 0), ("epochs", "nan"), ("seq-len", 0), ("lr", -1)):
+        refused(capsys, "sft", *data, f"--{flag}", value, words=[flag.replace("-", "_"), value])
+    (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_chat.bin").read_bytes())
+    refused(capsys, "train", "--resume", "--out", "chat.bin", words=["base", "chat", "--out"])
+    refused(capsys, "sft", "--resume", "--out", "chat.bin", "--lr", 0.5, "--steps", 70,
+            words=["lr", "0.5", "0.004"])
+    (tmp_path / "add.json").write_text(json.dumps(ADD[1:]), encoding="utf-8")
+    refused(capsys, "sft", "--resume", "--out", "chat.bin", "--steps", 70,
+            words=["add.json", "sha256", "--out"])
+    c = ne.read_checkpoint("nanoeuler.bin")
+    plain = bpe.train(b"to be or not to be" * 9, 256, specials=())
+    flat = ne.init_params(cfg := ne.replace(c.cfg, vocab_size=256), 1)
+    ne.write_checkpoint("plain.bin", cfg, plain, ne.State(), flat)
+    refused(capsys, "sft", "plain.bin", *data, words=["plain.bin", "</s>"])
+
+
+def test_a_chat_model_can_be_tuned_further(tuned, tmp_path):
+    """A second helping of examples: the run starts anew from the weights of the first."""
+    args = ("sft", tuned / "nanoeuler_chat.bin", "--data", tuned / "add.json", "--steps", 2, *FLAGS)
+    result = nanoeuler(*args, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert outcome(tmp_path)[:2] == ("chat", 2)
