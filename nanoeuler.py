@@ -742,9 +742,9 @@ class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
 
     Sections 9 and 10 see the methods after `logits` only, so that another engine can stand here."""
-    program = "nanoeuler.py"
+    program, talk = "nanoeuler.py", "chat"
 
-    def __init__(self, cfg, flat, moments=()):
+    def __init__(self, cfg, flat, moments=(), options=None):
         self.cfg, self.flat, self.p = cfg, flat, views(flat, param_table(cfg))
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = sum(x.size for x in self.p[:6])             # the matrices come first
@@ -1278,7 +1278,7 @@ class Run:
         *rows, length = self.load(cfg)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
-        self.model, self.next = engine(cfg, flat, start.moments), self.batch()
+        self.model, self.next = engine(cfg, flat, start.moments, o), self.batch()
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
@@ -1455,7 +1455,7 @@ class SftRun(Run):
 
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
-          f"    python {engine.program} chat {out}")
+          f"    python {engine.program} {engine.talk} {out}")
 
 def launch(run, engine, fresh, out, resume, force, **chosen):
     """A run from fresh(shape), or the continuation of `out`.  chosen: the settings given."""
@@ -1493,12 +1493,12 @@ def launch(run, engine, fresh, out, resume, force, **chosen):
         compile_kernels()
     run(out, start, options, engine).go()
 
-def train(preset, engine=Model, **flags):
+def train(preset, engine=Model, run=Run, **flags):
     """`train`: learns a text from nothing."""
-    launch(Run, engine, lambda shape: Checkpoint(
+    launch(run, engine, lambda shape: Checkpoint(
         replace(PRESETS[preset], **shape).check(), None, State(), None, ()), **flags)
 
-def sft(file, engine=Model, **flags):
+def sft(file, engine=Model, run=SftRun, **flags):
     """`sft`: teaches the model in `file` to answer."""
     alpaca = "data/alpaca.json"
     if not flags["resume"] and "data" not in flags:
@@ -1512,7 +1512,7 @@ def sft(file, engine=Model, **flags):
             raise UserError(f"{file} has no token </s> to end a response with; use one of train")
         return c._replace(cfg=replace(c.cfg, **shape).check(), state=State(kind="chat"), moments=())
 
-    launch(SftRun, engine, fresh, **flags)
+    launch(run, engine, fresh, **flags)
 
 def read_log(path):
     """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
@@ -1666,8 +1666,13 @@ class Decoder:
             later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
             for t in later:
                 self.step(t)
-        decode_step(token, len(self.tokens), self.head, self.p, *self.buffers, self.cfg.norm_eps)
+        logits = self.decode(token, len(self.tokens))
         self.tokens.append(token)
+        return logits
+
+    def decode(self, token, pos):
+        """The logits after `token` at position pos, whose keys and values are kept."""
+        decode_step(token, pos, self.head, self.p, *self.buffers, self.cfg.norm_eps)
         return self.logits
 
 @dataclass
@@ -1820,56 +1825,63 @@ def physical_cores():
             cores.add(f.read())
     return len(cores) or len(cpus)
 
-def parse(argv):
-    root = argparse.ArgumentParser(description="A GPT from scratch")
-    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
-    texts = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
-                 seed="of the sampling", part="0: what is not compiled yet, in two processes")
+HELP = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
+            seed="of the sampling", part="0: what is not compiled yet, in two processes")
+FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
+TEXT = ("prompt", dict(help="text to begin with"))
+SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
+SPEAK = dict(settings=fields(Sampling), tokens=200, seed=1)
 
-    def verb(name, text, *positional, settings=(), **flags):
-        v = verbs.add_parser(name, help=text, description=text,
-                             formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+class Parser:
+    """A command with verbs; `nanoeuler_cuda.py` makes its own of the same parts."""
+
+    def __init__(self, text):
+        self.root = argparse.ArgumentParser(description=text)
+        self.verbs = self.root.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(self, name, text, *positional, settings=(), **flags):
+        v = self.verbs.add_parser(name, help=text, description=text,
+                                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         for arg, kwargs in positional:
             v.add_argument(arg, **kwargs)
         for flag, default in {**flags, "threads": 0}.items():
-            v.add_argument(f"--{flag}", type=type(default), default=default, help=texts[flag])
+            v.add_argument(f"--{flag}", type=type(default), default=default, help=HELP[flag])
         for f in settings:                   # only what is given arrives: --resume compares it
             v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
                            help=f"{f.metadata.get('help', 'file')} (default: {f.default})")
+        if "out" in flags and settings:
+            v.add_argument("--resume", action="store_true", help="go on with --out")
+            v.add_argument("--force", action="store_true", help="replace --out")
         return v
 
-    file = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
-    prompt = ("prompt", dict(help="text to begin with"))
-    shape = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-    size = ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size"))
-    for v in (verb("train", "learn a text; writes a checkpoint and a log", size,
-                   settings=(*fields(Options), *shape), out="nanoeuler.bin"),
-              verb("sft", "fine-tune a checkpoint: learn to answer", file,
-                   settings=(*fields(SftOptions), shape[0]), out="nanoeuler_chat.bin")):
-        v.add_argument("--resume", action="store_true", help="go on with --out")
-        v.add_argument("--force", action="store_true", help="replace --out")
-    speak = dict(settings=fields(Sampling), tokens=200, seed=1)
-    verb("chat", "continue or answer what you type", file, **speak)
-    verb("generate", "one continuation or answer", prompt, file, **speak)
-    verb("lens", "the Euler steps of one prompt", prompt, file)
-    logs = ("logs", dict(nargs="*", default=["nanoeuler.jsonl"]))
-    verb("plot", "loss curves of logs", logs, out="loss.png")
-    verb("info", "what is in a checkpoint", file)
-    verb("compile", "compile the kernels into Numba's cache", part=0)
-    return vars(root.parse_args(argv))
+def parse(argv):
+    p = Parser("A GPT from scratch")
+    p.verb("train", "learn a text; writes a checkpoint and a log",
+           ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size")),
+           settings=(*fields(Options), *SHAPE), out="nanoeuler.bin")
+    p.verb("sft", "fine-tune a checkpoint: learn to answer", FILE,
+           settings=(*fields(SftOptions), SHAPE[0]), out="nanoeuler_chat.bin")
+    p.verb("chat", "continue or answer what you type", FILE, **SPEAK)
+    p.verb("generate", "one continuation or answer", TEXT, FILE, **SPEAK)
+    p.verb("lens", "the Euler steps of one prompt", TEXT, FILE)
+    p.verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])),
+           out="loss.png")
+    p.verb("info", "what is in a checkpoint", FILE)
+    p.verb("compile", "compile the kernels into Numba's cache", part=0)
+    return vars(p.root.parse_args(argv))
 
 VERBS = dict(train=train, sft=sft, chat=speak, generate=speak, lens=lens, plot=plot, info=info,
              compile=compile_kernels)
 
-def main(argv=None, verbs=VERBS):
-    """Another engine hands in its own `verbs`, such as partial(train, engine=Model)."""
+def main(argv=None, parse=parse, verbs=VERBS):
+    """Another engine hands in its own verbs, such as partial(train, engine=Model)."""
     a = parse(argv)
     verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
     try:
         if not 0 <= threads <= most:
             raise UserError(f"--threads is {threads}, expected 0 (one a physical core) to {most}")
         set_num_threads(threads or min(physical_cores(), most))
-        verbs[verb](**a)
+        return verbs[verb](**a)
     except (UserError, bpe.TokenizerError) as e:
         print(f"nanoeuler: {e}", file=sys.stderr)
         return 2

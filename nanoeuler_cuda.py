@@ -45,7 +45,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -114,9 +114,9 @@ def gpu_problem():
         cuda.current_context()
         return ""
     except Exception as e:                   # the driver's absence has many faces
-        first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
-        return f"{first.strip().rstrip(':')}; the GPU modes need an NVIDIA GPU and its driver, " \
-               f"version 580 or newer; the CPU program does the same: python nanoeuler.py --help"
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
+        return f"{' '.join(lines[:2])} The GPU modes need an NVIDIA GPU and its driver, version 580 " \
+               f"or newer; the CPU program does the same: python nanoeuler.py --help"
 
 def open_device():
     global stream
@@ -176,6 +176,8 @@ Graph.enabled = True
 
 
 # ==== 2 Memory ====
+DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+
 def new(shape, dtype):
     return cuda.device_array(shape, dtype, stream=stream)
 
@@ -898,21 +900,28 @@ class Model:
 
     The interface is that of nanoeuler.Model; work is queued, and only `update` and `losses` wait."""
 
-    def __init__(self, cfg, flat, moments=None, dtype=np.float32, naive=False):
+    program, talk = "nanoeuler_cuda.py", "c"
+
+    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", naive=False):
         open_device()
-        self.cfg, self.dtype, self.naive, self.shape = cfg, np.dtype(dtype), naive, None
+        if options:
+            dtype, naive = options.dtype, options.attention == "naive"
+            if options.dtype not in DTYPES or options.attention not in ("flash", "naive"):
+                raise UserError(f"--dtype is {dtype}, --attention {options.attention}, expected "
+                                f"{' or '.join(DTYPES)}, and flash or naive")
+        self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
         self.table, self.n = ne.param_table(cfg), flat.size
         self.flat, self.g_flat = self.put(flat), new(flat.size, self.dtype)
         self.p, self.g = views(self.flat, self.table), views(self.g_flat, self.table)
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.dtype))
         zeros = np.zeros(flat.size, self.dtype)
         self.g_flat.copy_to_device(zeros, stream=stream)
-        self.m, self.v = [self.put(x) for x in (moments if moments is not None else (zeros, zeros))]
+        self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
         self.n_decay = sum(math.prod(shape) for _, shape, std in self.table if std is not None)
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.hyper = self.put(np.zeros(8), np.float64)
         self.partial = new(SUMS, np.float64)
-        self.zero, self.step = np.zeros(cfg.n_mtp + 1), Graph(self.adamw)
+        self.zero, self.step, self.micro = np.zeros(cfg.n_mtp + 1), Graph(self.adamw), {}
 
     def put(self, x, dtype=None):
         return to_device(x, dtype or self.dtype)
@@ -943,12 +952,22 @@ class Model:
                          f"GiB, {free / 2**30:.1f} free; {error}); --micro-batch {fits} would fit")
 
     def micro_batch(self, B):
-        """Sequences in memory at once: the largest divisor of B that fits into 90 % of what is
-        free; parameters, gradients and moments are there already."""
-        free, _ = cuda.current_context().get_memory_info()
-        held = 4 * self.n * self.dtype.itemsize
-        fits = largest_batch(self.cfg, self.cfg.seq_len, self.dtype, self.naive, 0.9 * free + held)
-        return max([b for b in range(1, B + 1) if B % b == 0 and b <= fits], default=1)
+        """Sequences in memory at once: the largest divisor of B that fits into 90 % of what is free.
+        Says what they take."""
+        T = self.cfg.seq_len
+        if B not in self.micro:
+            free, _ = cuda.current_context().get_memory_info()
+            free = 0.9 * free + 4 * self.n * self.dtype.itemsize    # the parameters are there already
+            fits = largest_batch(self.cfg, T, self.dtype, self.naive, free)
+            self.micro[B] = max([b for b in range(1, B + 1) if B % b == 0 and b <= fits], default=1)
+            rows = memory_table(self.cfg, self.micro[B], T, self.dtype, self.naive)
+            ne.print_table(f"memory of {self.micro[B]} sequences at a time, {fits} would fit",
+                           [(name, f"{size / 2**20:10,.0f} MiB") for name, size in
+                            (*rows, ("together", sum(size for _, size in rows)))])
+        return self.micro[B]
+
+    def device(self):
+        return f"{cuda.get_current_device().name}, {self.dtype}"
 
     def forward(self):
         """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer."""
@@ -1078,7 +1097,7 @@ class Model:
         return "the loss is not finite"
 
     def decoder(self):
-        return Decoder(self.cfg, self.p, self.cos, self.sin)
+        return Decoder(self.cfg, self.flat)
 
     def adamw(self):
         adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, self.hyper, self.partial,
@@ -1204,10 +1223,14 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
 class Decoder(ne.Decoder):
     """nanoeuler.Decoder with its cache on the device; a token is one graph."""
 
-    def __init__(self, cfg, p, cos, sin):
-        T, C, H, D, dtype = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, p.wte.dtype
+    def __init__(self, cfg, flat):
+        """flat: the parameters, on the device or on the host"""
+        open_device()
+        T, C, H, D, dtype = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, flat.dtype
         QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
-        self.cfg, self.p, self.cos, self.sin, self.tokens = cfg, p, cos, sin, []
+        self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
+        self.cfg, self.p, self.tokens = cfg, views(self.flat, ne.param_table(cfg)), []
+        self.cos, self.sin = map(to_device, ne.rope_table(cfg, dtype))
         self.kc, self.vc, self.scores = new(cache, dtype), new(cache, dtype), new((H, T), dtype)
         self.x, self.y, self.rstd = new((1, C), dtype), new((1, C), dtype), new(1, dtype)
         self.qkv, self.att, self.swiglu = new(QKV, dtype), new(H * D, dtype), new((1, cfg.n_hidden), dtype)
@@ -1240,14 +1263,6 @@ class Decoder(ne.Decoder):
         self.graph()
         return self.device_logits.copy_to_host(stream=stream)
 
-    def step(self, token):
-        if len(self.tokens) == self.cfg.seq_len:
-            later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
-            for t in later:
-                self.step(t)
-        self.logits = self.decode(token, len(self.tokens))
-        self.tokens.append(token)
-        return self.logits
 
 
 # ==== 12 Self-tests ====
@@ -1380,7 +1395,7 @@ def op_tests():
         flat, tokens = ne.init_params(cfg, 3, np.float64), rng.integers(0, cfg.vocab_size, cfg.seq_len)
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = lambda dtype, cfg=cfg, flat=flat, tokens=tokens: [
-            np.array(list(map(Model(cfg, flat, dtype=dtype).decoder().step, tokens.tolist())))]
+            np.array(list(map(Decoder(cfg, flat.astype(dtype)).step, tokens.tolist())))]
         tests.setdefault("decode", []).append(([expected.copy()], decode))
     return tests
 
@@ -1409,7 +1424,7 @@ def gradient_check(cfg, B, T):
     print(f"gradient of {ne.n_params(cfg):,} parameters, {B} x {T} tokens, against the CPU in float64")
     print("tensor          float32: norm   element   float64: norm   element")
     errors = {name: [] for name in cpu.g._fields}
-    for dtype in (np.float32, np.float64):
+    for dtype in DTYPES:
         gpu = Model(cfg, flat, dtype=dtype)
         gpu.gradient(tokens, targets, weight)
         grads = gpu.g_flat.copy_to_host(stream=stream)
@@ -1421,24 +1436,85 @@ def gradient_check(cfg, B, T):
         del gpu
     for name, (n4, e4, n8, e8) in errors.items():
         print(f"{name:<12}          {n4:.1e}   {e4:.1e}         {n8:.1e}   {e8:.1e}")
-    good = worst[np.float32] < 5e-6 and worst[np.float64] < 1e-10
-    print(f"max |gpu - cpu| / |cpu|: {worst[np.float32]:.1e} (float32), {worst[np.float64]:.1e} "
+    good = worst['f32'] < 5e-6 and worst['f64'] < 1e-10
+    print(f"max |gpu - cpu| / |cpu|: {worst['f32']:.1e} (float32), {worst['f64']:.1e} "
           f"(float64)\n>>> {'gradient OK' if good else 'gradient FAILED'} (< 5e-6, < 1e-10)")
     return 0 if good else 1
 
 
 # ==== 13 Command line ====
+@dataclass
+class Options(ne.Options):
+    """What `t` is started with: those of the CPU program with other defaults, and two more."""
+    data: str = field(default="data/pretrain.txt", metadata={
+        "help": "a text, UTF-8; without it, data/shakespeare.txt"})
+    steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
+    batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
+    holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
+    warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
+    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
+    dtype: str = field(default="f32", metadata={"help": "f32 or f64"})
+    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+
+@dataclass
+class SftOptions(ne.SftOptions):
+    """What `s` is started with."""
+    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
+    dtype: str = field(default="f32", metadata={"help": "f32 or f64"})
+    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+
+class Run(ne.Run):
+    verb, Options = "t", Options
+
+class SftRun(ne.SftRun):
+    verb, Options = "s", SftOptions
+
+def pretrain(preset, **flags):
+    if "data" not in flags and not flags["resume"] and not os.path.exists(Options.data):
+        flags["data"] = ne.Options.data
+        print(f"learning {ne.Options.data}: {Options.data} is not there, make it with: python "
+              f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
+    open_device()
+    ne.train(preset, engine=Model, run=Run, **flags)
+
+def fine_tune(**flags):
+    open_device()
+    ne.sft(engine=Model, run=SftRun, **flags)
+
+def speak(**flags):
+    open_device()
+    ne.speak(decoder=Decoder, **flags)
+
+def check(preset, batch):
+    open_device()
+    cfg = ne.PRESETS[preset]
+    return gradient_check(cfg, batch, cfg.seq_len)
+
+def parse(argv):
+    p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")
+    preset = ("--preset", dict(default="base", choices=list(ne.PRESETS), help="size of the model"))
+    chat = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
+    learn = dict(settings=(*fields(Options), *ne.SHAPE), out="nanoeuler.bin")
+    p.verb("test", "every kernel against the CPU")
+    p.verb("g", "the gradient of the whole model against the CPU", preset,
+           ("--batch", dict(type=int, default=1, help="sequences")))
+    p.verb("t", "pretrain; writes a checkpoint and a log", preset, **learn)
+    p.verb("tr", "go on with the run of t", preset, **learn).set_defaults(resume=True)
+    p.verb("i", "one continuation", ne.TEXT, ne.FILE, **ne.SPEAK)
+    p.verb("s", "fine-tune: learn to answer", ne.FILE,
+           settings=(*fields(SftOptions), ne.SHAPE[0]), out="nanoeuler_chat.bin")
+    p.verb("c", "chat", chat, **ne.SPEAK)
+    p.verb("doctor", "what this machine has for the GPU, and what it lacks")
+    return vars(p.root.parse_args(argv or ["test"]))
+
+VERBS = dict(test=self_tests, g=check, t=pretrain, tr=pretrain, i=speak, s=fine_tune, c=speak,
+             doctor=doctor)
+
 def main(argv=None):
-    verb = (argv or sys.argv[1:] or ["test"])[0]
-    if verb == "doctor":
-        return doctor()
     try:
-        if verb == "test":
-            return self_tests()
-        if verb == "g":
-            return gradient_check(ne.PRESETS["base"], 1, 512)
-    except UserError as e:
-        print(f"nanoeuler_cuda: {e}", file=sys.stderr)
+        return ne.main(sys.argv[1:] if argv is None else argv, parse, VERBS)
+    except CudaAPIError as e:
+        print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor", file=sys.stderr)
         return 2
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def parity():
     run = lambda engine, x, dtype, **kw: train(
         engine(cfg, aligned(x, dtype), **kw), ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1))
     cpu = {d: run(ne.Model, flat, d) for d in (np.float64, np.float32)}
-    gpu = {d: run(nc.Model, flat, d, dtype=d) for d in (np.float64, np.float32)}
+    gpu = {d: run(nc.Model, flat, d, dtype=name) for name, d in nc.DTYPES.items()}
     control = np.abs(run(ne.Model, noisy, np.float32) - cpu[np.float32])
     rows = []
     for name, difference in (("float64", np.abs(gpu[np.float64] - cpu[np.float64])),
@@ -87,7 +87,7 @@ def step_time(B, T, naive):
         model.update(hyper)
         times.append(1e3 * (time.perf_counter() - began))
     after, _ = cuda.current_context().get_memory_info()
-    table = nc.memory_table(cfg, B, T, np.dtype(np.float32), naive)
+    table = nc.memory_table(cfg, B, T, nc.DTYPES["f32"], naive)
     return statistics.median(times[2:]), before - after, sum(size for _, size in table)
 
 def attention():
