@@ -199,6 +199,10 @@ def views(flat, table):
         start += math.prod(shape)
     return ne.Params(*out)
 
+def number(x, v):
+    """A scalar argument of a kernel on x, of the type it computes in."""
+    return np.float64(v) if x.dtype == np.float64 else np.float32(v)
+
 def transposed(x):
     """(M, N) as (N, M); no copy."""
     return view(x, 0, x.shape[::-1], [s // x.dtype.itemsize for s in x.strides[::-1]])
@@ -263,6 +267,33 @@ def exp(typing, x):
         ex2 = ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f")
         return builder.call(ex2, [builder.fmul(args[0], log2e)])
     return x(x), codegen
+
+# bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
+@intrinsic
+def ctype(typing, array):
+    """The type to compute in: float32 for bfloat16, else the array's own.  Known when compiling."""
+    of = types.float32 if array.dtype == types.uint16 else array.dtype
+    return types.DType(of)(array), lambda context, builder, sig, args: context.get_dummy_value()
+
+@intrinsic
+def value(typing, x):
+    """What a stored number stands for."""
+    if x != types.uint16:
+        return x(x), lambda context, builder, sig, args: args[0]
+    def codegen(context, builder, sig, args):
+        bits = builder.zext(args[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
+    return types.float32(x), codegen
+
+@intrinsic
+def stored(typing, array, x):
+    """x as `array` stores it; bfloat16 rounds to the nearest, ties to even."""
+    if array.dtype != types.uint16:
+        return array.dtype(array, array.dtype), lambda context, builder, sig, args: args[1]
+    def codegen(context, builder, sig, args):
+        fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
+        return builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [args[1]])
+    return types.uint16(array, types.float32), codegen
 
 @inlined
 def warp_sum(x):
@@ -340,8 +371,8 @@ def matmul_kernel(out, base, a, b, add):
 
     One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
     out, base (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
-    a_smem, b_smem = cuda.shared.array(SMEM, a.dtype), cuda.shared.array(SMEM, a.dtype)
-    acc, zero, H = cuda.local.array(64, a.dtype), a.dtype.type(0), out.shape[1]
+    a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
+    acc, zero, H = cuda.local.array(64, ctype(a)), ctype(a).type(0), out.shape[1]
     z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
     A, B = a[z, h * a.shape[1] // H], b[z, h * b.shape[1] // H]
     C, S = out[z, h], base[z, h]
@@ -356,7 +387,7 @@ def matmul_kernel(out, base, a, b, add):
     bn, bk, bn_step, bk_step = t % 128, t // 128, 0, 2
     if B.strides[0] == B.itemsize:
         bn, bk, bn_step, bk_step = t // 16, t % 16, 16, 0
-    a_next, b_next = cuda.local.array(8, a.dtype), cuda.local.array(8, a.dtype)
+    a_next, b_next = cuda.local.array(8, ctype(a)), cuda.local.array(8, ctype(a))
     for i in range(64):
         acc[i] = zero
     for k0 in range(-DEPTH, K, DEPTH):
@@ -367,10 +398,10 @@ def matmul_kernel(out, base, a, b, add):
             cuda.syncthreads()               # the tiles are whole
         for i in range(8):                   # fetch the next ones: they arrive while we multiply
             k = k0 + DEPTH + ak + i * ak_step
-            v = A[min(m0 + am + i * am_step, M - 1), min(k, K - 1)]
+            v = value(A[min(m0 + am + i * am_step, M - 1), min(k, K - 1)])
             a_next[i] = v if k < K else zero
             k = k0 + DEPTH + bk + i * bk_step
-            v = B[min(k, K - 1), min(n0 + bn + i * bn_step, N - 1)]
+            v = value(B[min(k, K - 1), min(n0 + bn + i * bn_step, N - 1)])
             b_next[i] = v if k < K else zero
         if k0 >= 0:
             tile8x8(acc, a_smem, 8 * y, 1, STRIDE, b_smem, x, STRIDE, 1, DEPTH)
@@ -381,8 +412,8 @@ def matmul_kernel(out, base, a, b, add):
             if m < M and n < N:
                 v = acc[8 * i + j]
                 if add:
-                    v += S[m, n]
-                C[m, n] = v
+                    v += value(S[m, n])
+                C[m, n] = stored(C, v)
 
 def batched_matmul(out, a, b, base=None):
     """out = [base +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N)."""
@@ -423,7 +454,7 @@ def embedding_forward_kernel(x, tokens, wte):
     bt = cuda.blockIdx.x
     token = tokens[bt]
     for c in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-        x[bt, c] = wte[token, c]
+        x[bt, c] = stored(x, value(wte[token, c]))
 
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
@@ -436,7 +467,7 @@ def embedding_backward_kernel(dwte, dx, tokens):
     all tokens, 32 at a time; a ballot says where v stands."""
     v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
     lane, c0 = cuda.threadIdx.x % 32, cuda.blockIdx.y * 1024 + cuda.threadIdx.x
-    acc, zero, found = cuda.local.array(8, dx.dtype), dx.dtype.type(0), False
+    acc, zero, found = cuda.local.array(8, ctype(dx)), ctype(dx).type(0), False
     for j in range(8):
         acc[j] = zero
     for i in range(0, BT, 32):
@@ -447,7 +478,7 @@ def embedding_backward_kernel(dwte, dx, tokens):
             hits &= hits - 1
             for j in range(8):
                 if c0 + 128 * j < C:
-                    acc[j] += dx[bt, c0 + 128 * j]
+                    acc[j] += value(dx[bt, c0 + 128 * j])
     if found:
         for j in range(8):
             if c0 + 128 * j < C:
@@ -469,19 +500,19 @@ def rmsnorm_forward_kernel(y, rstd, x, w, eps):
     BT, C = x.shape
     lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if bt < BT:                              # true for a whole warp or for none: shuffles are legal
-        ss = x.dtype.type(0)
+        ss = ctype(x).type(0)
         for c in range(lane, C, WARP):       # lane l reads l, l + 32, ...: coalesced
-            ss += x[bt, c] * x[bt, c]
-        one = x.dtype.type(1)
-        r = one / math.sqrt(warp_sum(ss) / x.dtype.type(C) + eps)
+            ss += value(x[bt, c]) * value(x[bt, c])
+        one = ctype(x).type(1)
+        r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
         for c in range(lane, C, WARP):
-            y[bt, c] = w[c] * x[bt, c] * r
+            y[bt, c] = stored(y, w[c] * value(x[bt, c]) * r)
         if lane == 0:
             rstd[bt] = r
 
 def rmsnorm_forward(y, rstd, x, w, eps):
     launch(rmsnorm_forward_kernel, -(-x.shape[0] // ROWS), (WARP, ROWS), y, rstd, x, w,
-           x.dtype.type(eps))
+           number(x, eps))
 
 @kernel
 def rmsnorm_backward_kernel(dx, dy, x, w, rstd):
@@ -490,24 +521,25 @@ def rmsnorm_backward_kernel(dx, dy, x, w, rstd):
     BT, C = x.shape
     lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if bt < BT:
-        r, m = rstd[bt], x.dtype.type(0)
+        r, m = rstd[bt], ctype(x).type(0)
         for c in range(lane, C, WARP):
-            m += w[c] * dy[bt, c] * x[bt, c]
-        m = warp_sum(m) * r * r / x.dtype.type(C)
+            m += w[c] * value(dy[bt, c]) * value(x[bt, c])
+        m = warp_sum(m) * r * r / ctype(x).type(C)
         for c in range(lane, C, WARP):
-            dx[bt, c] += r * (w[c] * dy[bt, c] - x[bt, c] * m)
+            d = r * (w[c] * value(dy[bt, c]) - value(x[bt, c]) * m)
+            dx[bt, c] = stored(dx, value(dx[bt, c]) + d)
 
 @kernel
 def rmsnorm_gain_kernel(partial, dy, x, rstd):
     """partial[i, c] = sum of dy * x * rstd over the i-th part of the rows
 
     block (32, 8): 32 columns, every eighth row each     grid (C / 32, PARTS)"""
-    sums, (BT, C) = cuda.shared.array((8, 32), x.dtype), x.shape
+    sums, (BT, C) = cuda.shared.array((8, 32), ctype(x)), x.shape
     i, y, c = cuda.blockIdx.y, cuda.threadIdx.y, cuda.blockIdx.x * 32 + cuda.threadIdx.x
-    s = x.dtype.type(0)
+    s = ctype(x).type(0)
     if c < C:
         for bt in range(i * BT // PARTS + y, (i + 1) * BT // PARTS, 8):
-            s += dy[bt, c] * x[bt, c] * rstd[bt]
+            s += value(dy[bt, c]) * value(x[bt, c]) * rstd[bt]
     sums[y, cuda.threadIdx.x] = s
     cuda.syncthreads()                       # all eight sums of a column are there
     if y == 0 and c < C:
@@ -542,13 +574,13 @@ def rope_kernel(qkv, cos, sin, T, heads, sign):
     t, row = bt % T, qkv[bt]
     for j in range(cuda.threadIdx.x, heads * half, cuda.blockDim.x):
         h, i = j // half, j % half
-        u, v = row[2 * h * half + i], row[(2 * h + 1) * half + i]
+        u, v = value(row[2 * h * half + i]), value(row[(2 * h + 1) * half + i])
         c, s = cos[t, i], sign * sin[t, i]
-        row[2 * h * half + i] = u * c - v * s
-        row[(2 * h + 1) * half + i] = v * c + u * s
+        row[2 * h * half + i] = stored(row, u * c - v * s)
+        row[(2 * h + 1) * half + i] = stored(row, v * c + u * s)
 
 def rope(qkv, cos, sin, T, heads, sign):
-    launch(rope_kernel, qkv.shape[0], 128, qkv, cos, sin, T, heads, qkv.dtype.type(sign))
+    launch(rope_kernel, qkv.shape[0], 128, qkv, cos, sin, T, heads, number(qkv, sign))
 
 
 # ==== 4.5 Attention ====
@@ -562,9 +594,9 @@ def load_rows(smem, start, src, row0, n, col0, D, N, S):
     """smem[start + r * S + d] = src[row0 + r, col0 + d] for N rows, zeros from row n and column D on."""
     for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * (S - 1), 128):
         r, d = i // (S - 1), i % (S - 1)
-        v = src.dtype.type(0)
+        v = ctype(src).type(0)
         if r < n and d < D:
-            v = src[row0 + r, col0 + d]
+            v = value(src[row0 + r, col0 + d])
         smem[start + r * S + d] = v
 
 AttentionKernels = namedtuple("AttentionKernels", "forward dq dkv N smem_forward smem_backward")
@@ -590,16 +622,16 @@ def attention_kernels(D, itemsize):
         """o = softmax(Q K^T / sqrt(D)) V, causal     math: nanoeuler.attention_forward
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
-        smem, zero = cuda.shared.array(0, qkv.dtype), qkv.dtype.type(0)
-        s, acc = cuda.local.array(NKEYS, qkv.dtype), cuda.local.array(NCOLS, qkv.dtype)
-        m, l = cuda.local.array(ROWS, qkv.dtype), cuda.local.array(ROWS, qkv.dtype)
+        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+        s, acc = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
+        m, l = cuda.local.array(ROWS, ctype(qkv)), cuda.local.array(ROWS, ctype(qkv))
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         G = (qkv.shape[1] - HD) // (2 * D)
         k_col = HD + h * G // cuda.gridDim.y * D
         load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
         for i in range(ROWS):
-            m[i], l[i] = -qkv.dtype.type(math.inf), zero
+            m[i], l[i] = -ctype(qkv).type(math.inf), zero
         for i in range(NCOLS):
             acc[i] = zero
         for k0 in range(0, t0 + 1, N):
@@ -615,7 +647,7 @@ def attention_kernels(D, itemsize):
                 for j in range(KEYS):
                     v = s[i * KEYS + j] * scale
                     if k0 + x + 16 * j > t0 + r:
-                        v = -qkv.dtype.type(math.inf)
+                        v = -ctype(qkv).type(math.inf)
                     s[i * KEYS + j] = v
                     top = max(top, v)
                 top = half_warp_max(top)
@@ -635,7 +667,7 @@ def attention_kernels(D, itemsize):
             if t < T:
                 for j in range(COLS):
                     if x + 16 * j < D:
-                        o[row0 + t, h * D + x + 16 * j] = acc[i * COLS + j] / total
+                        o[row0 + t, h * D + x + 16 * j] = stored(o, acc[i * COLS + j] / total)
                 if x == 0:
                     lse[h, row0 + t] = m[i] + math.log(total)
 
@@ -643,7 +675,7 @@ def attention_kernels(D, itemsize):
     def probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale):
         """Fills the tiles P = exp(Q K^T / sqrt(D) - lse) and dS = P * (dO V^T - delta) / sqrt(D)."""
         x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        zero = s.dtype.type(0)
+        zero = ctype(s).type(0)
         for i in range(NKEYS):
             s[i] = zero
             dp[i] = zero
@@ -663,9 +695,9 @@ def attention_kernels(D, itemsize):
     def dq(dqkv, do, lse, delta, qkv, T, HD, scale):
         """dQ = dS K     One block per N query rows of a head, as forward.
         out: the q columns of dqkv (BT, QKV)     in: do (BT, HD), lse, delta (H, BT)"""
-        smem, zero = cuda.shared.array(0, qkv.dtype), qkv.dtype.type(0)
-        s, dp = cuda.local.array(NKEYS, qkv.dtype), cuda.local.array(NKEYS, qkv.dtype)
-        acc = cuda.local.array(NCOLS, qkv.dtype)
+        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+        s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
+        acc = cuda.local.array(NCOLS, ctype(qkv))
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
         G = (qkv.shape[1] - HD) // (2 * D)
@@ -686,16 +718,16 @@ def attention_kernels(D, itemsize):
             t = t0 + y * ROWS + i
             for j in range(COLS):
                 if t < T and x + 16 * j < D:
-                    dqkv[row0 + t, h * D + x + 16 * j] = acc[i * COLS + j]
+                    dqkv[row0 + t, h * D + x + 16 * j] = stored(dqkv, acc[i * COLS + j])
 
     @kernel
     def dkv(dqkv, do, lse, delta, qkv, T, HD, scale):
         """dK = sum_h dS^T Q,   dV = sum_h P^T dO     One block per N keys of a key/value head: it
         walks over the query heads of its group, and over their rows from the diagonal on.
         grid (T / N, G, B), block (16, 8)     out: the k and v columns of dqkv"""
-        smem, zero = cuda.shared.array(0, qkv.dtype), qkv.dtype.type(0)
-        s, dp = cuda.local.array(NKEYS, qkv.dtype), cuda.local.array(NKEYS, qkv.dtype)
-        dk, dv = cuda.local.array(NCOLS, qkv.dtype), cuda.local.array(NCOLS, qkv.dtype)
+        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+        s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
+        dk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
         x, y, g, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         k0, G, H = cuda.blockIdx.x * N, cuda.gridDim.y, HD // D
         k_col, v_col = HD + g * D, HD + (G + g) * D
@@ -718,8 +750,8 @@ def attention_kernels(D, itemsize):
             t = k0 + y * ROWS + i
             for j in range(COLS):
                 if t < T and x + 16 * j < D:
-                    dqkv[row0 + t, k_col + x + 16 * j] = dk[i * COLS + j]
-                    dqkv[row0 + t, v_col + x + 16 * j] = dv[i * COLS + j]
+                    dqkv[row0 + t, k_col + x + 16 * j] = stored(dqkv, dk[i * COLS + j])
+                    dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
 
     return AttentionKernels(forward, dq, dkv, N, (3 * N * S + N * PS) * itemsize,
                             (4 * N * S + 2 * N * PS) * itemsize)
@@ -729,9 +761,9 @@ def attention_delta_kernel(delta, do, o, D):
     """delta[h, bt] = <dO, O> of head h     one warp each     grid (BT / ROWS, H), block (32, ROWS)"""
     h, bt = cuda.blockIdx.y, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if bt < o.shape[0]:
-        s = o.dtype.type(0)
+        s = ctype(o).type(0)
         for i in range(h * D + cuda.threadIdx.x, h * D + D, WARP):
-            s += do[bt, i] * o[bt, i]
+            s += value(do[bt, i]) * value(o[bt, i])
         s = warp_sum(s)
         if cuda.threadIdx.x == 0:
             delta[h, bt] = s
@@ -739,11 +771,11 @@ def attention_delta_kernel(delta, do, o, D):
 def attention_forward(o, lse, qkv, T, D):
     k, (BT, HD) = attention_kernels(D, qkv.dtype.itemsize), o.shape
     launch(k.forward, (-(-T // k.N), HD // D, BT // T), (16, 8), o, lse, qkv, T, HD,
-           qkv.dtype.type(1 / math.sqrt(D)), smem=k.smem_forward)
+           number(qkv, 1 / math.sqrt(D)), smem=k.smem_forward)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, T, D):
     k, (BT, HD), scale = (attention_kernels(D, qkv.dtype.itemsize), o.shape,
-                          qkv.dtype.type(1 / math.sqrt(D)))
+                          number(qkv, 1 / math.sqrt(D)))
     H, G, blocks = HD // D, (qkv.shape[1] - HD) // (2 * D), -(-T // k.N)
     launch(attention_delta_kernel, (-(-BT // ROWS), H), (WARP, ROWS), delta, do, o, D)
     for function, heads in ((k.dq, H), (k.dkv, G)):
@@ -758,16 +790,17 @@ def softmax_kernel(p, scale):
     T, H = p.shape[2], p.shape[1]
     lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if t < T:
-        row, m = p[cuda.blockIdx.y // H, cuda.blockIdx.y % H, t], -p.dtype.type(math.inf)
+        row, m = p[cuda.blockIdx.y // H, cuda.blockIdx.y % H, t], -ctype(p).type(math.inf)
         for j in range(lane, t + 1, WARP):
-            m = max(m, row[j] * scale)
-        m, l = half_warp_max(max(m, cuda.shfl_xor_sync(ALL, m, 16))), p.dtype.type(0)
+            m = max(m, value(row[j]) * scale)
+        m, l = half_warp_max(max(m, cuda.shfl_xor_sync(ALL, m, 16))), ctype(p).type(0)
         for j in range(lane, t + 1, WARP):
-            row[j] = exp(row[j] * scale - m)
-            l += row[j]
+            p_j = exp(value(row[j]) * scale - m)
+            l += p_j
+            row[j] = stored(row, p_j)
         l = warp_sum(l)
         for j in range(lane, T, WARP):
-            row[j] = row[j] / l if j <= t else p.dtype.type(0)
+            row[j] = stored(row, value(row[j]) / l if j <= t else ctype(p).type(0))
 
 @kernel
 def softmax_backward_kernel(ds, p, scale):
@@ -776,12 +809,12 @@ def softmax_backward_kernel(ds, p, scale):
     lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if t < T:
         z, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
-        row, prob, s = ds[z, h, t], p[z, h, t], p.dtype.type(0)
+        row, prob, s = ds[z, h, t], p[z, h, t], ctype(p).type(0)
         for j in range(lane, t + 1, WARP):
-            s += row[j] * prob[j]
+            s += value(row[j]) * value(prob[j])
         s = warp_sum(s)
         for j in range(lane, T, WARP):
-            row[j] = prob[j] * (row[j] - s) * scale
+            row[j] = stored(row, value(prob[j]) * (value(row[j]) - s) * scale)
 
 def heads_of(x, T, first, heads, D, step=1, swap=False):
     """Every step-th head of x (BT, columns), from column `first` on, as (B, heads, T, D), or with
@@ -797,7 +830,7 @@ def naive_forward(o, probs, qkv, T, D):
     G = (qkv.shape[1] - HD) // (2 * D)
     batched_matmul(probs, heads_of(qkv, T, 0, H, D), heads_of(qkv, T, HD, G, D, swap=True))
     launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs,
-           probs.dtype.type(1 / math.sqrt(D)))
+           number(probs, 1 / math.sqrt(D)))
     batched_matmul(heads_of(o, T, 0, H, D), probs, heads_of(qkv, T, HD + G * D, G, D))
 
 def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
@@ -810,7 +843,7 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
     for r in range(step):
         batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), dv if r else None)
     launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs,
-           probs.dtype.type(1 / math.sqrt(D)))
+           number(probs, 1 / math.sqrt(D)))
     for r in range(step):
         batched_matmul(dk, group(dprobs, r), heads_of(qkv, T, r * D, G, D, step), dk if r else None)
     batched_matmul(heads_of(dqkv, T, 0, H, D), dprobs, heads_of(qkv, T, HD, G, D))
@@ -822,21 +855,21 @@ def swiglu_forward_kernel(y, gate_up):
     """y = silu(gate) * up     one thread per element     math: nanoeuler.swiglu_forward
     grid (BT, F / 256), block 256"""
     bt, f, F = cuda.blockIdx.x, cuda.blockIdx.y * 256 + cuda.threadIdx.x, y.shape[1]
-    one = y.dtype.type(1)
+    one = ctype(y).type(1)
     if f < F:
-        z = gate_up[bt, f]
-        y[bt, f] = z / (one + exp(-z)) * gate_up[bt, F + f]
+        z = value(gate_up[bt, f])
+        y[bt, f] = stored(y, z / (one + exp(-z)) * value(gate_up[bt, F + f]))
 
 @kernel
 def swiglu_backward_kernel(gate_up, dy):
     """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
     bt, f, F = cuda.blockIdx.x, cuda.blockIdx.y * 256 + cuda.threadIdx.x, dy.shape[1]
-    one = dy.dtype.type(1)
+    one = ctype(dy).type(1)
     if f < F:
-        z, u, d = gate_up[bt, f], gate_up[bt, F + f], dy[bt, f]
+        z, u, d = value(gate_up[bt, f]), value(gate_up[bt, F + f]), value(dy[bt, f])
         s = one / (one + exp(-z))
-        gate_up[bt, f] = d * u * s * (one + z * (one - s))
-        gate_up[bt, F + f] = d * z * s
+        gate_up[bt, f] = stored(gate_up, d * u * s * (one + z * (one - s)))
+        gate_up[bt, F + f] = stored(gate_up, d * z * s)
 
 def swiglu_forward(y, gate_up):
     launch(swiglu_forward_kernel, (y.shape[0], -(-y.shape[1] // 256)), 256, y, gate_up)
@@ -860,28 +893,28 @@ def cross_entropy_kernel(nll, logits, targets, weight, row0, V):
         if t == 0:
             nll[k, row0 + r] = 0
         return
-    tops, sums = cuda.shared.array(8, logits.dtype), cuda.shared.array(8, logits.dtype)
-    m, l = -logits.dtype.type(math.inf), logits.dtype.type(0)
+    tops, sums = cuda.shared.array(8, ctype(logits)), cuda.shared.array(8, ctype(logits))
+    m, l = -ctype(logits).type(math.inf), ctype(logits).type(0)
     for v in range(t, V, 256):
-        m = max(m, z[v])
+        m = max(m, value(z[v]))
     m = block_max(m, tops)
-    zy = z[y]
+    zy = value(z[y])
     for v in range(t, V, 256):
-        l += exp(z[v] - m)
+        l += exp(value(z[v]) - m)
     l = block_sum(l, sums)                   # its barrier: everybody has read z[y]
-    scale = logits.dtype.type(weight[k]) / l
+    scale = ctype(logits).type(weight[k]) / l
     for v in range(t, V, 256):
-        g = exp(z[v] - m) * scale
+        g = exp(value(z[v]) - m) * scale
         if v == y:
-            g -= logits.dtype.type(weight[k])
-        z[v] = g
+            g -= ctype(logits).type(weight[k])
+        z[v] = stored(z, g)
     if t == 0:
         nll[k, row0 + r] = m - zy + math.log(l)
 
 @kernel
 def sum_loss_kernel(results, nll):
     """results[k] += sum_bt nll[k, bt]     one block of 256 threads per head; float64"""
-    sums, k, s = cuda.shared.array(8, results.dtype), cuda.blockIdx.x, 0.0
+    sums, k, s = cuda.shared.array(8, ctype(results)), cuda.blockIdx.x, 0.0
     for bt in range(cuda.threadIdx.x, nll.shape[1], 256):
         s += nll[k, bt]
     s = block_sum(s, sums)
@@ -1016,7 +1049,7 @@ class Model:
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
         cfg, p, g, a, d = self.cfg, self.p, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
-        launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), d.x.dtype.type(0))
+        launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), number(d.x, 0))
         rmsnorm_backward(d.x, g.final_norm, d.partial, d.norm, a.x[2 * L], p.final_norm, a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, p.down[l])
@@ -1163,10 +1196,10 @@ def adamw(p, g, m, v, n_decay, hyper, partial, results):
 def matvec_kernel(y, base, w, x, add):
     """y[n] = add * base[n] + sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
     N, K = w.shape
-    lane, n, s = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y, x.dtype.type(0)
+    lane, n, s = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y, ctype(x).type(0)
     if n < N:
         for k in range(lane, K, WARP):
-            s += w[n, k] * x[k]
+            s += value(w[n, k]) * value(x[k])
         s = warp_sum(s)
         if lane == 0:
             y[n] = base[n] + s if add else s
@@ -1196,11 +1229,11 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
     """One query row against the cache.     one block of 256 threads per head
     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
-    sums, tops = cuda.shared.array(8, o.dtype), cuda.shared.array(8, o.dtype)
+    sums, tops = cuda.shared.array(8, ctype(o)), cuda.shared.array(8, ctype(o))
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
-    g, row, m, l = h * kc.shape[0] // cuda.gridDim.x, scores[h], -o.dtype.type(math.inf), o.dtype.type(0)
+    g, row, m, l = h * kc.shape[0] // cuda.gridDim.x, scores[h], -ctype(o).type(math.inf), ctype(o).type(0)
     for t in range(x // WARP, n, ROWS):      # a warp per key
-        s = o.dtype.type(0)
+        s = ctype(o).type(0)
         for i in range(x % WARP, D, WARP):
             s += qkv[h * D + i] * kc[g, t, i]
         s = warp_sum(s) * scale
@@ -1215,7 +1248,7 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
         l += row[t]
     l = block_sum(l, sums)                   # its barriers: all weights are there
     for i in range(x, D, 256):
-        s = o.dtype.type(0)
+        s = ctype(o).type(0)
         for t in range(n):
             s += row[t] * vc[g, t, i]
         o[h * D + i] = s / l
@@ -1248,7 +1281,7 @@ class Decoder(ne.Decoder):
             launch(rope_cache_kernel, cfg.n_head + 2 * cfg.n_kv_head, 32, self.qkv, self.kc[l],
                    self.vc[l], self.cos, self.sin, at, cfg.n_head)
             launch(attention_decode_kernel, cfg.n_head, 256, self.att, self.qkv, self.kc[l],
-                   self.vc[l], self.scores, at, x.dtype.type(1 / math.sqrt(cfg.head_dim)))
+                   self.vc[l], self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)))
             matvec(flat(x), p.attn_proj[l], self.att, flat(x))
             rmsnorm_forward(y, self.rstd, x, p.mlp_norm[l], cfg.norm_eps)
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))

@@ -1,6 +1,8 @@
 """The GPU engine against the CPU engine, and what its memory and first start cost: one GPU needed.
 
-    python bench/gpu_proof.py [--only parity attention start]     writes bench/results/gpu_proof.json, .md
+    python bench/gpu_proof.py [--only parity attention start]
+
+Writes bench/results/gpu_proof.json and .md.
 
 parity     The small preset, trained on Shakespeare for 200 steps from one set of weights with the
            same batches on both, learning rate 3e-3, in float64 and float32.  Beside it the control:
@@ -58,8 +60,8 @@ def parity():
         out[:] = x
         return out
 
-    run = lambda engine, x, dtype, **kw: train(
-        engine(cfg, aligned(x, dtype), **kw), ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1))
+    run = lambda engine, x, to, **kw: train(
+        engine(cfg, aligned(x, to), **kw), ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1))
     cpu = {d: run(ne.Model, flat, d) for d in (np.float64, np.float32)}
     gpu = {d: run(nc.Model, flat, d, dtype=name) for name, d in nc.DTYPES.items()}
     control = np.abs(run(ne.Model, noisy, np.float32) - cpu[np.float32])
@@ -161,8 +163,8 @@ def main():
     for name in a.only:
         r[name] = globals()[name]()
         print(name, json.dumps(r[name]), flush=True)
-    pathlib.Path(a.out + ".json").write_text(json.dumps(r, indent=1) + "\n")
-    pathlib.Path(a.out + ".md").write_text(table(r))
+    pathlib.Path(a.out + ".json").write_text(json.dumps(r, indent=1) + "\n", "utf-8")
+    pathlib.Path(a.out + ".md").write_text(table(r), "utf-8")
     print(table(r))
 
 if __name__ == "__main__":

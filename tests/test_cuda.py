@@ -1,0 +1,731 @@
+"""The GPU program where there is no GPU: every launch on memory that is only counted, every kernel
+compiled and assembled for three architectures, and what a user without a driver is told."""
+import contextlib
+import functools
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import namedtuple
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY, complains, nanoeuler, random_flat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if importlib.util.find_spec("numba_cuda") is None:
+    pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
+                allow_module_level=True)
+
+from numba import cuda, types
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+
+SMALL, BIG, BASE, LARGE = (ne.PRESETS[name] for name in ("small", "big", "base", "large"))
+Dispatcher = type(nc.fill_kernel)
+
+
+# ---- a device that computes nothing
+class Memory:
+    """A stretch of device memory: an address and a size, and nothing behind them."""
+
+    def __init__(self, device, address, size, owner=None):
+        self.device, self.address, self.size, self.owner = device, address, size, owner
+        if owner is None:
+            device.used += size
+            device.peak = max(device.peak, device.used)
+
+    def __del__(self):
+        if self.owner is None:
+            self.device.used -= self.size
+
+    def view(self, start, stop=None):
+        stop = self.size if stop is None else stop
+        assert 0 <= start <= stop <= self.size, f"a view of {start} to {stop} of {self.size} bytes"
+        return Memory(self.device, self.address + start, stop - start, self.owner or self)
+
+
+def extent(x):
+    """(first, one past the last) address of a device array."""
+    assert x.size == 0 or min(x.strides) >= 0
+    span = sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.dtype.itemsize
+    return x.gpu_data.address, x.gpu_data.address + (span if x.size else 0)
+
+
+def apart(out, *inputs):
+    """Threads write out while others read the inputs: they must not share memory."""
+    a0, a1 = extent(out)
+    for x in inputs:
+        b0, b1 = extent(x)
+        assert a1 <= b0 or b1 <= a0, "the result lies on its operand"
+
+
+def tiles(n, size):
+    return -(-n // size)
+
+
+class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
+    """A recorded launch.  For every kernel, a method of its name that knows which shapes of its
+    arguments fit together, and the grid and block which its docstring names."""
+
+    def check(self):
+        assert len(self.grid) == len(self.block) == 3
+        assert all(1 <= n <= most for n, most in zip(self.grid, (2**31 - 1, 65535, 65535))), (
+            f"grid {self.grid}")
+        assert min(self.block) >= 1 and math.prod(self.block) <= 1024 and self.block[2] <= 64
+        assert self.smem <= 48 << 10 or nc.allow_shared in self.asked
+        for x in filter(is_array, self.args):
+            first, end = extent(x)
+            assert end - first <= x.gpu_data.size, "an array beyond the end of its memory"
+        getattr(self, self.name)(*self.args)
+
+    @property
+    def name(self):
+        return self.kernel.py_func.__name__
+
+    def runs(self, grid, block, smem=0):
+        pad = lambda x: (*x, 1, 1)[:3] if isinstance(x, tuple) else (x, 1, 1)
+        assert (self.grid, self.block, self.smem) == (pad(grid), pad(block), smem)
+
+    def matmul_kernel(self, out, base, a, b, add):
+        (Z, H, M, N), K = out.shape, a.shape[3]
+        assert base.shape == out.shape
+        assert a.shape == (Z, a.shape[1], M, K) and b.shape == (Z, b.shape[1], K, N)
+        assert H % a.shape[1] == 0 == H % b.shape[1]
+        self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
+        apart(out, a, b)
+
+    def embedding_forward_kernel(self, x, tokens, wte):
+        assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
+        self.runs(x.shape[0], 128)
+
+    def embedding_backward_kernel(self, dwte, dx, tokens):
+        assert dx.shape == (tokens.size, dwte.shape[1])
+        self.runs((len(dwte), tiles(dx.shape[1], 1024)), 128)
+
+    def rmsnorm_forward_kernel(self, y, rstd, x, w, eps):
+        assert y.shape == x.shape and rstd.size == x.shape[0] and w.shape == x.shape[1:]
+        self.runs(tiles(x.shape[0], 8), (32, 8))
+
+    def rmsnorm_backward_kernel(self, dx, dy, x, w, rstd):
+        assert dx.shape == dy.shape == x.shape and w.shape == x.shape[1:]
+        assert rstd.size == x.shape[0]
+        self.runs(tiles(x.shape[0], 8), (32, 8))
+        apart(dx, dy, x)
+
+    def rmsnorm_gain_kernel(self, partial, dy, x, rstd):
+        assert dy.shape == x.shape and rstd.size == x.shape[0]
+        assert partial.shape[1:] == x.shape[1:]
+        self.runs((tiles(x.shape[1], 32), len(partial)), (32, 8))
+
+    def add_parts_kernel(self, dw, partial):
+        assert dw.shape == partial.shape[1:]
+        self.runs(tiles(dw.size, 128), 128)
+
+    def rope_kernel(self, qkv, cos, sin, T, heads, sign):
+        assert cos.shape == sin.shape and T <= len(cos) and qkv.shape[0] % T == 0
+        assert heads * 2 * cos.shape[1] < qkv.shape[1]             # v is not turned
+        self.runs(qkv.shape[0], 128)
+
+    def attention(self, qkv, T, HD, heads_of, *rows):
+        """What the three kernels share: BT, H, G, D of their arguments."""
+        (BT, QKV), H = qkv.shape, rows[0].shape[0]
+        D, G = HD // H, (QKV - HD) // (2 * (HD // H))
+        assert BT % T == 0 and HD == H * D and QKV == (H + 2 * G) * D and H % G == 0
+        assert all(x.shape == (H, BT) for x in rows)
+        k = nc.attention_kernels(D, qkv.dtype.itemsize)
+        self.runs((tiles(T, k.N), dict(H=H, G=G)[heads_of], BT // T), (16, 8),
+                  k.smem_forward if self.kernel is k.forward else k.smem_backward)
+
+    def forward(self, o, lse, qkv, T, HD, scale):
+        assert o.shape == (qkv.shape[0], HD)
+        self.attention(qkv, T, HD, "H", lse)
+        apart(o, qkv)
+
+    def dq(self, dqkv, do, lse, delta, qkv, T, HD, scale, heads_of="H"):
+        assert do.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
+        self.attention(qkv, T, HD, heads_of, lse, delta)
+        apart(dqkv, qkv, do)
+
+    def dkv(self, *args):
+        self.dq(*args, heads_of="G")
+
+    def attention_delta_kernel(self, delta, do, o, D):
+        assert do.shape == o.shape == (delta.shape[1], delta.shape[0] * D)
+        self.runs((tiles(len(o), 8), len(delta)), (32, 8))
+
+    def softmax_kernel(self, p, scale):
+        Z, H, T, T2 = p.shape
+        assert T == T2
+        self.runs((tiles(T, 8), Z * H), (32, 8))
+
+    def softmax_backward_kernel(self, ds, p, scale):
+        assert ds.shape == p.shape
+        self.softmax_kernel(p, scale)
+        apart(ds, p)
+
+    def swiglu_forward_kernel(self, y, gate_up):
+        assert gate_up.shape == (len(y), 2 * y.shape[1])
+        self.runs((len(y), tiles(y.shape[1], 256)), 256)
+
+    def swiglu_backward_kernel(self, gate_up, dy):
+        self.swiglu_forward_kernel(dy, gate_up)
+
+    def cross_entropy_kernel(self, nll, logits, targets, weight, row0, V):
+        (P, BT), (R, PV) = nll.shape, logits.shape
+        assert PV == P * V and targets.shape == (P, BT) and weight.shape == (P,)
+        assert 0 <= row0 and row0 + R <= BT
+        self.runs((P, R), 256)
+
+    def sum_loss_kernel(self, results, nll):
+        assert results.shape == (len(nll) + 1,)                    # the last one is |g|
+        self.runs(len(nll), 256)
+
+    def fill_kernel(self, x, value):
+        assert self.block == (256, 1, 1)
+
+    def square_sums_kernel(self, partial, g):
+        self.runs(partial.size, 256)
+
+    def norm_kernel(self, results, partial):
+        self.runs(1, 256)
+
+    def adamw_kernel(self, p, g, m, v, n_decay, hyper, results):
+        assert p.shape == g.shape == m.shape == v.shape and 0 < n_decay <= p.size
+        assert hyper.shape == (8,) and self.block == (256, 1, 1)
+        apart(p, g, m, v)
+
+    def matvec_kernel(self, y, base, w, x, add):
+        assert y.shape == base.shape == w.shape[:1] and x.shape == w.shape[1:]
+        self.runs(tiles(y.size, 8), (32, 8))
+        apart(y, x)
+
+    def rope_cache_kernel(self, qkv, kc, vc, cos, sin, at, H):
+        G, T, D = kc.shape
+        assert vc.shape == kc.shape and qkv.shape == ((H + 2 * G) * D,) and at.shape == (2,)
+        assert cos.shape == sin.shape == (T, D // 2) and 2 * cos.shape[1] == D
+        self.runs(H + 2 * G, 32)
+
+    def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, scale):
+        (G, T, D), H = kc.shape, len(scores)
+        assert vc.shape == kc.shape and scores.shape == (H, T) and o.shape == (H * D,)
+        assert qkv.shape == ((H + 2 * G) * D,) and H % G == 0
+        self.runs(H, 256)
+
+
+def is_array(x):
+    return isinstance(x, nc.DeviceNDArray)
+
+
+class Device:
+    """Hands out memory, up to `total` bytes, and keeps the launches."""
+
+    def __init__(self, total=1 << 50):
+        self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
+
+    def array(self, shape, dtype=np.float64, strides=None, order="C", stream=0):
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if self.used + size > self.total:
+            raise nc.CudaAPIError(2, "Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY")
+        steps = [math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape))]
+        memory = Memory(self, self.address, size)
+        self.address += tiles(size, 256) * 256
+        return nc.DeviceNDArray(shape, steps, dtype, stream, memory)
+
+    def configure(self, kernel, key):
+        """What kernel[grid, block, stream, smem] is: to be called with the arguments."""
+        grid, block, _, smem = (*key, 0, 0)[:4]
+        pad = lambda x: (*x, 1, 1)[:3] if isinstance(x, tuple) else (x, 1, 1)
+
+        def call(*args):
+            kinds = tuple(kernel.typeof_pyval(x) for x in args)
+            self.launches.append(Launch(kernel, kinds, pad(grid), pad(block), smem, args,
+                                        tuple(call.pre_launch_callbacks)))
+            self.launches[-1].check()
+
+        call.pre_launch_callbacks = []
+        return call
+
+
+@contextlib.contextmanager
+def dry_run(total=1 << 50):
+    """nanoeuler_cuda on such a device."""
+    device = Device(total)
+    context = SimpleNamespace(get_memory_info=lambda: (total - device.used, total))
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in (
+                (cuda, "device_array", device.array),
+                (cuda, "to_device", lambda x, **_: device.array(x.shape, x.dtype)),
+                (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
+                (cuda, "current_context", lambda *_: context),
+                (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
+                (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
+                (nc.Graph, "enabled", False),
+                (Dispatcher, "__getitem__", lambda kernel, key: device.configure(kernel, key)),
+                (nc.DeviceNDArray, "__getitem__", nc.DeviceNDArray._do_getitem),
+                (nc.DeviceNDArray, "copy_to_device", copy_to_device),
+                (nc.DeviceNDArray, "copy_to_host", copy_to_host)):
+            patch.setattr(module, name, value)
+        yield device
+
+
+def copy_to_device(to, x, stream=0):
+    assert x.size == to.size and x.dtype == to.dtype
+
+
+def copy_to_host(x, ary=None, stream=0):
+    return np.zeros(x.shape, x.dtype)
+
+
+@pytest.fixture
+def dry():
+    with dry_run() as device:
+        yield device
+
+
+def blank(cfg, dtype="f32", naive=False):
+    """A model whose parameters nobody looks at."""
+    return nc.Model(cfg, np.zeros(ne.n_params(cfg), nc.DTYPES[dtype]), dtype=dtype, naive=naive)
+
+
+def step(model, B, T):
+    P = model.cfg.n_mtp
+    model.gradient(np.zeros((B, T), np.int32), np.zeros((P, B, T), np.int32), np.ones(P))
+    return model.update(np.ones(8))
+
+
+def everything(cfg, B, T, dtype="f32", naive=False):
+    """All that a model can do, once."""
+    model = blank(cfg, dtype, naive)
+    losses, norm = step(model, B, T)
+    assert losses.shape == (cfg.n_mtp,) and norm == 0
+    ids = np.zeros((B + 1, T), np.int32)     # the last micro-batch is not full
+    assert model.losses(ids, ids) == 0
+    assert model.decoder().decode(0, 0).shape == (cfg.vocab_size,)
+    return model
+
+
+# ---- launches
+ONE = replace(SMALL, n_layer=1)
+RUNS = {
+    "small": (SMALL, 2, 128), "big": (BIG, 1, 256), "base": (BASE, 2, 512),
+    "large": (LARGE, 1, 1024), "tied": (replace(SMALL, tie_embeddings=True), 3, 40),
+    "one head": (replace(ONE, n_mtp=1), 2, 50), "one token": (ONE, 1, 1),
+    "tied, one head": (replace(ONE, n_mtp=1, tie_embeddings=True), 2, 7),
+    "odd": (replace(ONE, n_embd=33, n_head=6, n_kv_head=3, n_hidden=1001, vocab_size=257), 3, 70),
+    "chunks of logits": (replace(BASE, n_layer=1), 17, 512),
+    "tied, in chunks": (replace(LARGE, n_layer=1, tie_embeddings=True), 3, 1024),
+    "many rows, few logits": (replace(BIG, n_layer=1, n_mtp=1), 300, 256),
+    **{f"head_dim {D}": (replace(ONE, n_head=4, n_kv_head=1, head_dim=D), 2, 100)
+       for D in (2, 10, 34, 64, 128)}}
+
+
+@pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+@pytest.mark.parametrize("name", RUNS)
+def test_every_launch_fits_its_arguments(name, dtype, naive, dry):
+    everything(*RUNS[name], dtype, naive)
+    wanted = "softmax_kernel" if naive else "forward"
+    assert wanted in {x.name for x in dry.launches}
+
+
+@given(st.data(), st.sampled_from(sorted(nc.DTYPES)), st.booleans(), st.integers(1, 5))
+@settings(max_examples=30)
+def test_launches_of_any_shape(data, dtype, naive, B):
+    draw = lambda low, high: data.draw(st.integers(low, high))
+    G, T = draw(1, 4), draw(1, 300)
+    cfg = ne.Config(n_embd=draw(1, 1100), n_head=G * draw(1, 4), n_kv_head=G,
+                    head_dim=2 * draw(1, 64), n_layer=draw(1, 2), n_hidden=draw(1, 600),
+                    seq_len=T + draw(0, 9), vocab_size=draw(1, 5000), n_mtp=draw(1, 4),
+                    tie_embeddings=data.draw(st.booleans())).check()
+    with dry_run():
+        everything(cfg, B, T, dtype, naive)
+
+
+def test_every_kernel_is_launched(dry):
+    for naive in (False, True):
+        everything(SMALL, 2, 64, naive=naive)
+    launched = {x.kernel for x in dry.launches}
+    known = [x for x in vars(nc).values() if isinstance(x, Dispatcher)]
+    known += nc.attention_kernels(SMALL.head_dim, 4)[:3]
+    device = [x for x in known if x.targetoptions.get("device")]
+    assert {x.py_func.__name__ for x in known if x not in launched and x not in device} == set()
+    assert {x.name for x in dry.launches} == {n for n in vars(Launch) if n in
+                                              {x.py_func.__name__ for x in known}}
+
+
+@pytest.mark.parametrize("name", ["small", "chunks of logits", "tied, in chunks"])
+def test_chunks_of_logits_are_the_whole_batch(name, dry):
+    cfg, B, T = RUNS[name]
+    step(blank(cfg), B, T)
+    rows = [(x.args[4], x.args[1].shape[0]) for x in dry.launches if "entropy" in x.name]
+    assert [r for r, _ in rows] == list(np.cumsum([0] + [n for _, n in rows])[:-1])
+    assert sum(n for _, n in rows) == B * T and (len(rows) > 1) == ("chunks" in name)
+    assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 256 << 20
+
+
+def recorded(device, function):
+    """What a CUDA graph of function() would remember: kernels, addresses, strides, scalars."""
+    device.launches.clear()
+    function()
+    return [(x.name, x.grid, x.block, x.smem, x.types, *[
+        (a.gpu_data.address, a.shape, a.strides) if is_array(a) else a for a in x.args])
+        for x in device.launches]
+
+
+@pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+def test_what_changes_between_steps_lies_in_device_memory(naive, dry):
+    """A replayed graph launches the first step again: scalars and addresses must not change."""
+    model, rng = blank(TINY, naive=naive), np.random.default_rng(1)
+    decoder = model.decoder()
+    losses = lambda: model.losses(rng.integers(0, 9, (3, 8)), rng.integers(-1, 9, (3, 8)))
+    gradient = lambda: model.gradient(rng.integers(0, 9, (3, 8), np.int32),
+                                      rng.integers(-1, 9, (2, 3, 8), np.int32), rng.random(2))
+    update = lambda: model.update(rng.random(8))
+    decode = lambda: decoder.step(int(rng.integers(9)))
+    first = [recorded(dry, f) for f in (gradient, update, decode)]
+    assert min(map(len, first)) > 2
+    losses()                                 # an evaluation comes between
+    assert [recorded(dry, f) for f in (gradient, update, decode)] == first
+
+
+def test_a_full_context_slides(dry):
+    decoder, seen = blank(TINY).decoder(), []
+    decode, decoder.decode = decoder.decode, lambda token, position: seen.append((token, position))
+    for token in range(TINY.seq_len + 1):
+        decoder.step(token)
+    assert seen[TINY.seq_len:] == [(4, 0), (5, 1), (6, 2), (7, 3), (8, 4)]
+
+
+# ---- compiling and assembling
+# compute capability, and KB of shared memory a block may have
+ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 227)}
+# kernels with float64 arguments: why
+DOUBLE = {
+    "cross_entropy_kernel": "weight of the loss: 1 / count of all targets of a step",
+    "adamw_kernel": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
+    "sum_loss_kernel": "sums of losses", "square_sums_kernel": "sums of squares",
+    "norm_kernel": "sums of squares"}
+# those of them that may make a float64 of a float32, because they sum
+WIDENS = {"sum_loss_kernel", "square_sums_kernel"}
+
+Assembled = namedtuple("Assembled", "registers static stack stores loads")
+
+
+@functools.cache
+def compiled(kernel, types_, cc):
+    o = {k: v for k, v in kernel.targetoptions.items() if k in ("fastmath", "launch_bounds")}
+    return cuda.compile_ptx(kernel.py_func, types.void(*types_), cc=cc, **o)[0]
+
+
+def assembled(ptx, arch):
+    """What the assembler says of the one kernel of ptx."""
+    core = pytest.importorskip("cuda.core", reason="the extra cuda brings it")
+    linker = core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=core.LinkerOptions(
+        arch=arch, ptxas_options=["-v"], verbose=True))
+    linker.link("cubin")
+    log = linker.get_info_log()
+    find = lambda pattern: [int(n) for n in re.findall(pattern, log)]
+    stack = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill load",
+                       log)
+    [registers], [spills] = find(r"Used (\d+) registers"), stack
+    return Assembled(registers, sum(find(r"(\d+) bytes smem")), *map(int, spills))
+
+
+def holds(kinds, scalar):
+    return any(getattr(t, "dtype", t) == scalar for t in kinds)
+
+
+def stray_doubles(ptx, name, kinds):
+    """Float64 instructions that a kernel of these argument types should not have."""
+    if not holds(kinds, types.float64):
+        return re.findall(r"^\s+\S*\.f64\b.*$", ptx, re.M)
+    if not any(isinstance(t, types.Array) and t.dtype == types.float32 for t in kinds):
+        return []                            # float64 throughout
+    if name not in DOUBLE:
+        return [f"an argument is float64: {kinds}"]
+    return [] if name in WIDENS else re.findall(r"^\s+cvt\S*\.f64\.f32\b.*$", ptx, re.M)
+
+
+def complaints(x, arch):
+    """What is wrong with the kernel of a launch on an architecture."""
+    cc, limit = ARCHS[arch]
+    ptx = compiled(x.kernel, x.types, cc)
+    a, threads = assembled(ptx, arch), math.prod(x.block)
+    out = [f"{line.strip()} ({n} such)" for lines in [stray_doubles(ptx, x.name, x.types)]
+           for line, n in [(line, len(lines)) for line in lines[:1]]]
+    if not holds(x.types, types.float64) or x.name in DOUBLE:
+        out += [f"{a}"] * any(a[2:])
+    out += [f"{a.registers} registers for {threads} threads"] * (
+        a.registers > 255 or -(-a.registers // 8) * 8 * threads > 65536)
+    out += [f"{a.static} + {x.smem} bytes of shared memory, {limit} KB are allowed"] * (
+        a.static > 48 << 10 or a.static + x.smem > limit << 10)
+    out += ["an atomic operation"] * bool(re.search(r"^\s+(@\S+ )?(atom|red)\.", ptx, re.M))
+    return [f"{x.name}: {text}" for text in out]
+
+
+def distinct(dtype):
+    """One launch of each (kernel, types), that with the largest block and shared memory."""
+    with dry_run() as device:
+        everything(replace(BASE, n_layer=1), 1, 512, dtype)
+        everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
+        everything(replace(ONE, head_dim=128), 1, 128, dtype)
+    out = {}
+    for x in device.launches:
+        old = out.setdefault((x.kernel, x.types), x)
+        out[x.kernel, x.types] = max(old, x, key=lambda y: (math.prod(y.block), y.smem))
+    return list(out.values())
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_float32_kernels_assemble_and_fit(arch):
+    assert [text for x in distinct("f32") for text in complaints(x, arch)] == []
+
+
+def test_float64_kernels_assemble_and_fit():
+    assert [text for x in distinct("f64") for text in complaints(x, "sm_89")] == []
+
+
+@pytest.mark.parametrize("D", [32, 64, 96, 128, 160, 256])
+def test_attention_of_any_head_fits_every_gpu(D, dry):
+    """The tiles are chosen for 99 KB, and 48 more threads' worth of registers are never needed."""
+    for itemsize in (4, 8)[:1 + (D <= 128)]:
+        k = nc.attention_kernels(D, itemsize)
+        assert k.smem_forward <= k.smem_backward <= 99 << 10 and k.N in (16, 32, 64)
+
+
+# ---- tests that cannot fail prove nothing
+@cuda.jit
+def bare_literal(out, x):
+    s = 0.0
+    for i in range(x.size):
+        s += x[i]
+    out[0] = s
+
+
+@cuda.jit
+def typed_literal(out, x):
+    s = x.dtype.type(0)
+    for i in range(x.size):
+        s += x[i]
+    out[0] = s
+
+
+@cuda.jit
+def indexed_registers(out, x):
+    acc = cuda.local.array(400, x.dtype)
+    for i in range(x.size):
+        acc[int(x[i]) % 400] += x[i]
+    out[0] = acc[int(x[0]) % 400]
+
+
+@cuda.jit
+def atomic_sum(out, x):
+    cuda.atomic.add(out, 0, x[cuda.grid(1)])
+
+
+@cuda.jit
+def huge_tile(out, x):
+    tile = cuda.shared.array(11_000, x.dtype)
+    tile[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+    cuda.syncthreads()
+    out[cuda.threadIdx.x] = tile[255 - cuda.threadIdx.x]
+
+
+FAULTS = [(typed_literal, 0, None), (bare_literal, 0, "f64"), (indexed_registers, 0, "stack"),
+          (atomic_sum, 0, "atomic"), (huge_tile, 0, None), (huge_tile, 60 << 10, "shared")]
+
+
+@pytest.mark.parametrize("kernel, smem, word", FAULTS)
+def test_faulty_kernels_are_caught(kernel, smem, word):
+    kinds = (types.float32[::1], types.float32[::1])
+    x = Launch(kernel, kinds, (1, 1, 1), (256, 1, 1), smem, (), ())
+    said = complaints(x, "sm_89")
+    assert (len(said) == 1 and word in said[0]) if word else said == [], said
+    if word == "f64":                        # the same with float64 on purpose, but without a reason
+        kinds = (types.float64[::1], types.float32[::1])
+        assert "float64" in complaints(x._replace(types=kinds), "sm_89")[0]
+
+
+def test_many_registers_in_a_large_block_are_caught(dry):
+    everything(ONE, 1, 64)
+    [x] = [x for x in distinct("f32") if x.name == "dq"][:1]
+    assert complaints(x, "sm_89") == []
+    assert "registers" in complaints(x._replace(block=(32, 32, 1)), "sm_89")[0]
+
+
+@pytest.mark.parametrize("fault", [
+    lambda x, w, out: nc.matmul(x, x, w), lambda x, w, out: nc.matmul(out, w, w),
+    lambda x, w, out: nc.matmul(out, x, nc.transposed(w)),
+    lambda x, w, out: nc.matmul_add(out, x, x, w),
+    lambda x, w, out: nc.launch(nc.fill_kernel, (1, 65536), 256, x, np.float32(0)),
+    lambda x, w, out: nc.launch(nc.fill_kernel, 0, 256, x, np.float32(0)),
+    lambda x, w, out: nc.launch(nc.fill_kernel, 1, (256, 8), x, np.float32(0)),
+    lambda x, w, out: nc.launch(nc.fill_kernel, 1, 256, nc.view(x, 1, (5, 7)), np.float32(0)),
+    lambda x, w, out: nc.view(x, 36, (1,)),
+    lambda x, w, out: nc.swiglu_forward(out, x), lambda x, w, out: nc.matvec(x[0], w, x[0])])
+def test_faulty_launches_are_caught(fault, dry):
+    x, w, out = (nc.new(shape, np.float32) for shape in ((5, 7), (9, 7), (5, 9)))
+    nc.matmul(out, x, w)
+    with pytest.raises(AssertionError):
+        fault(x, w, out)
+
+
+# ---- memory
+def needed(cfg, B, T, dtype="f32", naive=False):
+    return sum(size for _, size in nc.memory_table(cfg, B, T, nc.DTYPES[dtype], naive))
+
+
+@pytest.mark.parametrize("name, B, T", [("small", 16, 128), ("big", 4, 256), ("base", 1, 512),
+                                        ("base", 64, 512), ("large", 8, 1024)])
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+@pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
+    cfg = ne.PRESETS[name]
+    model = blank(cfg, dtype, naive)
+    model.prepare(B, T)
+    assert dry.peak == dry.used == pytest.approx(needed(cfg, B, T, dtype, naive), rel=0.005)
+    table = dict(nc.memory_table(cfg, B, T, nc.DTYPES[dtype], naive))
+    group = lambda buffers: sum(x.size * x.dtype.itemsize for x in buffers)
+    assert table["activations"] + table["logits"] == group(model.a)
+    assert table["their gradients"] == group(model.d)
+    assert table["AdamW moments"] == 2 * table["gradients"] == 2 * table["parameters"]
+
+
+def test_another_shape_frees_the_old_memory_first(dry):
+    model = blank(SMALL)
+    for B, T in ((16, 128), (32, 64), (17, 128), (2, 128)):
+        dry.peak = 0
+        model.prepare(B, T)
+        assert dry.used == pytest.approx(needed(SMALL, B, T), rel=0.005)
+        assert dry.peak <= 1.01 * needed(SMALL, max(B, 17), 128)
+
+
+@given(st.sampled_from(["small", "base"]), st.integers(0, 1 << 40), st.sampled_from([1, 60, 512]),
+       st.sampled_from(sorted(nc.DTYPES)), st.booleans())
+def test_largest_batch_is_the_largest(name, free, T, dtype, naive):
+    cfg = ne.PRESETS[name]
+    B = nc.largest_batch(cfg, T, nc.DTYPES[dtype], naive, free)
+    assert B == 0 or needed(cfg, B, T, dtype, naive) <= free
+    assert needed(cfg, B + 1, T, dtype, naive) > free
+
+
+@given(st.integers(1, 300), st.integers(60 << 20, 4 << 30))
+@settings(max_examples=30)
+def test_micro_batches_divide_the_batch_and_fit(B, total):
+    with dry_run(total) as device:
+        model = blank(BIG) if total > needed(BIG, 1, BIG.seq_len) else blank(SMALL)
+        T, cfg = model.cfg.seq_len, model.cfg
+        b = model.micro_batch(B)
+        assert B % b == 0
+        if needed(cfg, 1, T) < 0.9 * total:
+            model.prepare(b, T)
+        bigger = min((n for n in range(b + 1, B + 1) if B % n == 0), default=None)
+        assert not bigger or needed(cfg, bigger, T) > 0.89 * total
+        assert device.used <= total
+
+
+@pytest.mark.parametrize("B", [40, 200, 5000])
+def test_without_room_a_batch_that_fits_is_named(B):
+    total = needed(BIG, 32, 256) + (1 << 20)
+    with dry_run(total):
+        model = blank(BIG)
+        with pytest.raises(nc.UserError) as e:
+            model.prepare(B, 256)
+        said = str(e.value)
+        assert str(B) in said and "\n" not in said
+        fits = int(re.search(r"--micro-batch (\d+)", said)[1])
+        assert 29 <= fits <= 32, said
+        model.prepare(fits, 256)             # and the model is none the worse
+
+
+# ---- a machine without a driver, or without the packages
+VERBS = sorted(set(re.findall(r"^    python nanoeuler_cuda\.py +(\w*)  ", nc.__doc__, re.M))
+               | set(nc.VERBS))
+HIDDEN = dict(os.environ, CUDA_VISIBLE_DEVICES="")       # an NVIDIA GPU, if there is one
+HIDDEN.pop("PYTHONPATH", None)
+
+
+def gpu(*args, cwd, env=HIDDEN):
+    return nanoeuler(*args, cwd=cwd, program="nanoeuler_cuda.py", env=env, timeout=100)
+
+
+def test_verbs_are_those_of_the_docstring():
+    assert {"", "test", "g", "t", "tr", "i", "s", "c", "doctor"} <= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_without_a_driver(verb, tmp_path):
+    result = gpu(*filter(None, [verb, "It was" if verb == "i" else ""]), cwd=tmp_path)
+    if verb != "doctor":
+        assert complains(result, "GPU", "driver", "nanoeuler.py").startswith("nanoeuler: ")
+        assert os.listdir(tmp_path) == []
+        return
+    assert result.returncode == 2 and result.stderr == ""
+    for word in ("numba-cuda", "numpy", "nvidia-smi", "\nbroken: ", "driver"):
+        assert word in result.stdout
+    assert "Traceback" not in result.stdout
+
+
+def test_an_unknown_verb_and_help(tmp_path):
+    result = gpu("dance", cwd=tmp_path)
+    assert result.returncode == 2 and "'doctor'" in result.stderr
+    result = gpu("--help", cwd=tmp_path)
+    assert result.returncode == 0 and "doctor" in result.stdout and result.stderr == ""
+
+
+@pytest.fixture
+def without_numba_cuda(tmp_path):
+    """The environment of an interpreter, to be started with -S, that lacks numba-cuda."""
+    site = tmp_path / "site"
+    site.mkdir()
+    for folder in (p for p in sys.path if p.endswith("-packages")):
+        for name in os.listdir(folder):
+            if not name.lstrip("_").replace("-", "_").startswith("numba_cuda"):
+                with contextlib.suppress(FileExistsError):
+                    (site / name).symlink_to(os.path.join(folder, name))
+    return dict(HIDDEN, PYTHONPATH=str(site))
+
+
+def python(*args, cwd, env):
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, timeout=100, text=True,
+                          capture_output=True)
+
+
+def names_the_remedy(result, *words):
+    text = result.stdout
+    assert result.returncode == 2 and "Traceback" not in text + result.stderr, result
+    assert "\nbroken: " in text and "pip install" in text and "numba-cuda[cu13]" in text
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("verb", ["", "doctor", "t"])
+def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
+    args = [str(ROOT / "nanoeuler_cuda.py"), *filter(None, [verb])]
+    result = python("-S", *args, cwd=tmp_path, env=without_numba_cuda)
+    names_the_remedy(result, "numba-cuda is not installed", "numba-cuda       not installed")
+
+
+def test_numpy_without_what_numba_cuda_needs(tmp_path):
+    """numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 does not have."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import numpy\nvars(numpy).pop('row_stack', None)\n", encoding="utf-8")
+    env = dict(HIDDEN, PYTHONPATH=str(tmp_path))
+    for verb in ([], ["doctor"], ["g"]):
+        result = gpu(*verb, cwd=tmp_path, env=env)
+        names_the_remedy(result, "AttributeError", "row_stack", "numpy>=2.1,<2.5")
+
+
+def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nanoeuler_cuda"
+    result = python("-S", "-c", code, cwd=tmp_path, env=without_numba_cuda)
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 1 and last.startswith("ImportError: ") and nc.PIP in last
