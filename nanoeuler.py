@@ -25,9 +25,9 @@ Contents
     4.7  Cross-entropy
     5    Model: forward, backward, and the parallel driver
     6    Optimizer
-    7    Data
+    7    Data: texts and their tokens, batches, examples
     8    Checkpoint
-    9    Training
+    9    Training: from a text, and from examples
     10   Inference
     13   Command line
 
