@@ -25,9 +25,9 @@ Contents
     4.7  Cross-entropy
     5    Model: forward, backward, and the parallel driver
     6    Optimizer
-    7    Data
+    7    Data: texts and their tokens, batches, examples
     8    Checkpoint
-    9    Training
+    9    Training: from a text, and from examples
     10   Inference
     13   Command line
 
@@ -1241,8 +1241,8 @@ def evaluate(model, tokens, targets, n_bytes, rows=None):
 
     Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
     spread evenly."""
-    pick, nats = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))), 0.0
-    pick = pick.astype(int)
+    n, nats = len(tokens), 0.0
+    pick = np.linspace(0, n - 1, min(n, rows or n)).astype(int)
     for i in range(0, len(pick), 16):
         nats += model.losses(tokens[pick[i:i + 16]], targets[pick[i:i + 16]])
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
@@ -1361,10 +1361,14 @@ class Run:
         self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
         write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
+    def say(self, prompt, n, sampling):
+        """What the model says next, up to </s>."""
+        rng, stop = np.random.default_rng(self.state.step), self.tokenizer.specials.get("</s>")
+        ids = generate(self.model.decoder(), self.tokenizer.encode(prompt), n, rng, sampling, stop)
+        return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
+
     def sample(self, final=False):
-        rng, n = np.random.default_rng(self.state.step), 160 if final else 40
-        tokens = generate(self.model.decoder(), self.tokenizer.encode("\n"), n, rng, Sampling())
-        return self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")
+        return self.say("\n", 160 if final else 40, Sampling())
 
     def record(self, **values):
         self.log_file.write(json.dumps(values) + "\n")
@@ -1444,14 +1448,12 @@ class SftRun(Run):
 
     def sample(self, final=False):
         """The likeliest answers to four held-out instructions, or to one."""
-        n, decoder, out = len(self.questions), self.model.decoder(), []
-        for i in np.linspace(0, n - 1, min(n, 4)) if final else [self.state.step % n]:
-            e, decoder.tokens = self.questions[int(i)], []
-            tokens = generate(decoder, self.tokenizer.encode(prompt_of(e)), 200, None,
-                              Sampling(temperature=0.0), self.tokenizer.specials["</s>"])
-            answer = self.tokenizer.decode(list(tokens)).decode("utf-8", "replace")
-            out.append("\n".join(filter(None, ("> " + e["instruction"], e["input"], answer))))
-        return "\n\n".join(out)
+        n, greedy = len(self.questions), Sampling(temperature=0.0)
+        pick = np.linspace(0, n - 1, min(n, 4)) if final else [self.state.step % n]
+        asked = [self.questions[int(i)] for i in pick]
+        lines = [("> " + e["instruction"], e["input"], self.say(prompt_of(e), 200, greedy))
+                 for e in asked]
+        return "\n\n".join("\n".join(filter(None, x)) for x in lines)
 
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
@@ -1530,8 +1532,6 @@ def plot(logs, out):
     """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
     curves = {}
     for path in logs:
-        if not os.path.exists(path):
-            raise UserError(f"{path} does not exist; train writes NAME.jsonl beside NAME.bin")
         for key in ("bits_per_byte", "val_bits_per_byte"):
             xy = [(r["step"], r[key]) for r in read_log(path)
                   if type(r.get(key)) is float and math.isfinite(r[key])]
