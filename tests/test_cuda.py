@@ -3,6 +3,8 @@ compiled and assembled for three architectures, and what a user without a driver
 import contextlib
 import functools
 import importlib.util
+import inspect
+import json
 import math
 import os
 import re
@@ -23,6 +25,7 @@ if importlib.util.find_spec("numba_cuda") is None:
                 allow_module_level=True)
 
 from numba import cuda, types
+from numba.cuda import compiler
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
@@ -259,13 +262,15 @@ class Device:
 def dry_run(total=1 << 50):
     """nanoeuler_cuda on such a device."""
     device = Device(total)
-    context = SimpleNamespace(get_memory_info=lambda: (total - device.used, total))
+    gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry")
+    context = SimpleNamespace(get_memory_info=lambda: (total - device.used, total), device=gpu)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
                 (cuda, "device_array", device.array),
                 (cuda, "to_device", lambda x, **_: device.array(x.shape, x.dtype)),
                 (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
                 (cuda, "current_context", lambda *_: context),
+                (cuda, "get_current_device", lambda: gpu),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -293,7 +298,8 @@ def dry():
 
 def blank(cfg, dtype="f32", naive=False):
     """A model whose parameters nobody looks at."""
-    return nc.Model(cfg, np.zeros(ne.n_params(cfg), nc.DTYPES[dtype]), dtype=dtype, naive=naive)
+    flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
+    return nc.Model(cfg, flat, dtype=dtype, naive=naive)
 
 
 def step(model, B, T):
@@ -366,10 +372,15 @@ def test_every_kernel_is_launched(dry):
 def test_chunks_of_logits_are_the_whole_batch(name, dry):
     cfg, B, T = RUNS[name]
     step(blank(cfg), B, T)
-    rows = [(x.args[4], x.args[1].shape[0]) for x in dry.launches if "entropy" in x.name]
+    at = [i for i, x in enumerate(dry.launches) if "entropy" in x.name]
+    rows = [(x.args[4], x.args[1].shape[0]) for x in (dry.launches[i] for i in at)]
     assert [r for r, _ in rows] == list(np.cumsum([0] + [n for _, n in rows])[:-1])
     assert sum(n for _, n in rows) == B * T and (len(rows) > 1) == ("chunks" in name)
     assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 256 << 20
+    for x in ([dry.launches[i - 1].args[2] for i in at],           # final_in of logits = x w^T,
+              [dry.launches[i + 1].args[0] for i in at]):          # d.norm of dx = dy w
+        first = [a.gpu_data.address - x[0].gpu_data.address for a in x]
+        assert first == [4 * r * cfg.n_embd for r, _ in rows]
 
 
 def recorded(device, function):
@@ -405,6 +416,32 @@ def test_a_full_context_slides(dry):
     assert seen[TINY.seq_len:] == [(4, 0), (5, 1), (6, 2), (7, 3), (8, 4)]
 
 
+def test_both_engines_have_one_interface():
+    """What sections 9 and 10 of nanoeuler.py ask of a model."""
+    for name in ("__init__", "gradient", "update", "losses", "micro_batch", "buffers", "decoder",
+                 "device", "first_bad_tensor"):
+        cpu, gpu = (list(inspect.signature(getattr(m.Model, name)).parameters) for m in (ne, nc))
+        assert gpu[:len(cpu)] == cpu, name
+
+
+def test_the_life_of_a_model(dry, text, tmp_path, monkeypatch, capsys):
+    """Every verb but `c` to its end, on a GPU that computes zeros."""
+    monkeypatch.chdir(tmp_path)
+    examples = [dict(instruction=f"Add {a} and {b}.", output="?") for a in range(90) for b in "12"]
+    (tmp_path / "add.json").write_text(json.dumps(examples), encoding="utf-8")
+    start = ["--preset", "small", "--data", str(text), "--vocab-size", "280", "--batch", "640"]
+    run = lambda *args: nc.main([str(x) for x in args]) in (0, None) or capsys.readouterr().err
+    assert run("t", *start, "--seq-len", 160, "--steps", 6, "--eval-every", 2) is True
+    assert run("tr", "--steps", 8) is True
+    assert run("i", "It was", "--tokens", 5) is True
+    assert run("s", "--data", "add.json", "--steps", 6, "--eval-every", 3) is True
+    for name, kind, step in (("nanoeuler.bin", "base", 8), ("nanoeuler_chat.bin", "chat", 6)):
+        state = ne.read_checkpoint(name).state
+        assert (state.kind, state.step) == (kind, step)
+    assert run("t", *start, "--dtype", "f16", "--force") is not True   # one line, no traceback
+    assert run("t", *start, "--attention", "fast", "--force") is not True
+
+
 # ---- compiling and assembling
 # compute capability, and KB of shared memory a block may have
 ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 227)}
@@ -421,9 +458,17 @@ Assembled = namedtuple("Assembled", "registers static stack stores loads")
 
 
 @functools.cache
-def compiled(kernel, types_, cc):
+def library(kernel, kinds):
+    """A kernel before its architecture is chosen: cuda.compile_ptx spends 5/6 of its time so far."""
     o = {k: v for k, v in kernel.targetoptions.items() if k in ("fastmath", "launch_bounds")}
-    return cuda.compile_ptx(kernel.py_func, types.void(*types_), cc=cc, **o)[0]
+    return compiler._compile_pyfunc_with_fixup(kernel.py_func, types.void(*kinds), device=False,
+                                               abi="numba", cc=(8, 0), **o)[0]
+
+
+def compiled(kernel, kinds, cc):
+    """PTX"""
+    [ptx] = library(kernel, kinds).get_asm_strs(cc=cc)
+    return ptx
 
 
 def assembled(ptx, arch):
@@ -472,34 +517,38 @@ def complaints(x, arch):
     return [f"{x.name}: {text}" for text in out]
 
 
+@functools.cache
 def distinct(dtype):
     """One launch of each (kernel, types), that with the largest block and shared memory."""
     with dry_run() as device:
         everything(replace(BASE, n_layer=1), 1, 512, dtype)
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
-        everything(replace(ONE, head_dim=128), 1, 128, dtype)
+        if dtype == "f32":
+            everything(replace(ONE, head_dim=128), 1, 128, dtype)
+    layouts = dtype == "f32"                 # elsewhere one of them must do: it saves seconds
     out = {}
     for x in device.launches:
-        old = out.setdefault((x.kernel, x.types), x)
-        out[x.kernel, x.types] = max(old, x, key=lambda y: (math.prod(y.block), y.smem))
+        key = x.kernel, x.types if layouts else tuple(getattr(t, "dtype", t) for t in x.types)
+        out[key] = max(out.get(key, x), x, key=lambda y: (math.prod(y.block), y.smem))
     return list(out.values())
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_float32_kernels_assemble_and_fit(arch):
-    assert [text for x in distinct("f32") for text in complaints(x, arch)] == []
+@pytest.mark.parametrize("dtype, arch", [("f32", arch) for arch in ARCHS] + [("f64", "sm_89")])
+def test_kernels_assemble_and_fit(dtype, arch):
+    assert [text for x in distinct(dtype) for text in complaints(x, arch)] == []
 
 
-def test_float64_kernels_assemble_and_fit():
-    assert [text for x in distinct("f64") for text in complaints(x, "sm_89")] == []
-
-
-@pytest.mark.parametrize("D", [32, 64, 96, 128, 160, 256])
-def test_attention_of_any_head_fits_every_gpu(D, dry):
-    """The tiles are chosen for 99 KB, and 48 more threads' worth of registers are never needed."""
-    for itemsize in (4, 8)[:1 + (D <= 128)]:
-        k = nc.attention_kernels(D, itemsize)
-        assert k.smem_forward <= k.smem_backward <= 99 << 10 and k.N in (16, 32, 64)
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_attention_of_any_head_fits_every_gpu_or_is_refused(itemsize):
+    for D in range(2, 300, 2):
+        try:
+            k = nc.attention_kernels(D, itemsize)
+        except nc.UserError as e:
+            most = int(re.search(r"at most (\d+)", str(e))[1])
+            assert most < D
+            nc.attention_kernels(most, itemsize)         # what the message promises
+        else:
+            assert k.smem_forward <= k.smem_backward <= 99 << 10 and k.N in (16, 32, 64)
 
 
 # ---- tests that cannot fail prove nothing
@@ -555,8 +604,7 @@ def test_faulty_kernels_are_caught(kernel, smem, word):
         assert "float64" in complaints(x._replace(types=kinds), "sm_89")[0]
 
 
-def test_many_registers_in_a_large_block_are_caught(dry):
-    everything(ONE, 1, 64)
+def test_many_registers_in_a_large_block_are_caught():
     [x] = [x for x in distinct("f32") if x.name == "dq"][:1]
     assert complaints(x, "sm_89") == []
     assert "registers" in complaints(x._replace(block=(32, 32, 1)), "sm_89")[0]
@@ -643,7 +691,7 @@ def test_without_room_a_batch_that_fits_is_named(B):
         said = str(e.value)
         assert str(B) in said and "\n" not in said
         fits = int(re.search(r"--micro-batch (\d+)", said)[1])
-        assert 29 <= fits <= 32, said
+        assert 27 <= fits <= 32, said
         model.prepare(fits, 256)             # and the model is none the worse
 
 
@@ -714,14 +762,26 @@ def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
     names_the_remedy(result, "numba-cuda is not installed", "numba-cuda       not installed")
 
 
-def test_numpy_without_what_numba_cuda_needs(tmp_path):
-    """numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 does not have."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import numpy\nvars(numpy).pop('row_stack', None)\n", encoding="utf-8")
+TOO_NEW = {
+    "import fails": """
+import sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "numba.cuda":
+            raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+sys.meta_path.insert(0, Finder)""",
+    "NumPy 2.5": """
+import numpy                                 # of what it dropped, numba-cuda 0.30 uses this
+vars(numpy).pop("row_stack", None)"""}
+
+
+@pytest.mark.parametrize("verb", ["", "doctor", "g"])
+@pytest.mark.parametrize("how", TOO_NEW)
+def test_numpy_that_is_too_new(how, verb, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(TOO_NEW[how], encoding="utf-8")
     env = dict(HIDDEN, PYTHONPATH=str(tmp_path))
-    for verb in ([], ["doctor"], ["g"]):
-        result = gpu(*verb, cwd=tmp_path, env=env)
-        names_the_remedy(result, "AttributeError", "row_stack", "numpy>=2.1,<2.5")
+    result = gpu(*filter(None, [verb]), cwd=tmp_path, env=env)
+    names_the_remedy(result, "AttributeError", "row_stack", "numpy>=2.1,<2.5")
 
 
 def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):
