@@ -381,6 +381,62 @@ def address(kind):
 
 shared_address, global_address = address("shared"), address("global")
 
+cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
+cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
+cp_async_wait_all = ptx("cp.async.wait_group 0;")
+cp_async_wait_1 = ptx("cp.async.wait_group 1;")          # all groups but the latest are there
+store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
+
+def ldmatrix(transposed):
+    """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
+    addresses of lanes 8 i to 8 i + 7, into out[0:4] of every lane.     PTX ldmatrix.x4"""
+    @intrinsic
+    def load(typing, out, row):
+        def codegen(context, builder, sig, args):
+            data = context.make_array(sig.args[0])(context, builder, args[0]).data
+            four = asm(builder, ir.LiteralStructType([ir.IntType(32)] * 4),
+                       f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, "
+                       f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[1]])
+            for i in range(4):
+                builder.store(builder.extract_value(four, i), builder.gep(data, [ir.IntType(32)(i)]))
+            return context.get_dummy_value()
+        return types.void(out, u32), codegen
+    return load
+
+ldmatrix_rows, ldmatrix_columns = ldmatrix(""), ldmatrix(".trans")
+
+@intrinsic
+def mma(typing, acc, i, a, j, b, k):
+    """acc[i:i+4] += A B of a warp: A (16, 16) in a[j:j+4], B (16, 8) in b[k:k+2], bfloat16 pairs.
+
+    Lane l holds, of acc, columns 2 (l % 4), + 1 of row l / 4 and then of row l / 4 + 8; of A the
+    same of columns 0-7, then of 8-15; of B rows 2 (l % 4), + 1 of column l / 4, then 8 further."""
+    def codegen(context, builder, sig, args):
+        def at(n, offset):
+            data = context.make_array(sig.args[n])(context, builder, args[n]).data
+            return builder.gep(data, [builder.add(args[n + 1], args[n + 1].type(offset))])
+        sums = [at(0, n) for n in range(4)]
+        operands = [builder.load(p) for p in [at(2, n) for n in range(4)] + [at(4, n) for n in (0, 1)]
+                    + sums]
+        out = asm(builder, ir.LiteralStructType([ir.FloatType()] * 4),
+                  "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
+                  "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+                  "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands)
+        for n in range(4):
+            builder.store(builder.extract_value(out, n), sums[n])
+        return context.get_dummy_value()
+    return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
+
+@intrinsic
+def halves(typing, pair):
+    """The two bfloat16 of a uint32 as float32, low and high."""
+    def codegen(context, builder, sig, args):
+        low, high = builder.shl(args[0], args[0].type(16)), builder.and_(
+            args[0], args[0].type(0xFFFF0000))
+        return context.make_tuple(builder, sig.return_type, [
+            builder.bitcast(x, ir.FloatType()) for x in (low, high)])
+    return types.UniTuple(types.float32, 2)(u32), codegen
+
 @intrinsic
 def pack_bf16(typing, low, high):
     """Two float32 as two bfloat16 in a uint32."""
@@ -425,6 +481,17 @@ def warp_sum(x):
     x += cuda.shfl_xor_sync(ALL, x, 4)
     x += cuda.shfl_xor_sync(ALL, x, 2)
     return x + cuda.shfl_xor_sync(ALL, x, 1)
+
+@inlined
+def quad_sum(x):
+    """The sum over the four lanes that hold a row of `mma`."""
+    x += cuda.shfl_xor_sync(ALL, x, 2)
+    return x + cuda.shfl_xor_sync(ALL, x, 1)
+
+@inlined
+def quad_max(x):
+    x = max(x, cuda.shfl_xor_sync(ALL, x, 2))
+    return max(x, cuda.shfl_xor_sync(ALL, x, 1))
 
 @inlined
 def half_warp_sum(x):
@@ -1063,18 +1130,313 @@ def attention_delta_kernel(delta, do, o, D):
         if cuda.threadIdx.x == 0:
             delta[h, bt] = s
 
+# The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block has 4 warps; each keeps 16
+# rows (forward: 32) of the left operand in registers and walks over tiles of 64 rows of the right
+# ones, which arrive in two buffers by turns.  What a warp computes for its rows, S, P or dS, has in
+# its registers the layout of a left operand: it goes into the next product without shared memory.
+TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem_forward smem_backward")
+
+@functools.cache
+def tensor_attention(D):
+    SHIFT, MASK = (0, 7) if D >= 64 else (1, 3)          # rows of 128 bytes: 8 chunks turn by row
+    CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
+    LEFT, OUT, WIDE_LEFT, WIDE_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
+    f32, INF = types.float32, np.float32(math.inf)
+
+    @inlined
+    def at(row, chunk):
+        """Offset in a tile of the 16 bytes that hold columns 8 chunk to 8 chunk + 7 of a row."""
+        return row * u32(2 * D) + ((chunk ^ (row >> u32(SHIFT) & u32(MASK))) << u32(4))
+
+    @inlined
+    def fetch(tile, source, row, last, col, tiles):
+        """Orders rows row.. of `source`, columns col to col + D, into 64-row tiles; rows beyond the
+        last are copies of it."""
+        thread, width = u32(cuda.threadIdx.x), source.shape[1]
+        for i in range(tiles * CHUNKS // 2):
+            r, chunk = (thread + u32(128 * i)) // u32(CHUNKS), (thread + u32(128 * i)) % u32(CHUNKS)
+            offset = min(row + r, last) * width + col + chunk * 8
+            cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
+
+    @inlined
+    def left(a, i, tile, row):
+        """a[i..] = rows row to row + 15 of a tile, as a left operand."""
+        lane, part = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+        for k in range(STEPS):
+            ldmatrix_rows(part, tile + at(row + (lane & u32(15)), u32(2 * k) + (lane >> u32(4))))
+            for n in range(4):
+                a[i + 4 * k + n] = part[n]
+
+    @inlined
+    def by_rows(acc, a, tile, M):
+        """acc (16 M, 64) += A (16 M, D) tile^T"""
+        lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+        row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
+        for k in range(STEPS):
+            for n in range(4):
+                ldmatrix_rows(b, tile + at(row + u32(16 * n), chunk + u32(2 * k)))
+                for i in range(M):
+                    mma(acc, 32 * i + 8 * n, a, LEFT * i + 4 * k, b, 0)
+                    mma(acc, 32 * i + 8 * n + 4, a, LEFT * i + 4 * k, b, 2)
+
+    @inlined
+    def by_columns(acc, a, tile, M):
+        """acc (16 M, D) += A (16 M, 64) tile"""
+        lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+        for k in range(4):
+            for n in range(STEPS):
+                ldmatrix_columns(b, tile + at(u32(16 * k) + (lane & u32(15)),
+                                              u32(2 * n) + (lane >> u32(4))))
+                for i in range(M):
+                    mma(acc, OUT * i + 8 * n, a, 16 * i + 4 * k, b, 0)
+                    mma(acc, OUT * i + 8 * n + 4, a, 16 * i + 4 * k, b, 2)
+
+    @inlined
+    def as_left(a, s, M):
+        """a = s (16 M, 64) rounded to bfloat16, as a left operand."""
+        for i in range(16 * M):
+            a[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+
+    @inlined
+    def store(out, acc, i, row, col):
+        """Two neighbours: acc[i], acc[i + 1] to out[row, col..]."""
+        store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)),
+                   pack_bf16(acc[i], acc[i + 1]))
+
+    @inlined
+    def soften(s, which, acc, m, l, beyond, scale):
+        """One step of the running softmax for one of the 16-row tiles of s: S becomes exp(S - m).
+        beyond: the thread's first column minus its first row, positive above the diagonal."""
+        top, first = cuda.local.array(2, f32), 32 * which
+        if beyond > -64:                     # the diagonal may pass through this tile
+            for i in range(32):
+                if beyond + i // 4 * 8 + i % 2 > i // 2 % 2 * 8:
+                    s[first + i] = -INF
+        for i in range(2):
+            top[i] = m[2 * which + i]
+        for i in range(32):
+            top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
+        for i in range(2):
+            top[i] = quad_max(top[i])
+            shrink = exp((m[2 * which + i] - top[i]) * scale)
+            m[2 * which + i] = top[i]
+            l[2 * which + i] *= shrink
+            for j in range(CHUNKS):
+                acc[which * OUT + 4 * j + 2 * i] *= shrink
+                acc[which * OUT + 4 * j + 2 * i + 1] *= shrink
+        for i in range(32):
+            s[first + i] = exp((s[first + i] - top[i // 2 % 2]) * scale)
+            l[2 * which + i // 2 % 2] += s[first + i]
+
+    @cuda.jit(cache=True, launch_bounds=(128, 1))
+    def forward(o, lse, qkv, T, HD, scale):
+        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)"""
+        smem = shared_address(cuda.shared.array(0, types.uint16))
+        s, acc = cuda.local.array(64, f32), cuda.local.array(WIDE_OUT, f32)
+        q, p = cuda.local.array(WIDE_LEFT, u32), cuda.local.array(32, u32)
+        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r, r + 8, r + 16, r + 24
+        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        h, row0 = cuda.blockIdx.y, cuda.blockIdx.z * T
+        t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
+        G = (qkv.shape[1] - HD) // (2 * D)
+        k_col = HD + h * G // cuda.gridDim.y * D
+        v_col = k_col + G * D
+        tiles = smem + u32(2 * TILE_BYTES)               # behind Q: K and V, twice
+        fetch(smem, qkv, row0 + t0, last, h * D, 2)
+        fetch(tiles, qkv, row0, last, k_col, 1)
+        fetch(tiles + u32(TILE_BYTES), qkv, row0, last, v_col, 1)
+        cp_async_commit()
+        for i in range(4):
+            m[i], l[i] = -INF, f32(0)
+        for i in range(WIDE_OUT):
+            acc[i] = f32(0)
+        cp_async_wait_all()
+        cuda.syncthreads()                   # Q is there, from all threads
+        left(q, 0, smem, u32(warp * 32))
+        left(q, LEFT, smem, u32(warp * 32 + 16))
+        count = (min(t0 + 128, T) + 63) // 64
+        for n in range(count):
+            k0, tile = n * 64, tiles + u32(n % 2 * 2 * TILE_BYTES)
+            cp_async_wait_all()
+            cuda.syncthreads()               # this tile is there, and nobody reads the last one
+            if n + 1 < count:
+                following = tiles + u32((n + 1) % 2 * 2 * TILE_BYTES)
+                fetch(following, qkv, row0 + k0 + 64, last, k_col, 1)
+                fetch(following + u32(TILE_BYTES), qkv, row0 + k0 + 64, last, v_col, 1)
+                cp_async_commit()
+            for i in range(64):
+                s[i] = f32(0)
+            by_rows(s, q, tile, 2)
+            beyond = k0 + lane % 4 * 2 - (t0 + warp * 32 + lane // 4)
+            soften(s, 0, acc, m, l, beyond, scale)
+            soften(s, 1, acc, m, l, beyond - 16, scale)
+            as_left(p, s, 2)
+            by_columns(acc, p, tile + u32(TILE_BYTES), 2)
+        for i in range(4):
+            t, total = t0 + warp * 32 + i * 8 + lane // 4, quad_sum(l[i])
+            if t < T:
+                for j in range(CHUNKS):
+                    n = i // 2 * OUT + j * 4 + i % 2 * 2
+                    acc[n] /= total
+                    acc[n + 1] /= total
+                    store(o, acc, n, row0 + t, h * D + j * 8 + lane % 4 * 2)
+                if lane % 4 == 0:
+                    lse[h, row0 + t] = m[i] * scale + math.log(total)
+
+    @cuda.jit(cache=True, launch_bounds=(128, 1))
+    def dq(dqkv, delta, do, o, lse, qkv, T, HD, scale):
+        """dQ = dS K, and delta = <dO, O> for dkv.  64 query rows a block.   grid (T / 64, H, B)"""
+        smem = shared_address(cuda.shared.array(0, types.uint16))
+        s, dp, acc = cuda.local.array(32, f32), cuda.local.array(32, f32), cuda.local.array(OUT, f32)
+        q, g, p = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32), cuda.local.array(16, u32)
+        mean, log = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        h, row0 = cuda.blockIdx.y, cuda.blockIdx.z * T
+        t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
+        G = (qkv.shape[1] - HD) // (2 * D)
+        k_col = HD + h * G // cuda.gridDim.y * D
+        v_col = k_col + G * D
+        fetch(smem, qkv, row0 + t0, last, h * D, 1)
+        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D, 1)
+        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D, 1)
+        cp_async_commit()
+        cp_async_wait_all()
+        cuda.syncthreads()                   # Q, dO and O are there
+        left(q, 0, smem + u32(2 * TILE_BYTES), u32(warp * 16))       # O, for a moment
+        left(g, 0, smem + u32(TILE_BYTES), u32(warp * 16))
+        for i in range(2):
+            mean[i] = f32(0)
+        for i in range(LEFT):
+            (a, b), (c, d) = halves(q[i]), halves(g[i])
+            mean[i % 2] += a * c + b * d
+        r = t0 + warp * 16 + lane // 4
+        for i in range(2):
+            mean[i], t = quad_sum(mean[i]), row0 + min(r + 8 * i, T - 1)
+            log[i] = lse[h, t]
+            if lane % 4 == 0 and r + 8 * i < T:
+                delta[h, t] = mean[i]
+        left(q, 0, smem, u32(warp * 16))
+        for i in range(OUT):
+            acc[i] = f32(0)
+        cuda.syncthreads()                   # all fragments are read: K and V may come
+        fetch(smem, qkv, row0, last, k_col, 1)
+        fetch(smem + u32(TILE_BYTES), qkv, row0, last, v_col, 1)
+        cp_async_commit()
+        count = (min(t0 + 64, T) + 63) // 64
+        for n in range(count):
+            k0, tile = n * 64, smem + u32(n % 2 * 2 * TILE_BYTES)
+            cp_async_wait_all()
+            cuda.syncthreads()               # this tile is there, and nobody reads the last one
+            if n + 1 < count:
+                following = smem + u32((n + 1) % 2 * 2 * TILE_BYTES)
+                fetch(following, qkv, row0 + k0 + 64, last, k_col, 1)
+                fetch(following + u32(TILE_BYTES), qkv, row0 + k0 + 64, last, v_col, 1)
+                cp_async_commit()
+            for i in range(32):
+                s[i], dp[i] = f32(0), f32(0)
+            by_rows(s, q, tile, 1)
+            by_rows(dp, g, tile + u32(TILE_BYTES), 1)
+            c = k0 + lane % 4 * 2
+            for i in range(32):
+                x = exp(s[i] * scale - log[i // 2 % 2])
+                if c + i // 4 * 8 + i % 2 > r + i // 2 % 2 * 8:
+                    x = f32(0)
+                s[i] = x * (dp[i] - mean[i // 2 % 2]) * scale
+            as_left(p, s, 1)
+            by_columns(acc, p, tile, 1)
+        for i in range(2):
+            if r + 8 * i < T:
+                for j in range(CHUNKS):
+                    store(dqkv, acc, 4 * j + 2 * i, row0 + r + 8 * i, h * D + j * 8 + lane % 4 * 2)
+
+    @cuda.jit(cache=True, launch_bounds=(128, 1))
+    def dkv(dqkv, delta, do, o, lse, qkv, T, HD, scale):
+        """dK = sum_h dS^T Q,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its registers: a
+        row is a key, a column a query.     grid (T / 64, G, B)"""
+        smem = shared_address(cuda.shared.array(0, types.uint16))
+        s, dp = cuda.local.array(32, f32), cuda.local.array(32, f32)
+        dk, dv, p = cuda.local.array(OUT, f32), cuda.local.array(OUT, f32), cuda.local.array(16, u32)
+        k, v = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32)
+        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
+        last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
+        k_col, v_col = HD + g * D, HD + (G + g) * D
+        fetch(smem, qkv, row0 + k0, last, k_col, 1)
+        fetch(smem + u32(TILE_BYTES), qkv, row0 + k0, last, v_col, 1)
+        cp_async_commit()
+        cp_async_wait_all()
+        cuda.syncthreads()                   # K and V are there
+        left(k, 0, smem, u32(warp * 16))
+        left(v, 0, smem + u32(TILE_BYTES), u32(warp * 16))
+        for i in range(OUT):
+            dk[i], dv[i] = f32(0), f32(0)
+        cuda.syncthreads()                   # all fragments are read: Q and dO may come
+        fetch(smem, qkv, row0 + k0, last, g * group * D, 1)
+        fetch(smem + u32(TILE_BYTES), do, row0 + k0, last, g * group * D, 1)
+        cp_async_commit()
+        blocks = (T - k0 + 63) // 64
+        for n in range(group * blocks):
+            h, t0, tile = g * group + n // blocks, k0 + n % blocks * 64, smem + u32(
+                n % 2 * 2 * TILE_BYTES)
+            cp_async_wait_all()
+            cuda.syncthreads()               # this tile is there, and nobody reads the last one
+            if n + 1 < group * blocks:
+                following, h2 = smem + u32((n + 1) % 2 * 2 * TILE_BYTES), g * group + (n + 1) // blocks
+                t2 = row0 + k0 + (n + 1) % blocks * 64
+                fetch(following, qkv, t2, last, h2 * D, 1)
+                fetch(following + u32(TILE_BYTES), do, t2, last, h2 * D, 1)
+                cp_async_commit()
+            for i in range(32):
+                s[i], dp[i] = f32(0), f32(0)
+            by_rows(s, k, tile, 1)
+            by_rows(dp, v, tile + u32(TILE_BYTES), 1)
+            key, query = k0 + warp * 16 + lane // 4, t0 + lane % 4 * 2
+            for i in range(32):
+                t = query + i // 4 * 8 + i % 2
+                x = exp(s[i] * scale - lse[h, row0 + min(t, T - 1)])
+                if t < key + i // 2 % 2 * 8 or t >= T:
+                    x = f32(0)
+                s[i] = x
+                dp[i] = x * (dp[i] - delta[h, row0 + min(t, T - 1)]) * scale
+            as_left(p, s, 1)
+            by_columns(dv, p, tile + u32(TILE_BYTES), 1)
+            as_left(p, dp, 1)
+            by_columns(dk, p, tile, 1)
+        for i in range(2):
+            t = k0 + warp * 16 + lane // 4 + 8 * i
+            if t < T:
+                for j in range(CHUNKS):
+                    store(dqkv, dk, 4 * j + 2 * i, row0 + t, k_col + j * 8 + lane % 4 * 2)
+                    store(dqkv, dv, 4 * j + 2 * i, row0 + t, v_col + j * 8 + lane % 4 * 2)
+
+    return TensorAttention(forward, dq, dkv, 6 * TILE_BYTES, 4 * TILE_BYTES)
+
+def on_tensor_cores(qkv, D):
+    return qkv.dtype == np.uint16 and capability() >= (8, 0) and D in (32, 64, 128)
+
 def attention_forward(o, lse, qkv, T, D):
-    k, (BT, HD) = attention_kernels(D, computing(qkv.dtype).itemsize), o.shape
-    launch(k.forward, (-(-T // k.N), HD // D, BT // T), (16, 8), o, lse, qkv, T, HD,
-           number(qkv, 1 / math.sqrt(D)), smem=k.smem_forward)
+    (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
+    H, B = HD // D, BT // T
+    if on_tensor_cores(qkv, D):
+        k = tensor_attention(D)
+        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse, qkv, T, HD, scale,
+                      smem=k.smem_forward)
+    k = attention_kernels(D, computing(qkv.dtype).itemsize)
+    launch(k.forward, (-(-T // k.N), H, B), (16, 8), o, lse, qkv, T, HD, scale, smem=k.smem_forward)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, T, D):
-    k, (BT, HD), scale = (attention_kernels(D, computing(qkv.dtype).itemsize), o.shape,
-                          number(qkv, 1 / math.sqrt(D)))
-    H, G, blocks = HD // D, (qkv.shape[1] - HD) // (2 * D), -(-T // k.N)
+    (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
+    H, G, B = HD // D, (qkv.shape[1] - HD) // (2 * D), BT // T
+    if on_tensor_cores(qkv, D):
+        k = tensor_attention(D)
+        for function, heads in ((k.dq, H), (k.dkv, G)):
+            launch(function, (-(-T // 64), heads, B), 128, dqkv, delta, do, o, lse, qkv, T, HD,
+                   scale, smem=k.smem_backward)
+        return
+    k = attention_kernels(D, computing(qkv.dtype).itemsize)
     launch(attention_delta_kernel, (-(-BT // ROWS), H), (WARP, ROWS), delta, do, o, D)
     for function, heads in ((k.dq, H), (k.dkv, G)):
-        launch(function, (blocks, heads, BT // T), (16, 8), dqkv, do, lse, delta, qkv, T, HD, scale,
+        launch(function, (-(-T // k.N), heads, B), (16, 8), dqkv, do, lse, delta, qkv, T, HD, scale,
                smem=k.smem_backward)
 
 # The naive way, T x T matrices in memory, as the reference and for `--attention naive`.

@@ -459,7 +459,7 @@ Assembled = namedtuple("Assembled", "registers static stack stores loads")
 
 @functools.cache
 def library(kernel, kinds):
-    """A kernel before its architecture is chosen: cuda.compile_ptx spends 5/6 of its time so far."""
+    """A kernel before its architecture is chosen; 5/6 of cuda.compile_ptx are over by then."""
     o = {k: v for k, v in kernel.targetoptions.items() if k in ("fastmath", "launch_bounds")}
     return compiler._compile_pyfunc_with_fixup(kernel.py_func, types.void(*kinds), device=False,
                                                abi="numba", cc=(8, 0), **o)[0]
@@ -599,7 +599,7 @@ def test_faulty_kernels_are_caught(kernel, smem, word):
     x = Launch(kernel, kinds, (1, 1, 1), (256, 1, 1), smem, (), ())
     said = complaints(x, "sm_89")
     assert (len(said) == 1 and word in said[0]) if word else said == [], said
-    if word == "f64":                        # the same with float64 on purpose, but without a reason
+    if word == "f64":                        # float64 on purpose, but no reason is given
         kinds = (types.float64[::1], types.float32[::1])
         assert "float64" in complaints(x._replace(types=kinds), "sm_89")[0]
 
