@@ -322,6 +322,51 @@ def stored(typing, array, x):
         return builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [args[1]])
     return types.uint16(array, types.float32), codegen
 
+@functools.cache
+def vector(W):
+    """Device functions load(out, x, i) and store(x, i, v): W neighbours of the array x, from element
+    i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as it takes.
+    out and v are local arrays of type ctype(x)."""
+    def pointer(context, builder, array, value, i):
+        data = context.make_array(array)(context, builder, value).data
+        item = context.get_value_type(array.dtype)
+        return builder.bitcast(builder.gep(data, [i]), ir.VectorType(item, W).as_pointer())
+
+    @intrinsic
+    def load(typing, out, x, i):
+        def codegen(context, builder, sig, args):
+            at = pointer(context, builder, sig.args[1], args[1], args[2])
+            bits, lane = builder.load(at, align=min(16, W * sig.args[1].dtype.bitwidth // 8)), ir.IntType(32)
+            data = context.make_array(sig.args[0])(context, builder, args[0]).data
+            for j in range(W):
+                x = builder.extract_element(bits, lane(j))
+                if sig.args[1].dtype == types.uint16:
+                    x = builder.bitcast(builder.shl(builder.zext(x, lane), lane(16)), ir.FloatType())
+                builder.store(x, builder.gep(data, [lane(j)]))
+            return context.get_dummy_value()
+        return types.void(out, x, types.intp), codegen
+
+    @intrinsic
+    def store(typing, x, i, v):
+        def codegen(context, builder, sig, args):
+            lane, at = ir.IntType(32), pointer(context, builder, sig.args[0], args[0], args[1])
+            data = context.make_array(sig.args[2])(context, builder, args[2]).data
+            bits = ir.Constant(at.type.pointee, ir.Undefined)
+            for j in range(W):
+                x = builder.load(builder.gep(data, [lane(j)]))
+                if sig.args[0].dtype == types.uint16:
+                    fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
+                    x = builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [x])
+                bits = builder.insert_element(bits, x, lane(j))
+            builder.store(bits, at, align=min(16, W * sig.args[0].dtype.bitwidth // 8))
+            return context.get_dummy_value()
+        return types.void(x, types.intp, v), codegen
+    return load, store
+
+def width(*sizes):
+    """8 elements at a time where all rows have whole eights, else one."""
+    return 8 if all(n % 8 == 0 for n in sizes) else 1
+
 u32, u64 = types.uint32, types.uint64
 
 def asm(builder, result, text, constraints, values):
@@ -805,7 +850,7 @@ def matmul_dw(dw, dy, x, parts):
     tiles = -(-N // BM) * -(-K // BN)
     splits = max(1, min(2 * multiprocessors() // tiles, parts.size // dw.size, -(-M // BK)))
     wgmma_matmul(view(parts, 0, (splits, N, K)), dy, x, True, True, N, K, M, splits=splits)
-    launch(add_parts_kernel, -(-dw.size // 256), 256, view(dw, 0, (dw.size,)),
+    launch(add_slices_kernel(8), -(-dw.size // 2048), 256, view(dw, 0, (dw.size,)),
            view(parts, 0, (splits, dw.size)))
 
 
@@ -821,128 +866,192 @@ def embedding_forward_kernel(x, tokens, wte):
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
 
-@kernel
-def embedding_backward_kernel(dwte, dx, tokens):
-    """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], in the order of bt
+@functools.cache
+def embedding_backward_kernel(W):
+    load, _ = vector(W)
 
-    One block of 128 threads per v and 1,024 columns, 8 a thread.  Each of its warps looks through
-    all tokens, 32 at a time; a ballot says where v stands."""
-    v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
-    lane, c0 = cuda.threadIdx.x % 32, cuda.blockIdx.y * 1024 + cuda.threadIdx.x
-    acc, zero, found = cuda.local.array(8, ctype(dx)), ctype(dx).type(0), False
-    for j in range(8):
-        acc[j] = zero
-    for i in range(0, BT, 32):
-        hit = i + lane < BT and tokens[min(i + lane, BT - 1)] == v
-        hits = cuda.ballot_sync(ALL, hit) & ALL          # signed: without the mask bit 31 spreads
-        while hits:
-            bt, found = i + cuda.ffs(hits) - 1, True
-            hits &= hits - 1
+    @kernel
+    def backward(dwte, dx, tokens):
+        """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
+
+        One block of 128 threads per v and 1,024 columns, 8 a thread.  Each of its warps looks
+        through all tokens, W a lane; ballots say where v stands."""
+        v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
+        lane, c0 = cuda.threadIdx.x % 32, cuda.blockIdx.y * 1024 + cuda.threadIdx.x
+        acc, zero, found = cuda.local.array(8, ctype(dx)), ctype(dx).type(0), False
+        ids = cuda.local.array(W, types.int32)
+        for j in range(8):
+            acc[j] = zero
+        for i in range(0, BT, 32 * W):
+            load(ids, tokens, min(i + lane * W, BT - W))
+            for n in range(W):
+                hits = cuda.ballot_sync(ALL, i + lane * W < BT and ids[n] == v) & ALL    # unsigned
+                while hits:
+                    bt, found = i + (cuda.ffs(hits) - 1) * W + n, True
+                    hits &= hits - 1
+                    for j in range(8):
+                        if c0 + 128 * j < C:
+                            acc[j] += value(dx[bt, c0 + 128 * j])
+        if found:
             for j in range(8):
                 if c0 + 128 * j < C:
-                    acc[j] += value(dx[bt, c0 + 128 * j])
-    if found:
-        for j in range(8):
-            if c0 + 128 * j < C:
-                dwte[v, c0 + 128 * j] += acc[j]
+                    dwte[v, c0 + 128 * j] += acc[j]
+    return backward
 
 def embedding_backward(dwte, dx, tokens):
     (V, C) = dwte.shape
-    launch(embedding_backward_kernel, (V, -(-C // 1024)), 128, dwte, dx, tokens)
+    backward = embedding_backward_kernel(4 if tokens.size % 4 == 0 else 1)
+    launch(backward, (V, -(-C // 1024)), 128, dwte, dx, tokens)
 
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
-PARTS = 64                                   # partial sums of a gain's gradient
+PARTS = 264                                  # blocks, and partial sums, of a gain's gradient
 
-@kernel
-def rmsnorm_forward_kernel(y, rstd, x, w, eps):
-    """One warp per row, lanes stride the columns.     grid BT / ROWS, block (32, ROWS)
-    y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
-    BT, C = x.shape
-    lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    if bt < BT:                              # true for a whole warp or for none: shuffles are legal
-        ss = ctype(x).type(0)
-        for c in range(lane, C, WARP):       # lane l reads l, l + 32, ...: coalesced
-            ss += value(x[bt, c]) * value(x[bt, c])
-        one = ctype(x).type(1)
-        r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
+@functools.cache
+def rmsnorm_kernels(W):
+    load, store = vector(W)
+
+    @kernel
+    def forward(y, rstd, x, w, eps):
+        """One warp per row, lanes stride the columns, W at a time.  grid BT / ROWS, block (32, ROWS)
+        y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
+        (BT, C), v, gain = x.shape, cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
+        lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+        if bt < BT:                          # for a whole warp or for none: shuffles are legal
+            ss, one = ctype(x).type(0), ctype(x).type(1)
+            for c in range(lane * W, C, WARP * W):       # neighbours read neighbours: coalesced
+                load(v, x, bt * C + c)
+                for i in range(W):
+                    ss += v[i] * v[i]
+            r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
+            for c in range(lane * W, C, WARP * W):
+                load(v, x, bt * C + c)
+                load(gain, w, c)
+                for i in range(W):
+                    v[i] *= gain[i] * r
+                store(y, bt * C + c, v)
+            if lane == 0:
+                rstd[bt] = r
+
+    @kernel
+    def backward(dx, partial, dy, x, w, rstd):
+        """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)), in place: dx holds the gradient
+        that passes the block by.   partial[i, c] = sum of dy * u over the rows of block i
+
+        One warp per row, striding.  grid PARTS, block (32, warps), shared memory (warps, C): each
+        warp has sums of its own."""
+        (BT, C), sums, warps = x.shape, cuda.shared.array(0, ctype(x)), cuda.blockDim.y
+        v, d = cuda.local.array(W, ctype(x)), cuda.local.array(W, ctype(x))
+        old, gain = cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
+        lane, mine = cuda.threadIdx.x, cuda.threadIdx.y * C
         for c in range(lane, C, WARP):
-            y[bt, c] = stored(y, w[c] * value(x[bt, c]) * r)
-        if lane == 0:
-            rstd[bt] = r
-
-def rmsnorm_forward(y, rstd, x, w, eps):
-    launch(rmsnorm_forward_kernel, -(-x.shape[0] // ROWS), (WARP, ROWS), y, rstd, x, w,
-           number(x, eps))
-
-@kernel
-def rmsnorm_backward_kernel(dx, dy, x, w, rstd):
-    """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)), in place: dx holds the gradient that
-    passes the block by.     one warp per row, as forward"""
-    BT, C = x.shape
-    lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    if bt < BT:
-        r, m = rstd[bt], ctype(x).type(0)
-        for c in range(lane, C, WARP):
-            m += w[c] * value(dy[bt, c]) * value(x[bt, c])
-        m = warp_sum(m) * r * r / ctype(x).type(C)
-        for c in range(lane, C, WARP):
-            d = r * (w[c] * value(dy[bt, c]) - value(x[bt, c]) * m)
-            dx[bt, c] = stored(dx, value(dx[bt, c]) + d)
-
-@kernel
-def rmsnorm_gain_kernel(partial, dy, x, rstd):
-    """partial[i, c] = sum of dy * x * rstd over the i-th part of the rows
-
-    block (32, 8): 32 columns, every eighth row each     grid (C / 32, PARTS)"""
-    sums, (BT, C) = cuda.shared.array((8, 32), ctype(x)), x.shape
-    i, y, c = cuda.blockIdx.y, cuda.threadIdx.y, cuda.blockIdx.x * 32 + cuda.threadIdx.x
-    s = ctype(x).type(0)
-    if c < C:
-        for bt in range(i * BT // PARTS + y, (i + 1) * BT // PARTS, 8):
-            s += value(dy[bt, c]) * value(x[bt, c]) * rstd[bt]
-    sums[y, cuda.threadIdx.x] = s
-    cuda.syncthreads()                       # all eight sums of a column are there
-    if y == 0 and c < C:
-        for j in range(1, 8):
-            s += sums[j, cuda.threadIdx.x]
-        partial[i, c] = s
+            sums[mine + c] = 0
+        cuda.syncwarp()
+        first, last = cuda.blockIdx.x * BT // PARTS, (cuda.blockIdx.x + 1) * BT // PARTS
+        for bt in range(first + cuda.threadIdx.y, last, warps):
+            r, m = rstd[bt], ctype(x).type(0)
+            for c in range(lane * W, C, WARP * W):
+                load(v, x, bt * C + c)
+                load(d, dy, bt * C + c)
+                load(gain, w, c)
+                for i in range(W):
+                    m += gain[i] * d[i] * v[i]
+            m = warp_sum(m) * r * r / ctype(x).type(C)
+            for c in range(lane * W, C, WARP * W):
+                load(v, x, bt * C + c)
+                load(d, dy, bt * C + c)
+                load(gain, w, c)
+                load(old, dx, bt * C + c)
+                for i in range(W):
+                    sums[mine + c + i] += d[i] * v[i] * r
+                    old[i] += r * (gain[i] * d[i] - v[i] * m)
+                store(dx, bt * C + c, old)
+        cuda.syncthreads()                   # the sums of all warps are there
+        for c in range(cuda.threadIdx.y * WARP + lane, C, warps * WARP):
+            s = sums[c]
+            for i in range(1, warps):
+                s += sums[i * C + c]
+            partial[cuda.blockIdx.x, c] = s
+    return forward, backward
 
 @kernel
 def add_parts_kernel(dw, partial):
-    """dw[c] += sum_i partial[i, c], in the order of i     one thread per c"""
-    c = cuda.grid(1)
+    """dw[c] += sum_i partial[i, c], in one order     block (32, 8): 32 columns, every eighth part"""
+    sums, c, y = cuda.shared.array((8, 32), dw.dtype), cuda.blockIdx.x * 32 + cuda.threadIdx.x, (
+        cuda.threadIdx.y)
+    s = dw.dtype.type(0)
     if c < dw.size:
-        s = dw[c]
-        for i in range(partial.shape[0]):
+        for i in range(y, partial.shape[0], 8):
             s += partial[i, c]
-        dw[c] = s
+    sums[y, cuda.threadIdx.x] = s
+    cuda.syncthreads()                       # all eight sums of a column are there
+    if y == 0 and c < dw.size:
+        for i in range(1, 8):
+            s += sums[i, cuda.threadIdx.x]
+        dw[c] += s
+
+@functools.cache
+def add_slices_kernel(W):
+    load, store = vector(W)
+
+    @kernel
+    def add(dw, parts):
+        """dw[i] += sum_s parts[s, i], in the order of s     W entries a thread"""
+        v, d = cuda.local.array(W, dw.dtype), cuda.local.array(W, dw.dtype)
+        i = cuda.grid(1) * W
+        if i < dw.size:
+            load(d, dw, i)
+            for s in range(parts.shape[0]):
+                load(v, parts, s * dw.size + i)
+                for j in range(W):
+                    d[j] += v[j]
+            store(dw, i, d)
+    return add
+
+def rmsnorm_forward(y, rstd, x, w, eps):
+    forward, _ = rmsnorm_kernels(width(x.shape[1]))
+    launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, rstd, x, w, number(x, eps))
 
 def rmsnorm_backward(dx, dw, partial, dy, x, w, rstd):
     """dx += ..., dw += sum_bt dy * u     partial (PARTS, C) is scratch"""
-    BT, C = x.shape
-    launch(rmsnorm_backward_kernel, -(-BT // ROWS), (WARP, ROWS), dx, dy, x, w, rstd)
-    launch(rmsnorm_gain_kernel, (-(-C // 32), PARTS), (32, 8), partial, dy, x, rstd)
-    launch(add_parts_kernel, -(-C // 128), 128, dw, partial)
+    C, size = x.shape[1], partial.dtype.itemsize
+    warps = max(1, min(8, (48 << 10) // (C * size)))
+    _, backward = rmsnorm_kernels(width(C))
+    launch(backward, PARTS, (WARP, warps), dx, partial, dy, x, w, rstd, smem=warps * C * size)
+    launch(add_parts_kernel, -(-C // 32), (32, 8), dw, partial)
 
 
 # ==== 4.4 RoPE ====
-@kernel
-def rope_kernel(qkv, cos, sin, T, heads, sign):
-    """Turns pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T, i], in
-    place     one block a row, a thread per pair     math: nanoeuler.rope"""
-    bt, half = cuda.blockIdx.x, cos.shape[1]
-    t, row = bt % T, qkv[bt]
-    for j in range(cuda.threadIdx.x, heads * half, cuda.blockDim.x):
-        h, i = j // half, j % half
-        u, v = value(row[2 * h * half + i]), value(row[(2 * h + 1) * half + i])
-        c, s = cos[t, i], sign * sin[t, i]
-        row[2 * h * half + i] = stored(row, u * c - v * s)
-        row[(2 * h + 1) * half + i] = stored(row, v * c + u * s)
+@functools.cache
+def rope_kernel(W):
+    load, store = vector(W)
+
+    @kernel
+    def turn(qkv, cos, sin, T, heads, sign):
+        """Turns pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T, i],
+        in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
+        u, v = cuda.local.array(W, ctype(qkv)), cuda.local.array(W, ctype(qkv))
+        c, s = cuda.local.array(W, cos.dtype), cuda.local.array(W, cos.dtype)
+        bt, half = cuda.blockIdx.x, cos.shape[1]
+        for j in range(cuda.threadIdx.x * W, heads * half, cuda.blockDim.x * W):
+            low, angle = bt * qkv.shape[1] + j // half * 2 * half + j % half, bt % T * half + j % half
+            load(u, qkv, low)
+            load(v, qkv, low + half)
+            load(c, cos, angle)
+            load(s, sin, angle)
+            for i in range(W):
+                x = u[i]
+                u[i] = x * c[i] - sign * v[i] * s[i]
+                v[i] = v[i] * c[i] + sign * x * s[i]
+            store(qkv, low, u)
+            store(qkv, low + half, v)
+    return turn
 
 def rope(qkv, cos, sin, T, heads, sign):
-    launch(rope_kernel, qkv.shape[0], 128, qkv, cos, sin, T, heads, number(qkv, sign))
+    W = width(cos.shape[1], qkv.shape[1])
+    threads = min(256, -(-heads * cos.shape[1] // (32 * W)) * 32)
+    launch(rope_kernel(W), qkv.shape[0], threads, qkv, cos, sin, T, heads, number(qkv, sign))
 
 
 # ==== 4.5 Attention ====
@@ -1507,66 +1616,97 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
 
 
 # ==== 4.6 SwiGLU ====
-@kernel
-def swiglu_forward_kernel(y, gate_up):
-    """y = silu(gate) * up     one thread per element     math: nanoeuler.swiglu_forward
-    grid (BT, F / 256), block 256"""
-    bt, f, F = cuda.blockIdx.x, cuda.blockIdx.y * 256 + cuda.threadIdx.x, y.shape[1]
-    one = ctype(y).type(1)
-    if f < F:
-        z = value(gate_up[bt, f])
-        y[bt, f] = stored(y, z / (one + exp(-z)) * value(gate_up[bt, F + f]))
+@functools.cache
+def swiglu_kernels(W):
+    load, store = vector(W)
 
-@kernel
-def swiglu_backward_kernel(gate_up, dy):
-    """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
-    bt, f, F = cuda.blockIdx.x, cuda.blockIdx.y * 256 + cuda.threadIdx.x, dy.shape[1]
-    one = ctype(dy).type(1)
-    if f < F:
-        z, u, d = value(gate_up[bt, f]), value(gate_up[bt, F + f]), value(dy[bt, f])
-        s = one / (one + exp(-z))
-        gate_up[bt, f] = stored(gate_up, d * u * s * (one + z * (one - s)))
-        gate_up[bt, F + f] = stored(gate_up, d * z * s)
+    @kernel
+    def forward(y, gate_up):
+        """y = silu(gate) * up     one block a row, a thread W elements
+        math: nanoeuler.swiglu_forward"""
+        z, up = cuda.local.array(W, ctype(y)), cuda.local.array(W, ctype(y))
+        bt, F, one = cuda.blockIdx.x, y.shape[1], ctype(y).type(1)
+        for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
+            load(z, gate_up, bt * 2 * F + f)
+            load(up, gate_up, bt * 2 * F + F + f)
+            for i in range(W):
+                z[i] = z[i] / (one + exp(-z[i])) * up[i]
+            store(y, bt * F + f, z)
+
+    @kernel
+    def backward(gate_up, dy):
+        """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
+        z, up = cuda.local.array(W, ctype(dy)), cuda.local.array(W, ctype(dy))
+        d, bt, F, one = cuda.local.array(W, ctype(dy)), cuda.blockIdx.x, dy.shape[1], ctype(dy).type(1)
+        for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
+            load(z, gate_up, bt * 2 * F + f)
+            load(up, gate_up, bt * 2 * F + F + f)
+            load(d, dy, bt * F + f)
+            for i in range(W):
+                s = one / (one + exp(-z[i]))
+                g = d[i] * up[i] * s * (one + z[i] * (one - s))
+                up[i] = d[i] * z[i] * s
+                z[i] = g
+            store(gate_up, bt * 2 * F + f, z)
+            store(gate_up, bt * 2 * F + F + f, up)
+    return forward, backward
 
 def swiglu_forward(y, gate_up):
-    launch(swiglu_forward_kernel, (y.shape[0], -(-y.shape[1] // 256)), 256, y, gate_up)
+    forward, _ = swiglu_kernels(width(y.shape[1]))
+    launch(forward, y.shape[0], 256, y, gate_up)
 
 def swiglu_backward(gate_up, dy):
-    launch(swiglu_backward_kernel, (dy.shape[0], -(-dy.shape[1] // 256)), 256, gate_up, dy)
+    _, backward = swiglu_kernels(width(dy.shape[1]))
+    launch(backward, dy.shape[0], 256, gate_up, dy)
 
 
 # ==== 4.7 Cross-entropy ====
-@kernel
-def cross_entropy_kernel(nll, logits, targets, weight, row0, V):
-    """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[k] * (softmax(z) - onehot(y))
-    where z = logits[r, k V : (k + 1) V] are one head's logits of one row, y = targets[k, row0 + r];
-    a row without target (-1) becomes 0.     one block of 256 threads per head and row
-    nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (P,) float64     grid (P, R)"""
-    k, r = cuda.blockIdx.x, cuda.blockIdx.y
-    z, y, t = logits[r, k * V:(k + 1) * V], targets[k, row0 + r], cuda.threadIdx.x
-    if y < 0:
-        for v in range(t, V, 256):
-            z[v] = 0
-        if t == 0:
-            nll[k, row0 + r] = 0
-        return
-    tops, sums = cuda.shared.array(8, ctype(logits)), cuda.shared.array(8, ctype(logits))
-    m, l = -ctype(logits).type(math.inf), ctype(logits).type(0)
-    for v in range(t, V, 256):
-        m = max(m, value(z[v]))
-    m = block_max(m, tops)
-    zy = value(z[y])
-    for v in range(t, V, 256):
-        l += exp(value(z[v]) - m)
-    l = block_sum(l, sums)                   # its barrier: everybody has read z[y]
-    scale = ctype(logits).type(weight[k]) / l
-    for v in range(t, V, 256):
-        g = exp(value(z[v]) - m) * scale
-        if v == y:
-            g -= ctype(logits).type(weight[k])
-        z[v] = stored(z, g)
-    if t == 0:
-        nll[k, row0 + r] = m - zy + math.log(l)
+@functools.cache
+def cross_entropy_kernel(W):
+    load, store = vector(W)
+
+    @kernel
+    def fused(nll, logits, targets, weight, row0, V):
+        """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[k] * (softmax(z) - onehot(y))
+        where z = logits[r, k V : (k + 1) V] are one head's logits of one row, y = targets[k, row0 +
+        r]; a row without target (-1) becomes 0.     one block of 256 threads per head and row
+        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (P,) float64     grid (R, P)"""
+        r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
+        start, y = r * logits.shape[1] + k * V, targets[k, row0 + r]
+        z, zero, one = cuda.local.array(W, ctype(logits)), ctype(logits).type(0), ctype(logits).type(1)
+        if y < 0:
+            for i in range(W):
+                z[i] = zero
+            for v in range(x, V, 256 * W):
+                store(logits, start + v, z)
+            if x == 0:
+                nll[k, row0 + r] = zero
+            return
+        tops, sums = cuda.shared.array(8, ctype(logits)), cuda.shared.array(8, ctype(logits))
+        m, l = -ctype(logits).type(math.inf), zero
+        for v in range(x, V, 256 * W):       # a running maximum and sum, as in attention
+            load(z, logits, start + v)
+            top = m
+            for i in range(W):
+                top = max(top, z[i])
+            l *= exp(m - top)
+            m = top
+            for i in range(W):
+                l += exp(z[i] - m)
+        top = block_max(m, tops)
+        l = block_sum(l * exp(m - top) if x < V else zero, sums)
+        zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[k])
+        cuda.syncthreads()                   # everybody has read z[y], which is overwritten below
+        for v in range(x, V, 256 * W):
+            load(z, logits, start + v)
+            for i in range(W):
+                z[i] = exp(z[i] - top) * (g / l)
+                if v + i == y:
+                    z[i] -= g
+            store(logits, start + v, z)
+        if x == 0:
+            nll[k, row0 + r] = top - zy + math.log(l)
+    return fused
 
 @kernel
 def sum_loss_kernel(results, nll):
@@ -1580,8 +1720,8 @@ def sum_loss_kernel(results, nll):
 
 def cross_entropy(nll, logits, targets, weight, row0, V):
     """Rows row0.. of the batch: their losses into nll, their logits into gradients, in place."""
-    launch(cross_entropy_kernel, (logits.shape[1] // V, logits.shape[0]), 256, nll, logits, targets,
-           weight, row0, V)
+    R, PV = logits.shape
+    launch(cross_entropy_kernel(width(V)), (R, PV // V), 256, nll, logits, targets, weight, row0, V)
 
 
 # ==== 5 Model ====

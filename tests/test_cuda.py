@@ -53,6 +53,10 @@ class Memory:
         assert 0 <= start <= stop <= self.size, f"a view of {start} to {stop} of {self.size} bytes"
         return Memory(self.device, self.address + start, stop - start, self.owner or self)
 
+    @property
+    def device_pointer(self):
+        return self.address
+
 
 def extent(x):
     """(first, one past the last) address of a device array."""
@@ -90,7 +94,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     @property
     def name(self):
-        return self.kernel.py_func.__name__
+        return name_of(self.kernel)
 
     def runs(self, grid, block, smem=0):
         pad = lambda x: (*x, 1, 1)[:3] if isinstance(x, tuple) else (x, 1, 1)
@@ -103,6 +107,22 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert H % a.shape[1] == 0 == H % b.shape[1]
         self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
         apart(out, a, b)
+
+    def wgmma_kernel(self, map_a, map_b, map_out, out, base, M, N, K, splits):
+        f, maps = inspect.getclosurevars(self.kernel.py_func).nonlocals, map_a.gpu_data.device.maps
+        a, b, c = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
+        assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
+        assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
+        if f["single"]:
+            assert out.shape == (splits, M, N) and out.dtype == np.float32
+            assert N % 2 == 0 and 1 <= splits <= tiles(K, 64)
+        else:
+            assert out.shape == (M, N) and base.shape == (M, N) and splits == 1
+            assert c[:3] == (extent(out)[0], M, N) and c[4] == 64
+        first, end = extent(out)
+        for pointer, rows, columns, stride, _ in (a, b):
+            assert end <= pointer or pointer + 2 * ((rows - 1) * stride + columns) <= first
+        self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
 
     def embedding_forward_kernel(self, x, tokens, wte):
         assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
@@ -129,7 +149,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def add_parts_kernel(self, dw, partial):
         assert dw.shape == partial.shape[1:]
-        self.runs(tiles(dw.size, 128), 128)
+        self.runs(tiles(dw.size, self.block[0]), self.block[0])
 
     def rope_kernel(self, qkv, cos, sin, T, heads, sign):
         assert cos.shape == sin.shape and T <= len(cos) and qkv.shape[0] % T == 0
@@ -142,7 +162,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         D, G = HD // H, (QKV - HD) // (2 * (HD // H))
         assert BT % T == 0 and HD == H * D and QKV == (H + 2 * G) * D and H % G == 0
         assert all(x.shape == (H, BT) for x in rows)
-        k = nc.attention_kernels(D, qkv.dtype.itemsize)
+        k = nc.attention_kernels(D, max(4, qkv.dtype.itemsize))    # bfloat16: float32 there
         self.runs((tiles(T, k.N), dict(H=H, G=G)[heads_of], BT // T), (16, 8),
                   k.smem_forward if self.kernel is k.forward else k.smem_backward)
 
@@ -199,8 +219,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def norm_kernel(self, results, partial):
         self.runs(1, 256)
 
-    def adamw_kernel(self, p, g, m, v, n_decay, hyper, results):
-        assert p.shape == g.shape == m.shape == v.shape and 0 < n_decay <= p.size
+    def adamw_kernel(self, p, w, g, m, v, n_decay, hyper, results):
+        assert p.shape == w.shape == g.shape == m.shape == v.shape and 0 <= n_decay <= p.size
         assert hyper.shape == (8,) and self.block == (256, 1, 1)
         apart(p, g, m, v)
 
@@ -226,11 +246,19 @@ def is_array(x):
     return isinstance(x, nc.DeviceNDArray)
 
 
+def name_of(kernel):
+    *outer, name = kernel.py_func.__qualname__.split(".<locals>.")
+    return outer[0] if name == "kernel" else name
+
+
 class Device:
-    """Hands out memory, up to `total` bytes, and keeps the launches."""
+    """Hands out memory, up to `total` bytes, and keeps the launches.  The host reads `fill` from
+    arrays of numbers, NaN from those at the addresses in `bad`."""
 
     def __init__(self, total=1 << 50):
         self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
+        self.maps, self.kept, self.fill, self.bad = {}, {}, 0.0, ()
+        self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry")
 
     def array(self, shape, dtype=np.float64, strides=None, order="C", stream=0):
         shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -242,6 +270,24 @@ class Device:
         memory = Memory(self, self.address, size)
         self.address += tiles(size, 256) * 256
         return nc.DeviceNDArray(shape, steps, dtype, stream, memory)
+
+    def tensor_map(self, *key):
+        """cuTensorMapEncodeTiled: what it asks of a matrix"""
+        pointer, rows, columns, stride, box_rows = key
+        assert pointer % 16 == 0 and 2 * stride % 16 == 0, "the copy engine wants 16-byte steps"
+        assert 0 < rows < 1 << 32 and 0 < columns <= stride < 1 << 39 and 0 < box_rows <= 256
+        if key not in self.kept:
+            self.kept[key] = x = self.array(16, np.uint64)
+            self.maps[x.gpu_data.address] = key
+        return self.kept[key]
+
+    def read(self, x):
+        value = np.nan if x.gpu_data.address in self.bad else self.fill
+        if x.dtype == np.uint16:
+            value = nc.to_bf16(np.array([value]))[0]
+        elif x.dtype.kind != "f":
+            value = 0
+        return np.full(x.shape, value, x.dtype)
 
     def configure(self, kernel, key):
         """What kernel[grid, block, stream, smem] is: to be called with the arguments."""
@@ -262,32 +308,31 @@ class Device:
 def dry_run(total=1 << 50):
     """nanoeuler_cuda on such a device."""
     device = Device(total)
-    gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry")
-    context = SimpleNamespace(get_memory_info=lambda: (total - device.used, total), device=gpu)
+    memory = lambda: (total - device.used, total)
+    context = SimpleNamespace(get_memory_info=memory, device=device.gpu)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
                 (cuda, "device_array", device.array),
                 (cuda, "to_device", lambda x, **_: device.array(x.shape, x.dtype)),
                 (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
                 (cuda, "current_context", lambda *_: context),
-                (cuda, "get_current_device", lambda: gpu),
+                (cuda, "get_current_device", lambda: device.gpu),
+                (nc, "capability", lambda: device.gpu.compute_capability),
+                (nc, "multiprocessors", lambda: device.gpu.MULTIPROCESSOR_COUNT),
+                (nc, "tensor_map", device.tensor_map),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
                 (Dispatcher, "__getitem__", lambda kernel, key: device.configure(kernel, key)),
                 (nc.DeviceNDArray, "__getitem__", nc.DeviceNDArray._do_getitem),
                 (nc.DeviceNDArray, "copy_to_device", copy_to_device),
-                (nc.DeviceNDArray, "copy_to_host", copy_to_host)):
+                (nc.DeviceNDArray, "copy_to_host", lambda x, ary=None, stream=0: device.read(x))):
             patch.setattr(module, name, value)
         yield device
 
 
 def copy_to_device(to, x, stream=0):
     assert x.size == to.size and x.dtype == to.dtype
-
-
-def copy_to_host(x, ary=None, stream=0):
-    return np.zeros(x.shape, x.dtype)
 
 
 @pytest.fixture
@@ -299,7 +344,9 @@ def dry():
 def blank(cfg, dtype="f32", naive=False):
     """A model whose parameters nobody looks at."""
     flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
-    return nc.Model(cfg, flat, dtype=dtype, naive=naive)
+    with pytest.MonkeyPatch.context() as patch:          # it would take a second a 100 M parameters
+        patch.setattr(nc, "to_bf16", lambda x: np.zeros(x.shape, np.uint16))
+        return nc.Model(cfg, flat, dtype=dtype, naive=naive)
 
 
 def step(model, B, T):
@@ -324,6 +371,7 @@ ONE = replace(SMALL, n_layer=1)
 RUNS = {
     "small": (SMALL, 2, 128), "big": (BIG, 1, 256), "base": (BASE, 2, 512),
     "large": (LARGE, 1, 1024), "tied": (replace(SMALL, tie_embeddings=True), 3, 40),
+    "tied, odd vocabulary": (replace(ONE, tie_embeddings=True, vocab_size=258), 2, 64),
     "one head": (replace(ONE, n_mtp=1), 2, 50), "one token": (ONE, 1, 1),
     "tied, one head": (replace(ONE, n_mtp=1, tie_embeddings=True), 2, 7),
     "odd": (replace(ONE, n_embd=33, n_head=6, n_kv_head=3, n_hidden=1001, vocab_size=257), 3, 70),
@@ -334,38 +382,52 @@ RUNS = {
        for D in (2, 10, 34, 64, 128)}}
 
 
-@pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
-@pytest.mark.parametrize("dtype", nc.DTYPES)
+ways = pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+KINDS = {"f32": ("f32", (8, 9)), "f64": ("f64", (8, 9)), "bf16": ("bf16", (8, 9)),
+         "bf16 on Hopper": ("bf16", (9, 0))}
+
+
+@ways
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", RUNS)
-def test_every_launch_fits_its_arguments(name, dtype, naive, dry):
+def test_every_launch_fits_its_arguments(name, kind, naive, dry):
+    dtype, dry.gpu.compute_capability = KINDS[kind]
     everything(*RUNS[name], dtype, naive)
     wanted = "softmax_kernel" if naive else "forward"
     assert wanted in {x.name for x in dry.launches}
 
 
-@given(st.data(), st.sampled_from(sorted(nc.DTYPES)), st.booleans(), st.integers(1, 5))
-@settings(max_examples=30)
-def test_launches_of_any_shape(data, dtype, naive, B):
+@given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))
+@settings(max_examples=60)
+def test_launches_of_any_shape(data, kind, naive, B):
     draw = lambda low, high: data.draw(st.integers(low, high))
+    step = data.draw(st.sampled_from([1, 8]))            # tensor cores want multiples of 8
     G, T = draw(1, 4), draw(1, 300)
-    cfg = ne.Config(n_embd=draw(1, 1100), n_head=G * draw(1, 4), n_kv_head=G,
-                    head_dim=2 * draw(1, 64), n_layer=draw(1, 2), n_hidden=draw(1, 600),
+    cfg = ne.Config(n_embd=step * draw(1, 1100 // step), n_head=G * draw(1, 4), n_kv_head=G,
+                    head_dim=2 * draw(1, 64), n_layer=draw(1, 2), n_hidden=step * draw(1, 70),
                     seq_len=T + draw(0, 9), vocab_size=draw(1, 5000), n_mtp=draw(1, 4),
                     tie_embeddings=data.draw(st.booleans())).check()
-    with dry_run():
+    with dry_run() as device:
+        dtype, device.gpu.compute_capability = KINDS[kind]
         everything(cfg, B, T, dtype, naive)
 
 
 def test_every_kernel_is_launched(dry):
     for naive in (False, True):
         everything(SMALL, 2, 64, naive=naive)
-    launched = {x.kernel for x in dry.launches}
+    dry.gpu.compute_capability = (9, 0)
+    everything(SMALL, 2, 64, "bf16")
     known = [x for x in vars(nc).values() if isinstance(x, Dispatcher)]
     known += nc.attention_kernels(SMALL.head_dim, 4)[:3]
-    device = [x for x in known if x.targetoptions.get("device")]
-    assert {x.py_func.__name__ for x in known if x not in launched and x not in device} == set()
-    assert {x.name for x in dry.launches} == {n for n in vars(Launch) if n in
-                                              {x.py_func.__name__ for x in known}}
+    kernels = {name_of(x) for x in known if not x.targetoptions.get("device")} | {"wgmma_kernel"}
+    assert {x.name for x in dry.launches} == kernels
+
+
+def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
+    dry.gpu.compute_capability = (9, 0)
+    for cfg in (SMALL, BIG, BASE, LARGE):
+        step(blank(replace(cfg, n_layer=1), "bf16"), 1, cfg.seq_len)
+    assert {"wgmma_kernel"} == {x.name for x in dry.launches if x.name.startswith(("wg", "matm"))}
 
 
 @pytest.mark.parametrize("name", ["small", "chunks of logits", "tied, in chunks"])
@@ -392,10 +454,12 @@ def recorded(device, function):
         for x in device.launches]
 
 
-@pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
-def test_what_changes_between_steps_lies_in_device_memory(naive, dry):
+@ways
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_between_steps_lies_in_device_memory(kind, naive, dry):
     """A replayed graph launches the first step again: scalars and addresses must not change."""
-    model, rng = blank(TINY, naive=naive), np.random.default_rng(1)
+    dtype, dry.gpu.compute_capability = KINDS[kind]
+    model, rng = blank(TINY, dtype, naive), np.random.default_rng(1)
     decoder = model.decoder()
     losses = lambda: model.losses(rng.integers(0, 9, (3, 8)), rng.integers(-1, 9, (3, 8)))
     gradient = lambda: model.gradient(rng.integers(0, 9, (3, 8), np.int32),
@@ -429,7 +493,9 @@ def test_the_life_of_a_model(dry, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     examples = [dict(instruction=f"Add {a} and {b}.", output="?") for a in range(90) for b in "12"]
     (tmp_path / "add.json").write_text(json.dumps(examples), encoding="utf-8")
-    start = ["--preset", "small", "--data", str(text), "--vocab-size", "280", "--batch", "640"]
+    dry.gpu.compute_capability = (9, 0)
+    start = ["--preset", "small", "--data", str(text), "--vocab-size", "280", "--batch", "640",
+             "--dtype", "bf16"]
     run = lambda *args: nc.main([str(x) for x in args]) in (0, None) or capsys.readouterr().err
     assert run("t", *start, "--seq-len", 160, "--steps", 6, "--eval-every", 2) is True
     assert run("tr", "--steps", 8) is True
@@ -438,8 +504,72 @@ def test_the_life_of_a_model(dry, text, tmp_path, monkeypatch, capsys):
     for name, kind, step in (("nanoeuler.bin", "base", 8), ("nanoeuler_chat.bin", "chat", 6)):
         state = ne.read_checkpoint(name).state
         assert (state.kind, state.step) == (kind, step)
-    assert run("t", *start, "--dtype", "f16", "--force") is not True   # one line, no traceback
-    assert run("t", *start, "--attention", "fast", "--force") is not True
+    for flag, value in (("--dtype", "f16"), ("--attention", "fast")):
+        said = run("t", *start, flag, value, "--force")
+        assert value in said and said.startswith("nanoeuler: ") and said.count("\n") == 1
+
+
+@ways
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_a_bad_tensor_is_found_and_named(dtype, naive, dry):
+    model = blank(TINY, dtype, naive)
+    step(model, 2, 8)
+    assert model.first_bad_tensor() == "the loss is not finite"
+    for group, name, kind in (("a", "qkv", "activation"), ("d", "att", "its gradient"),
+                              ("g", "down", "gradient"), ("p", "wte", "parameter")):
+        dry.bad = {getattr(getattr(model, group), name).gpu_data.address}
+        said = model.first_bad_tensor()
+        assert said.startswith(f"{kind} {name}[0") and said.endswith("is nan"), said
+    if naive:                                # what only the other attention writes, nobody reads
+        dry.bad = {model.a.lse.gpu_data.address, model.d.delta.gpu_data.address}
+        assert model.first_bad_tensor() == "the loss is not finite"
+
+
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_a_model_names_its_device_and_type(dtype, dry):
+    said = blank(TINY, dtype).device()
+    assert "dry" in said and {"f32": "32", "f64": "64", "bf16": "b"}[dtype] in said, said
+    assert "uint" not in said
+
+
+@pytest.mark.parametrize("fill", [0.0, np.nan])
+def test_a_gpu_that_computes_nonsense_fails_every_self_test(fill, dry, capsys):
+    dry.fill = fill
+    assert nc.self_tests() == 1
+    lines = capsys.readouterr().out.splitlines()[1:-1]
+    assert len(lines) > 12 and [x for x in lines if "FAILED" not in x] == []
+
+
+def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
+    """Where losses agree, and all gradients of the CPU are zero."""
+    zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
+    monkeypatch.setattr(ne.Model, "run", zeros)
+    assert nc.gradient_check(TINY, 2, 8) == 0
+    spoil = lambda self, *_: dry.bad.add(self.g_flat.gpu_data.address)
+    dry.bad = set()
+    monkeypatch.setattr(nc.Model, "gradient", spoil)
+    assert nc.gradient_check(TINY, 2, 8) == 1
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_bfloat16_is_the_nearest(x):
+    """Ties to even: the neighbour whose last bit is 0."""
+    x = np.float32(x)
+    [bits] = nc.to_bf16(np.array([x]))
+    near = lambda b: abs(float(nc.from_bf16(np.array([b], np.uint16))[0]) - float(x))
+    if np.isinf(x) or np.isinf(nc.from_bf16(np.array([bits]))[0]):
+        return
+    for other in (int(bits) + 1, int(bits) - 1):
+        assert near(bits) <= near(other & 0xFFFF) or (other & 0x7FFF) >= 0x7F80
+        assert near(bits) != near(other & 0xFFFF) or not bits & 1 or x == 0
+
+
+def test_bfloat16_survives():
+    bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    x = nc.from_bf16(bits)
+    number = ~np.isnan(x)
+    assert np.array_equal(nc.to_bf16(x[number]), bits[number]) and np.isinf(x).sum() == 2
+    assert np.isnan(nc.from_bf16(nc.to_bf16(x[~number]))).all()
 
 
 # ---- compiling and assembling
@@ -518,9 +648,10 @@ def complaints(x, arch):
 
 
 @functools.cache
-def distinct(dtype):
+def distinct(dtype, capability=(8, 9)):
     """One launch of each (kernel, types), that with the largest block and shared memory."""
     with dry_run() as device:
+        device.gpu.compute_capability = capability
         everything(replace(BASE, n_layer=1), 1, 512, dtype)
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
         if dtype == "f32":
@@ -533,9 +664,11 @@ def distinct(dtype):
     return list(out.values())
 
 
-@pytest.mark.parametrize("dtype, arch", [("f32", arch) for arch in ARCHS] + [("f64", "sm_89")])
+@pytest.mark.parametrize("dtype, arch", [
+    *(("f32", arch) for arch in ARCHS), ("f64", "sm_89"), ("bf16", "sm_80"), ("bf16", "sm_90a")])
 def test_kernels_assemble_and_fit(dtype, arch):
-    assert [text for x in distinct(dtype) for text in complaints(x, arch)] == []
+    launches = distinct(dtype, (9, 0) if dtype == "bf16" and arch == "sm_90a" else (8, 9))
+    assert [text for x in launches for text in complaints(x, arch)] == []
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])
@@ -613,7 +746,7 @@ def test_many_registers_in_a_large_block_are_caught():
 @pytest.mark.parametrize("fault", [
     lambda x, w, out: nc.matmul(x, x, w), lambda x, w, out: nc.matmul(out, w, w),
     lambda x, w, out: nc.matmul(out, x, nc.transposed(w)),
-    lambda x, w, out: nc.matmul_add(out, x, x, w),
+    lambda x, w, out: nc.matmul(out, x, w, base=x),
     lambda x, w, out: nc.launch(nc.fill_kernel, (1, 65536), 256, x, np.float32(0)),
     lambda x, w, out: nc.launch(nc.fill_kernel, 0, 256, x, np.float32(0)),
     lambda x, w, out: nc.launch(nc.fill_kernel, 1, (256, 8), x, np.float32(0)),
@@ -635,7 +768,7 @@ def needed(cfg, B, T, dtype="f32", naive=False):
 @pytest.mark.parametrize("name, B, T", [("small", 16, 128), ("big", 4, 256), ("base", 1, 512),
                                         ("base", 64, 512), ("large", 8, 1024)])
 @pytest.mark.parametrize("dtype", nc.DTYPES)
-@pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+@ways
 def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     cfg = ne.PRESETS[name]
     model = blank(cfg, dtype, naive)
@@ -644,8 +777,10 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     table = dict(nc.memory_table(cfg, B, T, nc.DTYPES[dtype], naive))
     group = lambda buffers: sum(x.size * x.dtype.itemsize for x in buffers)
     assert table["activations"] + table["logits"] == group(model.a)
-    assert table["their gradients"] == group(model.d)
-    assert table["AdamW moments"] == 2 * table["gradients"] == 2 * table["parameters"]
+    assert table["their gradients"] == group(model.d) and table["tokens"] == group([model.ids])
+    assert table["AdamW moments"] == group([model.m, model.v]) == 2 * group([model.flat])
+    assert table["parameters"] == table["gradients"] == group([model.g_flat])
+    assert table["bfloat16 copies"] == (group([model.copies]) if dtype == "bf16" else 0)
 
 
 def test_another_shape_frees_the_old_memory_first(dry):
