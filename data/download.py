@@ -29,7 +29,7 @@ class DataError(Exception):
 
 # ---- Downloads ----
 class Patient(Retry):
-    """urllib3's retries, for servers that ask for some patience (Retry-After) but not for a day."""
+    """urllib3's retries; a server may ask for some patience (Retry-After), not for a day."""
 
     def get_retry_after(self, response):
         wait = super().get_retry_after(response)
@@ -119,9 +119,9 @@ class Download:
 
     def receive(self, response, start, total):
         """Writes at explicit places: the same file fetched twice at once is still the file."""
-        with open(self.part, "r+b" if self.part.exists() else "w+b") as f, tqdm(
-                total=total, initial=start, unit="B", unit_scale=True, disable=None, leave=False,
-                desc=self.part.stem) as bar:
+        self.part.touch()
+        with open(self.part, "r+b") as f, tqdm(total=total, initial=start, unit="B", disable=None,
+                                               unit_scale=True, desc=self.part.stem) as bar:
             f.seek(start)
             f.truncate()
             for piece in response.iter_content(PIECE):
@@ -187,7 +187,7 @@ def obtain(name, url, o, check):
         path = o.source / name
         path = path if path.is_file() else o.source / path.name
         if not path.is_file():
-            raise DataError(f"{Path(name).name} is not in {o.source}; fetch it from {url}")
+            raise DataError(f"{path.name} is not in {o.source}; fetch it from {url}")
     if path.is_file():
         digest = sha256_of(path)
         if known and digest == known["sha256"]:
@@ -218,8 +218,8 @@ def obtain(name, url, o, check):
     return path
 
 def differs(digest, known):
-    return (f"sha256 {digest[:12]}, expected {known['sha256'][:12]}; name a mirror with --base-url, "
-            f"or remove its entry from manifest.json to accept this one")
+    return (f"sha256 {digest[:12]}, expected {known['sha256'][:12]}; name a mirror with "
+            f"--base-url, or remove its entry from manifest.json to accept this one")
 
 def accept(path, source, check):
     try:

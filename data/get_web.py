@@ -3,9 +3,9 @@
     python data/get_web.py --gb 1
     python data/get_web.py --from DIR          # DIR/000_00000.parquet, ...: no network
 
-The sample of 10 billion tokens is 14 parquet files of 2.15 GB, each with about 3 GB of text, in
-random order: the slice is its beginning. Licence of the collection: ODC-By 1.0; the pages are
-their authors'. Penedo et al. 2024, huggingface.co/datasets/HuggingFaceFW/fineweb-edu.
+The sample of 10 billion tokens is 14 parquet files of 2.2 GB, with about 3 GB of text each. The
+slice is its beginning. Licence of the collection: ODC-By 1.0; the pages are their authors'.
+Penedo et al. 2024, huggingface.co/datasets/HuggingFaceFW/fineweb-edu.
 """
 import sys
 import download as dl
@@ -40,7 +40,7 @@ def main(argv=None):
             if size >= want:
                 break
         f.write(b"\n")
-    print(f"{path}: {n:,} pages, {size + 1:,} bytes")
+    print(f"{path}: {n:,} pages, {size + 1:,} bytes" + (size < want) * ", all there is")
 
 if __name__ == "__main__":
     sys.exit(dl.run(main))

@@ -90,7 +90,8 @@ class Corpus:
 def share(size, gap):
     """The shortest decimal --holdout at which nanoeuler cuts `size` bytes in that gap."""
     if not 0.0001 <= 1 - gap[1] / size <= 0.9:           # what nanoeuler takes
-        raise dl.DataError(f"{1 - gap[1] / size:.2%} of the text would be validation; add documents")
+        raise dl.DataError(f"{1 - gap[1] / size:.2%} of the text would be validation, expected "
+                           f"0.01% to 90%; add documents")
     for digits in range(2, 18):
         text = f"{1 - (sum(gap) / 2 + 0.5) / size:.{digits}f}"
         if gap[0] <= int(size * (1 - float(text))) <= gap[1]:
