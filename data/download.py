@@ -35,8 +35,13 @@ class Patient(Retry):
         wait = super().get_retry_after(response)
         return wait and min(wait, LONGEST_WAIT)
 
+    def sleep(self, response=None):
+        if sys.stderr.isatty():
+            print("the server is busy or away: waiting", file=sys.stderr)
+        super().sleep(response)
+
 def connect():
-    retries = Patient(TRIES, backoff_factor=BACKOFF, backoff_max=LONGEST_WAIT,
+    retries = Patient(TRIES, connect=2, backoff_factor=BACKOFF, backoff_max=LONGEST_WAIT,
                       status_forcelist=(408, 429, 500, 502, 503, 504))
     session = requests.Session()
     session.mount("http://", HTTPAdapter(max_retries=retries))
@@ -112,6 +117,8 @@ class Download:
             tag = r.headers.get("ETag", "")
             tag = r.headers.get("Last-Modified", "") if tag[:2] in ("", "W/") else tag
             start, total = have if r.status_code == 206 else 0, whole(r)
+            if not start:                    # old bytes must never stand under the new tag
+                self.discard()
             self.about.write_text(json.dumps(dict(url=self.url, validator=tag, total=total)),
                                   encoding="utf-8")
             self.receive(r, start, total)

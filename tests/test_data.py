@@ -241,24 +241,47 @@ def test_files_on_disk_need_no_network(server, tmp_path, capsys):
     one_line(capsys, "alpaca_data_cleaned.json is not in", server.url)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")
-def test_ctrl_c_leaves_what_the_next_run_needs(server, tmp_path):
+def start(server, tmp_path, before):
+    """get_alpaca.py as a process of its own that calls before() first."""
+    return subprocess.Popen(command("--base-url", server.url, "--to", tmp_path,
+                                    program="data/get_alpaca.py"),
+                            stderr=subprocess.PIPE, encoding="utf-8", preexec_fn=before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, -15),
+                                          (getattr(signal, "SIGKILL", 9), -9)])
+def test_a_stopped_run_leaves_what_the_next_one_needs(server, tmp_path, sent, status):
     server.moods = ["slow"]
-    process = subprocess.Popen(command("--base-url", server.url, "--to", tmp_path,
-                                       program="data/get_alpaca.py"),
-                               stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT,
-                                                                signal.default_int_handler))
+    process = start(server, tmp_path,        # a background job may be deaf to Ctrl-C
+                    lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     part = tmp_path / "raw" / "alpaca" / "alpaca_data_cleaned.json.part"
     until = time.monotonic() + 20
     while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130 and "the same command goes on" in errors
+    assert process.returncode == status
+    assert ("the same command goes on" in errors) == (sent == signal.SIGINT)
     assert "Traceback" not in errors and not (tmp_path / "alpaca.json").exists()
     have = part.stat().st_size
     assert 0 < have < len(ALPACA) and part.read_bytes() == ALPACA[:have]
+    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
+    assert server.ranges[1:] == [f"bytes={have}-"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_full_disk_is_one_line_and_the_next_run_finishes(server, tmp_path):
+    import resource
+    limit = len(ALPACA) // 2
+    process = start(server, tmp_path,
+                    lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2 and len(errors.splitlines()) == 1, errors
+    assert "File too large" in errors and "--to" in errors
+    part = next((tmp_path / "raw").rglob("*.part"))
+    have = part.stat().st_size
+    assert 0 < have <= limit and part.read_bytes() == ALPACA[:have]
     assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
     assert server.ranges[1:] == [f"bytes={have}-"]
 
