@@ -127,8 +127,9 @@ class Download:
     def receive(self, response, start, total):
         """Writes at explicit places: the same file fetched twice at once is still the file."""
         self.part.touch()
-        with open(self.part, "r+b") as f, tqdm(total=total, initial=start, unit="B", disable=None,
-                                               unit_scale=True, desc=self.part.stem) as bar:
+        with open(self.part, "r+b") as f, tqdm(total=total, initial=start, unit="B", leave=False,
+                                               unit_scale=True, disable=None,
+                                               desc=self.part.stem) as bar:
             f.seek(start)
             f.truncate()
             for piece in response.iter_content(PIECE):

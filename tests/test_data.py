@@ -201,6 +201,29 @@ def test_the_second_run_asks_for_the_rest(server, tmp_path, capsys):
     assert server.ranges == [f"bytes={have}-"]
 
 
+def test_halves_of_two_files_are_not_joined(server, tmp_path):
+    """The file changes between two runs, and the server has no tags to tell."""
+    server.moods = ["notag+drop", "503"]
+    assert alpaca(server, tmp_path) == 2
+    server.moods = ["notag"]
+    server.files["/alpaca_data_cleaned.json"] = other = ALPACA.replace(b"Count", b"Sum")
+    assert alpaca(server, tmp_path) == 0
+    assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
+
+
+def test_an_end_that_no_library_reports(server, tmp_path, monkeypatch):
+    """Old urllib3 takes a short body for a whole one."""
+    pieces, calls = dl.requests.Response.iter_content, []
+
+    def short(self, size):
+        calls.append(1)
+        yield from list(pieces(self, size))[:2 if len(calls) == 1 else None]
+
+    monkeypatch.setattr(dl.requests.Response, "iter_content", short)
+    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
+    assert server.ranges == [None, f"bytes={2 * dl.PIECE}-"]
+
+
 def test_a_crash_before_the_last_rename_costs_no_download(server, tmp_path):
     url = server.url + "/alpaca_data_cleaned.json"
     download = dl.Download(url, tmp_path / "raw" / "alpaca" / "alpaca_data_cleaned.json")
