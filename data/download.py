@@ -43,12 +43,12 @@ class Patient(Retry):
 def connect():
     retries = Patient(TRIES, connect=2, backoff_factor=BACKOFF, backoff_max=LONGEST_WAIT,
                       status_forcelist=(408, 429, 500, 502, 503, 504))
-    session = requests.Session()
-    session.mount("http://", HTTPAdapter(max_retries=retries))
-    session.mount("https://", HTTPAdapter(max_retries=retries))
+    client = requests.Session()
+    client.mount("http://", HTTPAdapter(max_retries=retries))
+    client.mount("https://", HTTPAdapter(max_retries=retries))
     # as it is: a range of compressed bytes is not a range of the file
-    session.headers.update({"Accept-Encoding": "identity", "User-Agent": "nanoeuler-data/0.1"})
-    return session
+    client.headers.update({"Accept-Encoding": "identity", "User-Agent": "nanoeuler-data/0.1"})
+    return client
 
 def reason(e):
     """The innermost cause that requests and urllib3 have wrapped, without their addresses."""
@@ -87,7 +87,7 @@ class Download:
         self.part.unlink(missing_ok=True)
         self.about.unlink(missing_ok=True)
 
-    def attempt(self, session):
+    def attempt(self, client):
         """One request for what is missing.  True if the file is then complete."""
         origin, have, headers = self.origin(), size_of(self.part), {}
         if have:
@@ -95,7 +95,7 @@ class Download:
             if origin["validator"]:          # a file that has changed is then sent whole
                 headers["If-Range"] = origin["validator"]
         try:
-            r = session.get(self.url, headers=headers, stream=True, timeout=TIMEOUT)
+            r = client.get(self.url, headers=headers, stream=True, timeout=TIMEOUT)
         except requests.RequestException as e:           # urllib3 has tried TRIES times
             raise DataError(f"{self.url}: {reason(e)}; {AGAIN}") from None
         with r:
@@ -140,10 +140,10 @@ class Download:
         """Until complete, or until TRIES attempts in a row bring nothing."""
         self.part.parent.mkdir(parents=True, exist_ok=True)
         best, failures, why = size_of(self.part), 0, "the connection broke"
-        with connect() as session:
+        with connect() as client:
             while failures < TRIES:
                 try:
-                    if self.attempt(session):
+                    if self.attempt(client):
                         return self.part
                 except requests.RequestException as e:       # while the body was read
                     why = reason(e)
