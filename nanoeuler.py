@@ -1791,10 +1791,11 @@ def warm_up(part):
                  vocab_size=16)
     model = Model(cfg, init_params(cfg, 0))
     if part == 1:
-        return model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    model.update(np.ones(8))
-    model.decoder().step(0)
-    bpe.train(b"a b a b", 258).encode(b"a b")
+        model.run(GRADIENT, np.zeros((1, 8), np.int32))
+    else:
+        model.update(np.ones(8))
+        model.decoder().step(0)
+        bpe.train(b"a b a b", 258).encode(b"a b")
 
 def compile_kernels(part=0):
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
