@@ -669,7 +669,7 @@ def wide(x):
 BM, BN, BK, STAGES, BAND = 128, 256, 64, 3, 16
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 1024     # 1,024: for the alignment
+WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 16 + 1024   # 1,024: to align
 # Descriptor: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run along M or
 # N, 8,192 bytes between columns of 64.  All in units of 16 bytes.
 DESCRIPTOR = (1 << 62) | (64 << 32) | (512 << 16)
@@ -693,31 +693,29 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
 
     @inlined
-    def finish(out, base, part, r, c, acc, i):           # two neighbours in a row
+    def finish(out, part, r, c, acc, i):     # two neighbours in a row
         pass
     if single:
         @inlined
-        def finish(out, base, part, r, c, acc, i):
+        def finish(out, part, r, c, acc, i):
             out[part, r, c] = acc[i]
             out[part, r, c + u32(1)] = acc[i + 1]
-    elif adds:
-        @inlined
-        def finish(out, base, part, r, c, acc, i):
-            acc[i] += value(base[r, c])
-            acc[i + 1] += value(base[r, c + u32(1)])
 
     @cuda.jit(cache=True, launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, out, base, M, N, K, splits):
+    def kernel(map_a, map_b, map_out, map_base, out, M, N, K, splits):
         """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
         smem = cuda.shared.array(0, types.uint16)
         start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
         staging, full = start + u32(STAGES * STAGE), start + u32(STAGES * STAGE + 2 * OUT_BYTES)
-        empty, thread = full + u32(8 * STAGES), u32(cuda.threadIdx.x)
+        empty, added = full + u32(8 * STAGES), full + u32(16 * STAGES)
+        thread = u32(cuda.threadIdx.x)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
         if thread == u32(0):
             for i in range(STAGES):
                 mbarrier_init(full + u32(8 * i), u32(1))             # the producer, and its bytes
                 mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp
+            for i in range(2):
+                mbarrier_init(added + u32(8 * i), u32(1))            # base, of each consumer
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers exist
         blocks = u32((M + BM - 1) // BM * ((N + BN - 1) // BN) * splits)
@@ -744,9 +742,16 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
             keep_registers()
             acc, lane, warp = cuda.local.array(128, types.float32), thread & u32(31), thread >> u32(5)
             row, leads = u32(64) * (group - u32(1)), thread & u32(127) == u32(0)
-            mine = staging + (group - u32(1)) * u32(OUT_BYTES)
+            mine, base = staging + (group - u32(1)) * u32(OUT_BYTES), added + u32(8) * (group - u32(1))
+            turn, old = u32(0), cuda.local.array(4, u32)
             while i < blocks:
                 part, m, n, first, last = tile_at(i, M, N, K, splits)
+                if adds and leads:           # base comes into the place of the output meanwhile
+                    tma_stored()
+                    mbarrier_expect(base, u32(OUT_BYTES))
+                    for j in range(4):
+                        tma_load(mine + u32(8192 * j), global_address(map_base), n + u32(64 * j),
+                                 m + row, base)
                 for j in range(128):
                     acc[j] = types.float32(0)
                 for s in range(first, last):
@@ -766,21 +771,31 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                 if r < u32(M):
                     for j in range(32):
                         if c + u32(8 * j) < u32(N):
-                            finish(out, base, part, r, c + u32(8 * j), acc, 4 * j)
+                            finish(out, part, r, c + u32(8 * j), acc, 4 * j)
                 if r + u32(8) < u32(M):
                     for j in range(32):
                         if c + u32(8 * j) < u32(N):
-                            finish(out, base, part, r + u32(8), c + u32(8 * j), acc, 4 * j + 2)
+                            finish(out, part, r + u32(8), c + u32(8 * j), acc, 4 * j + 2)
                 if not single:
-                    if leads:
-                        tma_stored()         # the copy engine has read the last tile
-                    warpgroup_barrier(group)
+                    if adds:
+                        mbarrier_wait(base, turn)
+                        turn ^= u32(1)
+                    else:
+                        if leads:
+                            tma_stored()     # the copy engine has read the last tile
+                        warpgroup_barrier(group)
                     line += lane % u32(16)
                     for j in range(16):
                         chunk = u32(2 * (j % 4)) + lane // u32(16)
-                        stmatrix(mine + u32(8192 * (j // 4)) + line * u32(128)
-                                 + ((chunk ^ (line & u32(7))) << u32(4)),
-                                 pack_bf16(acc[8 * j], acc[8 * j + 1]),
+                        at = mine + u32(8192 * (j // 4)) + line * u32(128) + (
+                            (chunk ^ (line & u32(7))) << u32(4))
+                        if adds:
+                            ldmatrix_rows(old, at)
+                            for q in range(4):
+                                low, high = halves(old[q])
+                                acc[8 * j + 2 * q] += low
+                                acc[8 * j + 2 * q + 1] += high
+                        stmatrix(at, pack_bf16(acc[8 * j], acc[8 * j + 1]),
                                  pack_bf16(acc[8 * j + 2], acc[8 * j + 3]),
                                  pack_bf16(acc[8 * j + 4], acc[8 * j + 5]),
                                  pack_bf16(acc[8 * j + 6], acc[8 * j + 7]))
@@ -819,12 +834,12 @@ def tensor_cores(*matrices):
                                           and x.strides[1] == 2 for x in matrices)
 
 def wgmma_matmul(out, a, b, a_mn, b_mn, M, N, K, base=None, splits=1):
-    single = out.dtype == np.float32
+    single, none = out.dtype == np.float32, map_of(a, BK if a_mn else BM)    # none: not read
     tiles = -(-M // BM) * -(-N // BN) * splits
     launch(wgmma_kernel(a_mn, b_mn, single, base is not None), min(tiles, multiprocessors()), 384,
            map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN),
-           map_of(a, BK if a_mn else BM) if single else map_of(out, 64), out,
-           out if base is None else base, M, N, K, splits, smem=WGMMA_SMEM)
+           none if single else map_of(out, 64), none if base is None else map_of(base, 64), out, M, N,
+           K, splits, smem=WGMMA_SMEM)
 
 def matmul(out, x, w, base=None):
     """out = [base +] x w^T     out (M, N), x (M, K), w (N, K).  With a base it is an Euler step."""

@@ -14,6 +14,7 @@ attention  A training step of the base preset in float32 with FlashAttention and
 start      Seconds until the first step of the base preset is done, on an empty and on a full cache.
 """
 import argparse
+import gc
 import importlib.metadata
 import json
 import os
@@ -89,6 +90,9 @@ def step_time(B, T, naive):
         model.update(hyper)
         times.append(1e3 * (time.perf_counter() - began))
     after, _ = cuda.current_context().get_memory_info()
+    del model
+    gc.collect()
+    cuda.current_context().deallocations.clear()         # else the next one starts with less
     table = nc.memory_table(cfg, B, T, nc.DTYPES["f32"], naive)
     return statistics.median(times[2:]), before - after, sum(size for _, size in table)
 
@@ -149,6 +153,7 @@ def table(r):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=["parity", "attention", "start"])
+    parser.add_argument("--commit", help="of the code, where git does not know")
     parser.add_argument("--out", default=str(ROOT / "bench/results/gpu_proof"))
     a = parser.parse_args()
     nc.open_device()
@@ -157,7 +162,7 @@ def main():
     smi = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                          capture_output=True, text=True)
     r = dict(device=cuda.get_current_device().name, driver=smi.stdout.strip(),
-             commit=git.stdout.strip() or "unknown", versions=", ".join(
+             commit=a.commit or git.stdout.strip(), versions=", ".join(
                  f"{x} {importlib.metadata.version(x)}"
                  for x in ("numba", "numba-cuda", "llvmlite", "numpy")))
     for name in a.only:
