@@ -13,9 +13,10 @@ RUN_DEPS  := $(VENV)/run
 TEST_DEPS := $(VENV)/test
 BENCH_DEPS := $(VENV)/bench
 DATA_DEPS := $(VENV)/data
+GPU_DEPS := $(VENV)/gpu
 endif
 
-.PHONY: all train chat check test bench data help clean
+.PHONY: all train chat check test gpu-test bench data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -32,6 +33,11 @@ check: $(RUN_DEPS)  ## every gradient against finite differences
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest $(ARGS)
 
+gpu-test: $(GPU_DEPS)  ## on a GPU: every kernel, the whole gradient, resume, equal bits
+	$(PY) nanoeuler_cuda.py
+	$(PY) nanoeuler_cuda.py g
+	$(PY) -m pytest tests/test_gpu.py $(ARGS)
+
 bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, tiktoken (40 minutes)
 	$(PY) bench/bench_cpu.py
 	$(PY) bench/bench_bpe.py
@@ -45,7 +51,7 @@ data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of we
 	$(PY) data/get_preferences.py
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
 
 clean:  ## remove caches, keep checkpoints and the environment
 	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis
@@ -59,6 +65,10 @@ $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[dev,torch]'
+	@touch $@
+
+$(VENV)/gpu: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[cuda,dev]'
 	@touch $@
 
 $(VENV)/data: pyproject.toml | $(VENV)/bin/python

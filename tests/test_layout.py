@@ -5,7 +5,7 @@ import re
 import pytest
 from conftest import ROOT
 
-SHIPPED = [ROOT / name for name in ("nanoeuler.py", "bpe.py", "check.py")]
+SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
 SHIPPED += sorted(p for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py"))
 names = pytest.mark.parametrize("path", SHIPPED, ids=lambda p: str(p.relative_to(ROOT)))
 RULE = re.compile(r"^# ==== (\S+) +(.+?) ====$", re.M)
@@ -23,7 +23,7 @@ def entries(text):
     return {number: title.strip() for number, title in found}
 
 
-@pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py"])
+@pytest.mark.parametrize("name", ["nanoeuler.py", "nanoeuler_cuda.py", "bpe.py"])
 def test_sections_are_those_of_the_map(name):
     path = ROOT / name
     rules, listed = RULE.findall(path.read_text(encoding="utf-8")), entries(docstring(path))
