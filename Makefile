@@ -13,7 +13,7 @@ TEST_DEPS := $(VENV)/test
 BENCH_DEPS := $(VENV)/bench
 endif
 
-.PHONY: all train chat check test bench help clean
+.PHONY: all train chat check test bench pipeline gpu-pipeline help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -30,13 +30,19 @@ check: $(RUN_DEPS)  ## every gradient against finite differences
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest $(ARGS)
 
+pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (10 minutes)
+	$(PY) bench/pipeline.py $(ARGS)
+
+gpu-pipeline: $(RUN_DEPS)  ## the same on the GPU, with data/pretrain.txt
+	$(PY) bench/pipeline.py --gpu $(ARGS)
+
 bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, tiktoken (40 minutes)
 	$(PY) bench/bench_cpu.py
 	$(PY) bench/bench_bpe.py
 	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
 clean:  ## remove caches, keep checkpoints and the environment
 	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis

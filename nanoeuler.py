@@ -44,6 +44,7 @@ import argparse
 import codecs
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import mmap
@@ -724,20 +725,17 @@ def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, c
                 g.final_norm[c] += d.final_norm[b, c]
 
 @jit_parallel
-def pack_weights(w, p, tasks):
+def pack_weights(w, p):
     """Every matrix W^T into its panels; once after each update of the parameters."""
-    for i in prange(tasks.shape[0]):
-        kind, l = tasks[i]
-        if kind == QKV:
-            pack(w.qkv[l], p.qkv[l].T)
-        elif kind == ATTN_PROJ:
-            pack(w.attn_proj[l], p.attn_proj[l].T)
-        elif kind == GATE_UP:
-            pack(w.gate_up[l], p.gate_up[l].T)
-        elif kind == DOWN:
-            pack(w.down[l], p.down[l].T)
+    L, P = w.qkv.shape[0], w.lm_head.shape[0]
+    for i in prange(L + P):
+        if i < L:
+            pack(w.qkv[i], p.qkv[i].T)
+            pack(w.attn_proj[i], p.attn_proj[i].T)
+            pack(w.gate_up[i], p.gate_up[i].T)
+            pack(w.down[i], p.down[i].T)
         else:
-            pack(w.lm_head[l], head_matrix(p, l, w.lm_head.shape[0]).T)
+            pack(w.lm_head[i - L], head_matrix(p, i - L, P).T)
 
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
@@ -754,19 +752,17 @@ class Model:
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        rows = [(kind, l, head_matrix(self.p, l, cfg.n_mtp) if kind == LM_HEAD else x[l])
-                for kind, x in enumerate(getattr(self.p, name) for name in Panels._fields)
-                for l in range(cfg.n_mtp if kind == LM_HEAD else cfg.n_layer)]
-        self.matrices = np.array([(kind, l) for kind, l, _ in rows])
-        self.tasks = np.array([(kind, l, n, min(n + 128, len(x))) for kind, l, x in rows
-                               for n in range(0, len(x), 128)])    # 128 rows of dW stay in L2
+        self.tasks = np.array([(kind, l, n, min(n + 128, N))       # 128 rows of dW stay in L2
+                               for kind, (w, name) in enumerate(zip(self.w, Panels._fields))
+                               for N in getattr(self.p, name).shape[1:2]
+                               for l in range(len(w)) for n in range(0, N, 128)])
         self.pack()
 
     def new(self, table):
         return [aligned(shape, self.flat.dtype) for _, shape in table]
 
     def pack(self):
-        pack_weights(self.w, self.p, self.matrices)
+        pack_weights(self.w, self.p)
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
         """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""
@@ -982,15 +978,12 @@ class Batches:
             self.order = rng.permutation(self.n)
         return self.order[j]
 
-    def start(self, i):
-        """Index of the first token of window i."""
-        return self.shuffled(i) * self.T + self.phase
-
     def take(self, i, B):
         """Windows i to i + B: tokens (B, T), targets (P, B, T), -1 past the end; int32."""
         padded = np.full((B, self.T + self.P), -1, np.int32)
         for b in range(B):
-            piece = self.tokens[(s := self.start(i + b)):s + self.T + self.P]
+            start = self.shuffled(i + b) * self.T + self.phase
+            piece = self.tokens[start:start + self.T + self.P]
             padded[b, :len(piece)] = piece
         return padded[:, :self.T], later(padded, self.T)
 
@@ -1008,13 +1001,13 @@ def dpo_loss(ce, reference, beta):
     y is chosen, y' rejected, pi the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
     ce, reference (2n,): y, y' in turn -> measures, means over the n pairs, and d loss / d CE (2n,)
 
-    accuracy: m > 0, a tie is a half.  kl: log pi(y)/ref(y), nats a response, where KL(pi || ref)
-    takes the policy's own y: that text, being given, costs no sampling, but kl may be negative."""
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response; KL(ref || pi) if y
+    were ref's own.  The chosen stand for those, and cost no sampling; it may be negative."""
     ratio = (reference - ce).reshape(-1, 2)
     margin = beta * (ratio[:, 0] - ratio[:, 1])
     slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
     return (dict(loss=np.logaddexp(0, -margin).mean(), accuracy=(np.sign(margin) + 1).mean() / 2,
-                 margin=margin.mean(), kl=ratio[:, 0].mean()),
+                 margin=margin.mean(), kl=-ratio[:, 0].mean()),
             np.stack((slope, -slope), 1).ravel())
 
 # Stanford Alpaca's templates; what follows them is the response
@@ -1275,7 +1268,7 @@ class DpoOptions(Optimization):
     data: str = field(default="data/preferences_sample.jsonl", metadata={
         "help": "instruction, input, chosen, rejected, as JSON"})
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(5e-4, 1e-9, 1, "learning rate, times 128 / n_embd")
+    lr: float = setting(7e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
 
 def evaluate(model, tokens, targets, n_bytes, rows=None):
@@ -1555,9 +1548,12 @@ def launch(run, engine, fresh, out, resume, force, **chosen):
     if resume:
         start = read_checkpoint(out)
         s, cfg = start.state, start.cfg
-        if s.options.keys() != run.Options.__dataclass_fields__.keys():
-            raise UserError(f"{out} was not made by {run.verb}; name one that was with --out")
-        stored = run.Options(**s.options).check()
+        try:
+            made = s.options.keys() == run.Options.__dataclass_fields__.keys()
+            bpe.need(made, f"it was not made by {run.verb}")
+            stored = run.Options(**s.options).check()
+        except (UserError, ValueError) as e:
+            raise UserError(f"{out} cannot be resumed: {e}; start with --out NAME") from None
         longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
         old = {**asdict(cfg), **asdict(stored), **longer}
         for name, value in chosen.items():
@@ -1620,47 +1616,6 @@ def read_log(path):
                     if isinstance(r, dict) and type(r.get("step")) is int:
                         records.append(r)
     return records
-
-def plot(logs, out):
-    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
-    curves = {}
-    for path in logs:
-        for key in ("bits_per_byte", "val_bits_per_byte"):
-            xy = [(r["step"], r[key]) for r in read_log(path)
-                  if type(r.get(key)) is float and math.isfinite(r[key])]
-            if xy:
-                curves[f"{path} {key}"] = np.array(xy, float)
-    if not curves:
-        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
-    every = np.concatenate(list(curves.values()))
-    (x1, high), low = every.max(0), every[:, 1].min()
-    high = min(high, low + 3)                # the first steps would squeeze the rest into a line
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return plot_terminal(curves, x1, low, high)
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
-    for name, xy in curves.items():
-        axes.plot(*xy.T, label=name, marker="o" if "val" in name else None, linewidth=1)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend()
-    figure.savefig(out, dpi=120, bbox_inches="tight")
-    print(f"wrote {out}")
-
-def plot_terminal(curves, x1, low, high, width=72, height=20):
-    """One letter a curve; a column shows the mean of its steps."""
-    grid = np.full((height, width), " ")
-    for letter, xy in zip("abcdefghijklmnopqrstuvwxyz", curves.values()):
-        column = np.minimum(width - 1, xy[:, 0] / max(x1, 1) * width).astype(int)
-        for c in np.unique(column):
-            y = (high - xy[column == c, 1].mean()) / max(high - low, 1e-9) * (height - 1)
-            grid[int(np.clip(y, 0, height - 1)), c] = letter
-    for i, row in enumerate(grid):
-        print(f"{high - (high - low) * i / (height - 1):8.3f} |{''.join(row)}")
-    print(f"bits/byte +{'-' * width}\n{'step 0':>16}{int(x1):>{width - 6}}")
-    for letter, name in zip("abcdefghijklmnopqrstuvwxyz", curves):
-        print(f"    {letter}  {name}")
 
 
 # ==== 10 Inference ====
@@ -1801,102 +1756,60 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-class Speaker:
-    """A checkpoint that continues text, or answers if it is a chat model."""
-
-    def __init__(self, path, n, seed, sampling, decoder=Decoder):
-        self.path, self.n, self.sampling = path, n, sampling.check()
-        self.rng = np.random.default_rng(seed)
-        self.cfg, self.tokenizer, self.state, self.flat, _ = read_checkpoint(path)
-        self.answers = self.state.kind == "chat"
-        self.decoder = decoder(self.cfg, self.flat)
-
-    def reply(self, text):
-        """Prints the reply as it comes, whole characters only."""
-        if self.answers:
-            text, self.decoder.tokens = PROMPT.format(instruction=text), []
-        prompt, stop = self.tokenizer.encode(text), self.tokenizer.specials.get("</s>")
-        stream = bpe.Utf8Stream()
-        for token in generate(self.decoder, prompt, self.n, self.rng, self.sampling, stop):
-            print(stream.feed(self.tokenizer.vocab[token]), end="", flush=True)
-        print(stream.close())
-
-    def chat(self):
-        """Reads lines; what was said stays in the context, but not for a model that answers."""
-        print(f"{self.path}: {n_params(self.cfg):,} parameters, context {self.cfg.seq_len} tokens, "
-              f"{'answers' if self.answers else 'continues'} what you type.\n"
-              f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-        while True:
-            try:
-                text = input("\n> ")
-            except (EOFError, KeyboardInterrupt):
-                return print()
-            if text.strip() == "/quit":
-                return
-            if text.strip() == "/reset":
-                self.decoder.tokens = []
-            elif text.strip():
-                with contextlib.suppress(KeyboardInterrupt):
-                    self.reply(text)
-
 def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
-    """`chat`, or `generate` if there is a prompt."""
+    """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
+    options, rng = Sampling(**sampling).check(), np.random.default_rng(max(0, seed))
     if min(tokens, seed) < 0 or prompt == "":
         raise UserError("--tokens and --seed must not be negative, the prompt not empty")
-    speaker = Speaker(file, tokens, seed, Sampling(**sampling), decoder)
-    if prompt is None:
-        return speaker.chat()
-    print("" if speaker.answers else prompt, end="")
-    speaker.reply(prompt)
-
-def lens(file, prompt):
-    """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
-
-    For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
-    integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
     c = read_checkpoint(file)
-    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
-    if len(tokens) == 0:
-        raise UserError("the prompt is empty; give at least one character")
-    model = Model(c.cfg, c.flat)
-    model.logits(tokens[None])
-    head, norm = head_matrix(model.p, 0, c.cfg.n_mtp), model.p.final_norm
-    text = lambda token: repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
-    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for i, x in enumerate(model.a.x[0, :, -1].astype(np.float64)):
-        z = head @ (norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
-        q = np.exp(z - z.max())
-        best = "  ".join(f"{text(t)} {q[t] / q.sum():.0%}" for t in np.argsort(-q)[:3])
-        step = f"{'embedding':<14}{'':17}"
-        if i:
-            cosine = x @ old / np.linalg.norm(x) / np.linalg.norm(old)
-            step = (f"{(i + 1) // 2:>3} {'attention' if i % 2 else 'swiglu':<10}"
-                    f"{np.linalg.norm(x - old) / np.linalg.norm(old):>8.3f}"
-                    f"{math.degrees(math.acos(min(1, max(-1, cosine)))):>8.1f}\u00b0")
-        print(f"{step}   {best}")
-        old = x
+    answers, state = c.state.kind == "chat", decoder(c.cfg, c.flat)
+
+    def reply(text):
+        """Prints the reply as it comes, whole characters only."""
+        if answers:
+            text, state.tokens = PROMPT.format(instruction=text), []
+        ids, stream = c.tokenizer.encode(text), bpe.Utf8Stream()
+        for token in generate(state, ids, tokens, rng, options, c.tokenizer.specials.get("</s>")):
+            print(stream.feed(c.tokenizer.vocab[token]), end="", flush=True)
+        print(stream.close())
+
+    if prompt is not None:
+        print("" if answers else prompt, end="")
+        return reply(prompt)
+    print(f"{file}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
+          f"{'answers' if answers else 'continues'} what you type.\n"
+          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+    while True:                              # an answer begins anew, a continuation goes on
+        try:
+            text = input("\n> ")
+        except (EOFError, KeyboardInterrupt):
+            return print()
+        if text.strip() == "/quit":
+            return
+        if text.strip() == "/reset":
+            state.tokens = []
+        elif text.strip():
+            with contextlib.suppress(KeyboardInterrupt):
+                reply(text)
 
 
 # ==== 13 Command line ====
-def warm_up(part):
-    """Runs half of the kernels once, on a tiny model: Numba compiles and caches them."""
-    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
-                 vocab_size=16)
-    model = Model(cfg, init_params(cfg, 0))
-    if part == 1:
-        model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    else:
-        model.update(np.ones(8))
-        model.decoder().step(0)
-        bpe.train(b"a b a b", 258).encode(b"a b")
-
 def compile_kernels(part=0):
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
 
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
-    if part:
-        return warm_up(part)
+    if part:                                 # half of the kernels, on a tiny model
+        cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
+                     vocab_size=16)
+        model = Model(cfg, init_params(cfg, 0))
+        if part == 1:
+            model.run(GRADIENT, np.zeros((1, 8), np.int32))
+        else:
+            model.update(np.ones(8))
+            model.decoder().step(0)
+            bpe.train(b"a b a b", 258).encode(b"a b")
+        return
     cached, began = run._cache._cache_file._load_index(), time.perf_counter()
     if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
            for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
@@ -1967,8 +1880,12 @@ def parse(argv):
     p.verb("compile", "compile the kernels into Numba's cache", part=0)
     return vars(p.root.parse_args(argv))
 
-VERBS = dict(train=train, sft=sft, dpo=dpo, chat=speak, generate=speak, lens=lens, plot=plot,
-             info=info, compile=compile_kernels)
+def bench(name):
+    """A verb that is a script of its own: the function `name` of bench/name.py."""
+    return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
+
+VERBS = dict(train=train, sft=sft, dpo=dpo, chat=speak, generate=speak, info=info,
+             compile=compile_kernels, lens=bench("lens"), plot=bench("plot"))
 
 def main(argv=None, parse=parse, verbs=VERBS):
     """Another engine hands in its own verbs, such as partial(train, engine=Model)."""

@@ -14,7 +14,7 @@ from conftest import ROOT, nanoeuler
 
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
 BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 128 ", "KC = 4 "), ("n + 128,", "n + 4,"),
-          ("len(x), 128)", "len(x), 4)")]
+          ("(0, N, 128)", "(0, N, 4)")]
 
 MUTANTS = {
     "embedding overwrites": ("e[c] += row[c]", "e[c] = row[c]"),
@@ -52,7 +52,7 @@ MUTANTS = {
     "weight gradient, last block": ("for t in range(0, T, KC)", "for t in range(0, T - KC, KC)"),
     "weight gradient, other rows": ("dy[b, t:e, n0:n1].T", "dy[b, t:e, :n1 - n0].T"),
     "weight gradient overwrites": ("matmul_add(dw, dw, dy[b", "matmul(dw, dy[b"),
-    "last rows of a matrix": ("min(n + 4, len(x))", "min(n + 4, len(x) - 1)"),
+    "last rows of a matrix": ("min(n + 4, N)", "min(n + 4, N - 1)"),
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
                                       "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
@@ -143,7 +143,8 @@ def test_every_gradient_of_every_case(tmp_path):
     """The compiled program, in the original's form: a line a tensor, the worst, the verdict."""
     result = nanoeuler("--seed", "1", program="check.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    errors = [float(s) for s in re.findall(r"^  \w[\w. ]*: max rel err (\S+)$", result.stdout, re.M)]
+    lines = re.findall(r"^  \w[\w. ]*: max rel err (\S+)$", result.stdout, re.M)
+    errors = [float(s) for s in lines]
     assert len(errors) == 9 * 9              # a tied single head has no lm_head; heads 1..
     assert max(errors) < 1e-6
     assert float(re.search(r"^max relative error: (\S+)", result.stdout, re.M)[1]) == max(errors)

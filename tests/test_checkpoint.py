@@ -273,7 +273,7 @@ for i in range({count}):
     signal.alarm(20)                         # a hang ends the process
     for what in (lambda: ne.info(str(work)),
                  lambda: ne.train("small", out=str(work), resume=True, force=False),
-                 lambda: ne.Speaker(str(work), 3, 1, ne.Sampling())):
+                 lambda: ne.speak(str(work), 0, 1, "A")):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 what()

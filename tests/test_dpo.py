@@ -34,7 +34,7 @@ def test_the_loss_by_hand():
     margins = np.array([0.5 * (1 + 1), 0.5 * (0 - 2)])
     sigmoid = lambda x: 1 / (1 + np.exp(-x))
     assert measures == pytest.approx(dict(loss=-np.log(sigmoid(margins)).mean(), accuracy=0.5,
-                                          margin=0.0, kl=0.5))
+                                          margin=0.0, kl=-0.5))
     slope = 0.5 * sigmoid(-margins) / 2
     assert weight == pytest.approx([slope[0], -slope[0], slope[1], -slope[1]])
 
