@@ -1050,7 +1050,8 @@ def read_examples(path, *answers):
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}; {remedy}") from None
     except (RecursionError, ValueError) as e:
-        raise UserError(f"{path}{where}: {e}; {remedy}, as a JSON list or one a line") from None
+        why = getattr(e, "msg", e) if where else e       # json counts lines from this one
+        raise UserError(f"{path}{where}: {why}; {remedy}, as a JSON list or one a line") from None
     return examples, hashlib.sha256(text).hexdigest()
 
 class Examples(Batches):
@@ -1268,7 +1269,7 @@ class DpoOptions(Optimization):
     data: str = field(default="data/preferences_sample.jsonl", metadata={
         "help": "instruction, input, chosen, rejected, as JSON"})
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(7e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
+    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
 
 def evaluate(model, tokens, targets, n_bytes, rows=None):

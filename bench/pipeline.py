@@ -103,8 +103,8 @@ def report(rows, answers, out, minutes, program):
     for (title, *_), (seconds, bits, exact, prefers) in zip(STAGES, rows):
         lines.append(f"| {title} | {seconds / 60:.1f} | {bits:.3f} | {exact} | {prefers} |")
     lines += ["", f"Held-out pairs after DPO: loss {dpo['val_loss']:.3f}, reward accuracy "
-              f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}, log pi/ref of the "
-              f"chosen {dpo['val_kl']:.2f} nats.", "", "## Questions nobody trained on"]
+              f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}, KL "
+              f"{dpo['val_kl']:.2f} nats a response.", "", "## Questions nobody trained on"]
     for i, (e, _) in enumerate(answers[0]):
         lines += ["", "**" + " ".join(f"{e['instruction']} {e['input']}".split()) + "**", "",
                   f"- key: {e['output']}"]

@@ -210,7 +210,7 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
 
 
 @pytest.mark.parametrize("lines, words", [
-    ([json.dumps(GOOD), "", '{"instruction": "a", '], ["line 3", "Expecting"]),
+    ([json.dumps(GOOD), "", '{"instruction": "a", '], ["line 3: Expecting"]),
     ([json.dumps(GOOD), "7"], ["line 2", "int", "object"]),
     (["{}"], ["line 1", "instruction is None"]),
     ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is None"]),
