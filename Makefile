@@ -5,15 +5,17 @@ PY     ?= $(VENV)/bin/python
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 OUT    ?= nanoeuler.bin
 ARGS   ?=
+GB     ?= 1
 
 # With PY given there is nothing to install.
 ifeq ($(origin PY),file)
 RUN_DEPS  := $(VENV)/run
 TEST_DEPS := $(VENV)/test
 BENCH_DEPS := $(VENV)/bench
+DATA_DEPS := $(VENV)/data
 endif
 
-.PHONY: all train chat check test bench pipeline gpu-pipeline help clean
+.PHONY: all train chat check test bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -41,6 +43,13 @@ bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, 
 	$(PY) bench/bench_bpe.py
 	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
 
+data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of web pages, answers
+	$(PY) data/get_gutenberg.py
+	$(PY) data/get_web.py --gb $(GB)
+	$(PY) data/prepare.py
+	$(PY) data/get_alpaca.py
+	$(PY) data/get_preferences.py
+
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
@@ -56,6 +65,10 @@ $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[dev,torch]'
+	@touch $@
+
+$(VENV)/data: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[data]'
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/bin/python

@@ -319,9 +319,9 @@ def test_micro_batches_train_the_same_weights(trained, text, tmp_path):
 def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
     """An engine with these members and no others trains to the same bytes."""
     class Other:
-        program = "other.py"
+        program, talk = "other.py", "chat"
 
-        def __init__(self, cfg, flat, moments):
+        def __init__(self, cfg, flat, moments, options):
             model, self.cfg = ne.Model(cfg, flat, moments), cfg
             for name in ("gradient", "update", "losses", "buffers", "first_bad_tensor", "decoder",
                          "device"):

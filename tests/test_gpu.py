@@ -1,0 +1,174 @@
+"""On a GPU: the program's own tests, equal bits, the CPU's numbers.  Skipped without one."""
+import importlib.util
+
+import numpy as np
+import pytest
+from conftest import TINY, nanoeuler, random_flat
+
+if importlib.util.find_spec("numba_cuda") is None:
+    pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
+                allow_module_level=True)
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+
+if problem := nc.gpu_problem():
+    pytest.skip(problem, allow_module_level=True)
+
+CFGS = {"tiny": TINY, "tied": ne.replace(TINY, tie_embeddings=True, n_mtp=3),
+        "odd": ne.replace(TINY, n_embd=33, n_head=6, n_kv_head=2, head_dim=10, n_mtp=1, seq_len=70),
+        "eights": ne.replace(TINY, n_embd=64, head_dim=32, n_hidden=128, vocab_size=264,
+                             seq_len=200)}               # all that tensor cores ask for
+SIZE = {"bf16": np.float32, "f32": np.float32, "f64": np.float64}
+configs = pytest.mark.parametrize("cfg", CFGS.values(), ids=CFGS)
+ways = pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+
+
+def hyper(step):
+    """nanoeuler.adamw's eight numbers at a step, from 1 on."""
+    return np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1 - 0.9 ** step, 1 - 0.95 ** step])
+
+
+def batch(cfg, B, seed, T=None):
+    """tokens (B, T), targets (P, B, T), some of them -1."""
+    rng, T = np.random.default_rng(seed), T or cfg.seq_len
+    return (rng.integers(0, cfg.vocab_size, (B, T), np.int32),
+            rng.integers(-1, cfg.vocab_size, (cfg.n_mtp, B, T), np.int32))
+
+
+def train(model, steps=3):
+    """What a few steps of two micro-batches leave behind, as bytes."""
+    out = []
+    for step in range(1, steps + 1):
+        for seed in range(2):
+            tokens, targets = batch(model.cfg, 3, 10 * step + seed)
+            model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
+        ce, norm = model.update(hyper(step))
+        assert np.isfinite(ce).all() and 0 < norm < np.inf
+        out += [ce.tobytes(), np.float64(norm).tobytes()]
+    return out + [x.tobytes() for x in model.buffers()]
+
+
+def engine(cfg, dtype="f32", naive=False):
+    return nc.Model(cfg, random_flat(cfg, 1, SIZE[dtype]), dtype=dtype, naive=naive)
+
+
+def test_self_tests_pass(tmp_path):
+    result = nanoeuler(cwd=tmp_path, program="nanoeuler_cuda.py", timeout=900)
+    assert result.returncode == 0 and ">>> kernels OK" in result.stdout, (
+        result.stdout + result.stderr)
+
+
+def test_the_doctor_finds_the_gpu(tmp_path):
+    result = nanoeuler("doctor", cwd=tmp_path, program="nanoeuler_cuda.py")
+    assert result.returncode == 0 and "all is well" in result.stdout, result.stdout + result.stderr
+
+
+def gradient_errors(cfg, dtype, naive):
+    """|gpu - cpu| / |cpu| of each tensor, of all together, and of the losses."""
+    flat, (tokens, targets) = ne.init_params(cfg, 1, np.float64), batch(cfg, 3, 2)
+    cpu, weight = ne.Model(cfg, flat), ne.loss_weights(targets, 0.3)
+    gpu = nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype, naive=naive)
+    for model in (cpu, gpu):
+        model.gradient(tokens, targets, weight)
+    host = gpu.g_flat.copy_to_host(stream=nc.stream)
+    out = {name: nc.relative_error(x, y)
+           for name, x, y in zip(cpu.g._fields, ne.views(host, gpu.table), cpu.g)}
+    out["all"] = nc.relative_error(host, cpu.g_flat)
+    out["losses"] = nc.relative_error(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
+    return out
+
+
+@pytest.mark.parametrize("chunk", [None, 7], ids=["whole", "chunks"])
+@configs
+@ways
+def test_gradient_of_the_whole_model(cfg, naive, chunk, monkeypatch):
+    """A chunk of logits holds 256 MB: no small model needs a second one unless it is told to."""
+    if chunk:
+        monkeypatch.setattr(nc, "rows_a_chunk", lambda cfg, BT, itemsize: min(BT, chunk))
+    for dtype, most in (("f64", 1e-10), ("f32", 1e-4)):
+        errors = gradient_errors(cfg, dtype, naive)
+        assert all(error < most for error in errors.values()), errors      # a NaN is not below
+    errors = gradient_errors(cfg, "bf16", naive)         # one tensor may be all cancellation
+    assert errors["all"] < 0.1 and errors["losses"] < 0.02, errors
+
+
+@ways
+@pytest.mark.parametrize("dtype", SIZE)
+@pytest.mark.parametrize("name", ["tiny", "eights"])
+def test_a_replayed_graph_computes_the_same_bits(name, dtype, naive, monkeypatch):
+    monkeypatch.setattr(nc.Graph, "enabled", False)
+    plain = train(engine(CFGS[name], dtype, naive))
+    monkeypatch.setattr(nc.Graph, "enabled", True)
+    model = engine(CFGS[name], dtype, naive)
+    assert train(model) == plain
+    assert model.gradient_graph.graph is not None and model.step.graph is not None
+
+
+@configs
+@ways
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_two_runs_compute_the_same_bits(cfg, dtype, naive):
+    assert train(engine(cfg, dtype, naive)) == train(engine(cfg, dtype, naive))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_gradient_leaves_everything_as_it_was(bad):
+    model = engine(TINY)
+    train(model)
+    model.gradient(*batch(TINY, 3, 5), np.ones(TINY.n_mtp))
+    before = [x.copy() for x in model.buffers()]
+    g = model.g_flat.copy_to_host(stream=nc.stream)
+    g[g.size // 2] = bad
+    model.g_flat.copy_to_device(g, stream=nc.stream)
+    _, norm = model.update(hyper(4))
+    assert not np.isfinite(norm)
+    for x, y in zip(model.buffers(), before):
+        assert np.array_equal(x, y)
+    assert "gradient" in model.first_bad_tensor() and str(bad) in model.first_bad_tensor()
+
+
+@configs
+@pytest.mark.parametrize("dtype, tolerance", [("f32", 1e-5), ("f64", 1e-12)])
+def test_losses_are_those_of_the_cpu(cfg, dtype, tolerance):
+    tokens, targets = batch(cfg, 7, 3)
+    cpu = ne.Model(cfg, random_flat(cfg, 1))
+    expected = cpu.losses(tokens, targets[0])
+    model = nc.Model(cfg, random_flat(cfg, 1).astype(SIZE[dtype]), dtype=dtype)
+    assert model.losses(tokens, targets[0]) == pytest.approx(expected, rel=tolerance)
+    model.gradient(tokens[:3], targets[:, :3], np.ones(cfg.n_mtp))     # now three at a time
+    assert model.losses(tokens, targets[0]) == pytest.approx(expected, rel=tolerance)
+    ce, _ = model.update(hyper(1))           # the evaluation did not add to the step's loss
+    cpu.gradient(tokens[:3], targets[:, :3], np.ones(cfg.n_mtp))
+    assert ce == pytest.approx(cpu.update(hyper(1))[0], rel=tolerance)
+
+
+def forward_logits(model, tokens):
+    """(T, V) of head 0 of one sequence, by the forward pass of training."""
+    cfg, T = model.cfg, len(tokens)
+    model.prepare(1, T)
+    model.stage(tokens[None], np.full((cfg.n_mtp, 1, T), -1, np.int32), np.ones(cfg.n_mtp))
+    model.forward()
+    head = model.p.wte if cfg.tie_embeddings else model.p.lm_head[0]
+    out = nc.new((T, cfg.vocab_size), model.dtype)
+    nc.matmul(out, model.a.final_in, head)
+    return out.copy_to_host(stream=nc.stream)
+
+
+@configs
+@pytest.mark.parametrize("dtype, tolerance", [("f32", 1e-5), ("f64", 1e-12)])
+def test_a_decoder_computes_the_logits_of_the_forward_pass(cfg, dtype, tolerance):
+    model, (tokens, _) = engine(cfg, dtype), batch(cfg, 1, 4)
+    decoder = model.decoder()
+    logits = np.array([decoder.step(int(t)).copy() for t in tokens[0]])
+    assert np.ptp(logits) > 0.1              # they say something
+    assert nc.relative_error(logits, forward_logits(model, tokens[0])) < tolerance
+
+
+def test_a_full_context_slides_as_on_the_cpu():
+    flat, (tokens, _) = random_flat(TINY, 1), batch(TINY, 1, 6, T=3 * TINY.seq_len)
+    cpu, gpu = ne.Decoder(TINY, flat), nc.Decoder(TINY, flat)
+    for t in tokens[0]:
+        expected = cpu.step(int(t)).copy()
+        assert nc.relative_error(gpu.step(int(t)), expected) < 1e-12
+    assert gpu.tokens == cpu.tokens
