@@ -2122,13 +2122,13 @@ def relative_error(x, y):
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return float(np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0))
 
-def self_tests():
+def self_tests(quick=False):
     """Every kernel against its twin in nanoeuler.py, over shapes that bite; each run twice, to the
     bit.  One line a kernel: the worst error of all its shapes.  Returns the exit code."""
     open_device()
     print("kernel               shapes  bfloat16   float32   float64   (|gpu - cpu| / |cpu|)")
     failed = []
-    for name, cases in op_tests().items():
+    for name, cases in op_tests(quick).items():
         worst, same = {}, True
         for expected, run, dtypes in cases:
             for dtype in dtypes:
@@ -2166,7 +2166,7 @@ def device_case(function, outputs, inputs):
         return [from_bf16(x.copy_to_host(stream=stream)) for x in outs]
     return run
 
-def op_tests():
+def op_tests(quick):
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
     dtypes)]"""
     rng = np.random.default_rng(1)
@@ -2178,6 +2178,8 @@ def op_tests():
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
+        if quick and M * N * K > 1 << 24:
+            continue
         x, w, dy, base = normal(M, K), normal(N, K), normal(M, N), normal(M, N)
         out, dw = np.zeros((M, N)), normal(N, K)
         ne.matmul(out, x, np.ascontiguousarray(w.T))
@@ -2320,14 +2322,14 @@ class Options(ne.Options):
     holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
     warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="f32", metadata={"help": "bf16, f32 or f64"})
+    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
     attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
 
 @dataclass
 class SftOptions(ne.SftOptions):
     """What `s` is started with."""
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="f32", metadata={"help": "bf16, f32 or f64"})
+    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
     attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
 
 class Run(ne.Run):
@@ -2341,6 +2343,8 @@ def pretrain(preset, **flags):
         flags["data"] = ne.Options.data
         print(f"learning {ne.Options.data}: {Options.data} is not there, make it with: python "
               f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
+    if "minutes" in flags:
+        flags.setdefault("steps", 0)
     open_device()
     ne.train(preset, engine=Model, run=Run, **flags)
 
@@ -2362,7 +2366,8 @@ def parse(argv):
     preset = ("--preset", dict(default="base", choices=list(ne.PRESETS), help="size of the model"))
     chat = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
     learn = dict(settings=(*fields(Options), *ne.SHAPE), out="nanoeuler.bin")
-    p.verb("test", "every kernel against the CPU")
+    p.verb("test", "every kernel against the CPU",
+           ("--quick", dict(action="store_true", help="without the largest shapes")))
     p.verb("g", "the gradient of the whole model against the CPU", preset,
            ("--batch", dict(type=int, default=1, help="sequences")))
     p.verb("t", "pretrain; writes a checkpoint and a log", preset, **learn)

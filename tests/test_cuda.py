@@ -117,17 +117,18 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, out, base, M, N, K, splits):
-        f, maps = inspect.getclosurevars(self.kernel.py_func).nonlocals, map_a.gpu_data.device.maps
-        a, b, c = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, map_base, out, M, N, K, splits):
+        f, maps = inspect.getclosurevars(self.kernel.py_func).nonlocals, out.gpu_data.device.maps
+        a, b, c, base = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out, map_base))
         assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
         assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
         if f["single"]:
-            assert out.shape == (splits, M, N) and out.dtype == np.float32
+            assert out.shape == (splits, M, N) and out.dtype == np.float32 and not f["adds"]
             assert N % 2 == 0 and 1 <= splits <= tiles(K, 64)
         else:
-            assert out.shape == (M, N) and base.shape == (M, N) and splits == 1
+            assert out.shape == (M, N) and splits == 1
             assert c[:3] == (extent(out)[0], M, N) and c[4] == 64
+            assert not f["adds"] or base[1:3] == (M, N) and base[4] == 64
         first, end = extent(out)
         for pointer, rows, columns, stride, _ in (a, b):
             assert end <= pointer or pointer + 2 * ((rows - 1) * stride + columns) <= first
@@ -708,7 +709,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
         device.gpu.compute_capability = capability
         everything(replace(BASE, n_layer=1), 1, 512, dtype)
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
-        if dtype != "f64":
+        if dtype == "bf16":                  # where 64 and 128 are other kernels
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
     out = {}
     for x in device.launches:
