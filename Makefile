@@ -16,7 +16,7 @@ DATA_DEPS := $(VENV)/data
 GPU_DEPS := $(VENV)/gpu
 endif
 
-.PHONY: all train chat check test gpu-test bench data help clean
+.PHONY: all train chat check test gpu-test bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -38,6 +38,12 @@ gpu-test: $(GPU_DEPS)  ## on a GPU: every kernel, the whole gradient, resume, eq
 	$(PY) nanoeuler_cuda.py g
 	$(PY) -m pytest tests/test_gpu.py $(ARGS)
 
+pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (10 minutes)
+	$(PY) bench/pipeline.py $(ARGS)
+
+gpu-pipeline: $(GPU_DEPS)  ## the same on the GPU, with data/pretrain.txt
+	$(PY) bench/pipeline.py --gpu $(ARGS)
+
 bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, tiktoken (40 minutes)
 	$(PY) bench/bench_cpu.py
 	$(PY) bench/bench_bpe.py
@@ -51,7 +57,7 @@ data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of we
 	$(PY) data/get_preferences.py
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
 clean:  ## remove caches, keep checkpoints and the environment
 	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis

@@ -9,6 +9,10 @@ together here from its definition, over the whole batch at once:
 
     loss = CE_0 + 0.3 * mean_{k > 0} CE_k,    CE_k = mean of -log softmax over its targets
 
+and for preferences, with r = log pi - log ref of a whole response, the mean over pairs of
+
+    loss = -log sigmoid(0.1 (r(chosen) - r(rejected))),    log pi = -CE_0, summed
+
 A tensor is moved along a direction u by s = -2h, -h, h, 2h; with f(s) the loss there,
 
     n = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h  =  df/ds + O(h^4)
@@ -36,7 +40,7 @@ from numba import set_num_threads
 
 import nanoeuler as ne
 
-TOLERANCE, H, MTP_WEIGHT = 1e-6, 2e-4, 0.3
+TOLERANCE, H, MTP_WEIGHT, BETA = 1e-6, 2e-4, 0.3, 0.1
 ENTRIES, DIRECTIONS, SEEDS = 24, 4, 2
 
 # what is special, the fields of Config that differ from BASE, T, the sizes of the micro-batches
@@ -53,6 +57,7 @@ CASES = [
     ("past the blocks: 32 query rows, 128 positions of a sum, 128 rows of a matrix",
      dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131, vocab_size=150,
           n_mtp=2), 131, (1, 2)),
+    (DPO := "preferences: two pairs, one of them cut by a micro-batch", {}, 7, (1, 3)),
 ]
 
 
@@ -75,40 +80,49 @@ def random_batch(cfg, B, T, rng):
     return stream[:, :T].copy(), np.where(masked, np.int32(-1), targets)
 
 
-def loss_of(model, tokens, targets):
-    """The definition above, from the summed cross-entropies (B, P) of the forward pass."""
-    ce = model.run(ne.LOSS, tokens, targets).sum(0) / np.maximum(1, (targets >= 0).sum((1, 2)))
+def loss_of(model, tokens, targets, reference):
+    """The definitions above, from the summed cross-entropies (B, P) of the forward pass."""
+    ce = model.run(ne.LOSS, tokens, targets)
+    if reference is not None:
+        chosen, rejected = (reference - ce[:, 0]).reshape(-1, 2).T
+        return np.log1p(np.exp(-BETA * (chosen - rejected))).mean()
+    ce = ce.sum(0) / np.maximum(1, (targets >= 0).sum((1, 2)))
     return ce[0] + MTP_WEIGHT * (ce[1:].mean() if len(ce) > 1 else 0)
 
 
-def gradient(model, tokens, targets, sizes):
+def gradient(model, tokens, targets, sizes, reference):
     """The engine's gradient of all parameters, accumulated over micro-batches."""
-    weight, start = ne.loss_weights(targets, MTP_WEIGHT), 0
+    weight, start = np.zeros((len(tokens), len(targets))), 0
+    if reference is None:
+        weight[:] = ne.loss_weights(targets, MTP_WEIGHT)
+    else:
+        _, weight[:, 0] = ne.dpo_loss(model.losses(tokens, targets[0]), reference, BETA)
     model.g_flat[:] = 0
     for n in sizes:
         part = slice(start, start + n)
-        model.run(ne.GRADIENT, tokens[part], targets[:, part], weight)
+        model.run(ne.GRADIENT, tokens[part], targets[:, part], weight[part])
         start += n
     return model.g_flat.copy()
 
 
-def derivative(model, view, u, tokens, targets):
+def derivative(model, view, u, *batch):
     """d loss / ds at view + s * u, s = 0."""
     before, f = view.copy(), {}
     for s in (-2, -1, 1, 2):
         view[...] = before + s * H * u
         model.pack()
-        f[s] = loss_of(model, tokens, targets)
+        f[s] = loss_of(model, *batch)
     view[...] = before
     return (8 * (f[1] - f[-1]) - (f[2] - f[-2])) / (12 * H)
 
 
-def check_case(cfg, T, sizes, seed):
+def check_case(cfg, T, sizes, seed, pairs):
     """Tensor name -> the largest error of its gradient."""
     rng, errors = np.random.default_rng(seed), {}
     model = ne.Model(cfg, random_params(cfg, rng))
     tokens, targets = random_batch(cfg, sum(sizes), T, rng)
-    grads = ne.views(gradient(model, tokens, targets, sizes), ne.param_table(cfg))
+    reference = rng.normal(model.losses(tokens, targets[0]), 2 / BETA) if pairs else None
+    grads = ne.views(gradient(model, tokens, targets, sizes, reference), ne.param_table(cfg))
     for (name, shape, _), view, g in zip(ne.param_table(cfg), model.p, grads):
         if g.size == 0:                      # lm_head, if there is one head and it is tied
             continue
@@ -118,9 +132,11 @@ def check_case(cfg, T, sizes, seed):
             units += [u / np.linalg.norm(u) for u in rng.standard_normal((DIRECTIONS, *shape))]
         rms, worst = math.sqrt((g * g).mean()), 0.0
         for u in units:
-            a, n = (g * u).sum(), derivative(model, view, u, tokens, targets)
+            a, n = (g * u).sum(), derivative(model, view, u, tokens, targets, reference)
             worst = np.maximum(worst, abs(a - n) / (abs(a) + abs(n) + rms + 1e-30))   # keeps a NaN
         errors[name] = float(worst)
+    if pairs:
+        errors["heads 1.."] = float(grads.lm_head[1:].any())       # exactly 0, or it is wrong
     return errors
 
 
@@ -137,7 +153,7 @@ def main(argv=None):
         cfg, seeds = replace(BASE, **changes), range(args.seed, args.seed + (args.quick or SEEDS))
         print(f"\n{title}\n  ({cfg.n_layer} layers, {cfg.n_head}/{cfg.n_kv_head} heads, T {T}, "
               f"micro-batches of {', '.join(map(str, sizes))}, seeds {', '.join(map(str, seeds))})")
-        runs = [check_case(cfg, T, sizes, seed) for seed in seeds]
+        runs = [check_case(cfg, T, sizes, seed, title == DPO) for seed in seeds]
         for name in runs[0]:
             errors = [r[name] for r in runs]
             all_errors += errors

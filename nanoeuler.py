@@ -6,6 +6,7 @@ every gradient, optimizer, training, checkpoints, generation, chat.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
+    python nanoeuler.py dpo [FILE]             teach it to prefer, write nanoeuler_dpo.bin
     python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      one continuation
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
@@ -43,6 +44,7 @@ import argparse
 import codecs
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import mmap
@@ -687,9 +689,9 @@ def matrix_gradient(kind, l, n0, n1, g, a, d):
 
 @jit_parallel
 def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, cos, sin, eps):
-    """Forward, loss and gradients of one micro-batch: g += d(sum_k weight[k] CE_k)/dp.
+    """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
 
-    out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (P,)
+    out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
     Threads take sequences, then blocks of weight gradients, from a common counter: a thread that is
     slowed down takes fewer."""
     B, heads, threads = tokens.shape[0], losses.shape[1], scratch.norm.shape[0]
@@ -702,7 +704,7 @@ def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, c
             forward(b, heads, tokens, p, w, a, s, cos, sin, eps)
             if until >= LOSS:
                 for k in range(heads):
-                    losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[k])
+                    losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[b, k])
             if until >= GRADIENT:
                 backward(b, p, a, d, s, cos, sin)
             b = next_task(counter, 0)
@@ -723,20 +725,17 @@ def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, c
                 g.final_norm[c] += d.final_norm[b, c]
 
 @jit_parallel
-def pack_weights(w, p, tasks):
+def pack_weights(w, p):
     """Every matrix W^T into its panels; once after each update of the parameters."""
-    for i in prange(tasks.shape[0]):
-        kind, l = tasks[i]
-        if kind == QKV:
-            pack(w.qkv[l], p.qkv[l].T)
-        elif kind == ATTN_PROJ:
-            pack(w.attn_proj[l], p.attn_proj[l].T)
-        elif kind == GATE_UP:
-            pack(w.gate_up[l], p.gate_up[l].T)
-        elif kind == DOWN:
-            pack(w.down[l], p.down[l].T)
+    L, P = w.qkv.shape[0], w.lm_head.shape[0]
+    for i in prange(L + P):
+        if i < L:
+            pack(w.qkv[i], p.qkv[i].T)
+            pack(w.attn_proj[i], p.attn_proj[i].T)
+            pack(w.gate_up[i], p.gate_up[i].T)
+            pack(w.down[i], p.down[i].T)
         else:
-            pack(w.lm_head[l], head_matrix(p, l, w.lm_head.shape[0]).T)
+            pack(w.lm_head[i - L], head_matrix(p, i - L, P).T)
 
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
@@ -753,21 +752,19 @@ class Model:
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        rows = [(kind, l, head_matrix(self.p, l, cfg.n_mtp) if kind == LM_HEAD else x[l])
-                for kind, x in enumerate(getattr(self.p, name) for name in Panels._fields)
-                for l in range(cfg.n_mtp if kind == LM_HEAD else cfg.n_layer)]
-        self.matrices = np.array([(kind, l) for kind, l, _ in rows])
-        self.tasks = np.array([(kind, l, n, min(n + 128, len(x))) for kind, l, x in rows
-                               for n in range(0, len(x), 128)])    # 128 rows of dW stay in L2
+        self.tasks = np.array([(kind, l, n, min(n + 128, N))       # 128 rows of dW stay in L2
+                               for kind, (w, name) in enumerate(zip(self.w, Panels._fields))
+                               for N in getattr(self.p, name).shape[1:2]
+                               for l in range(len(w)) for n in range(0, N, 128)])
         self.pack()
 
     def new(self, table):
         return [aligned(shape, self.flat.dtype) for _, shape in table]
 
     def pack(self):
-        pack_weights(self.w, self.p, self.matrices)
+        pack_weights(self.w, self.p)
 
-    def run(self, until, tokens, targets=None, weight=None, heads=None):
+    def run(self, until, tokens, targets=None, weight=1.0, heads=None):
         """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""
         (B, T), P = tokens.shape, self.cfg.n_mtp
         if self.shape != (B, T):
@@ -777,7 +774,7 @@ class Model:
             self.d = Dacts(*self.new(dact_table(self.cfg, B, T)))
             self.s, self.shape = Scratch(*self.new(scratch)), (B, T)
         targets = np.full((P, B, T), -1, np.int32) if targets is None else targets
-        losses, weight = np.zeros((B, heads or P)), np.ones(P) if weight is None else weight
+        losses, weight = np.zeros((B, heads or P)), np.ones((B, P)) * weight
         run(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets), weight,
             self.p, self.w, self.g, self.a, self.d, self.s, self.tasks, self.cos[:T], self.sin[:T],
             self.cfg.norm_eps)
@@ -789,7 +786,9 @@ class Model:
         return self.a.logits
 
     def gradient(self, tokens, targets, weight):
-        """g += d(sum_k weight[k] CE_k)/dp     tokens (B, T), targets (P, B, T), weight (P,)"""
+        """g += d(sum_bk weight[b, k] CE_bk)/dp
+
+        tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
 
     def update(self, hyper):
@@ -801,8 +800,8 @@ class Model:
         return ce, norm
 
     def losses(self, tokens, targets):
-        """Summed CE of head 0, nats.     tokens, targets (B, T)"""
-        return float(self.run(LOSS, tokens, targets[None], heads=1).sum())
+        """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
+        return self.run(LOSS, tokens, targets[None], heads=1)[:, 0]
 
     def micro_batch(self, B):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
@@ -979,15 +978,12 @@ class Batches:
             self.order = rng.permutation(self.n)
         return self.order[j]
 
-    def start(self, i):
-        """Index of the first token of window i."""
-        return self.shuffled(i) * self.T + self.phase
-
     def take(self, i, B):
         """Windows i to i + B: tokens (B, T), targets (P, B, T), -1 past the end; int32."""
         padded = np.full((B, self.T + self.P), -1, np.int32)
         for b in range(B):
-            piece = self.tokens[(s := self.start(i + b)):s + self.T + self.P]
+            start = self.shuffled(i + b) * self.T + self.phase
+            piece = self.tokens[start:start + self.T + self.P]
             padded[b, :len(piece)] = piece
         return padded[:, :self.T], later(padded, self.T)
 
@@ -998,6 +994,21 @@ def loss_weights(targets, mtp_weight):
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
     return np.array([1.0] + [mtp_weight / (P - 1) for _ in range(P - 1)]) / count
+
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    y is chosen, y' rejected, pi the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
+    ce, reference (2n,): y, y' in turn -> measures, means over the n pairs, and d loss / d CE (2n,)
+
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response; KL(ref || pi) if y
+    were ref's own.  The chosen stand for those, and cost no sampling; it may be negative."""
+    ratio = (reference - ce).reshape(-1, 2)
+    margin = beta * (ratio[:, 0] - ratio[:, 1])
+    slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+    return (dict(loss=np.logaddexp(0, -margin).mean(), accuracy=(np.sign(margin) + 1).mean() / 2,
+                 margin=margin.mean(), kl=-ratio[:, 0].mean()),
+            np.stack((slope, -slope), 1).ravel())
 
 # Stanford Alpaca's templates; what follows them is the response
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
@@ -1015,36 +1026,45 @@ def held_out(example):
     return int.from_bytes(hashlib.sha256(question).digest()[:4], "big") % 50 == 0
 
 def read_examples(path, *answers):
-    """The JSON list of {instruction, input, *answers} at `path`, and its SHA-256."""
-    need, remedy = bpe.need, f"give a JSON list of instruction, input, {', '.join(answers)}"
+    """The {instruction, input, *answers} of a JSON list, or one a line, and the file's SHA-256."""
+    need, where, examples = bpe.need, "", []
+    remedy = f"give {', '.join(('instruction, input', *answers))} with --data"
     try:
         with open(path, "rb") as f:
             text = f.read()
-        examples = json.loads(text)
-        need(isinstance(examples, list), f"it is a {type(examples).__name__}, expected a list")
-        need(examples, "the list is empty")
-        for i, e in enumerate(examples):
-            need(isinstance(e, dict), f"entry {i} is a {type(e).__name__}, expected an object")
+        listed = text.lstrip()[:1] == b"["
+        for i, e in enumerate(json.loads(text) if listed else text.splitlines()):
+            where = f", entry {i}" if listed else f", line {i + 1}"
+            if not listed:
+                if not e.strip():
+                    continue
+                e = json.loads(e)
+            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
             e.setdefault("input", "")
             for key in ("instruction", "input", *answers):
                 value = e.get(key)
-                need(isinstance(value, str), f"{key} of entry {i} is {value!r:.40}, expected text")
+                need(isinstance(value, str), f"{key} is {value!r:.40}, expected text")
                 value.encode()               # half a surrogate pair is no text
+            examples.append(e)
+        need(examples, "it is empty")
     except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}; {remedy} with --data") from None
+        raise UserError(f"cannot read {path}: {e.strerror}; {remedy}") from None
     except (RecursionError, ValueError) as e:
-        raise UserError(f"{path} holds no examples: {e}; {remedy} with --data") from None
+        why = getattr(e, "msg", e) if where else e       # json counts lines from this one
+        raise UserError(f"{path}{where}: {why}; {remedy}, as a JSON list or one a line") from None
     return examples, hashlib.sha256(text).hexdigest()
 
 class Examples(Batches):
-    """One example a row, in shuffled epochs: prompt, response with </s>, then padding.
+    """One response a row, in shuffled epochs: prompt, response with </s>, then padding.
 
-    Targets are the tokens of the response alone, for every head; a row knows of no other."""
+    Targets are the tokens of the response alone, for every head; a row knows of no other.  The R
+    responses to one prompt stay together."""
 
-    def __init__(self, pairs, T, n_mtp, seed):
+    def __init__(self, pairs, T, n_mtp, seed, R=1):
         """pairs: (prompt, response) as arrays of ids, T + 1 at most together"""
-        self.T, self.P, self.seed, self.n, self.epoch = T, n_mtp, seed, len(pairs), None
-        self.rows = np.full((self.n, T + n_mtp), -1, np.int32)
+        self.T, self.P, self.R, self.seed, self.epoch = T, n_mtp, R, seed, None
+        self.n = len(pairs) // R
+        self.rows = np.full((len(pairs), T + n_mtp), -1, np.int32)
         self.answers = self.rows.copy()
         for row, answer, (prompt, response) in zip(self.rows, self.answers, pairs):
             row[:len(prompt) + len(response)] = np.concatenate((prompt, response))
@@ -1054,8 +1074,13 @@ class Examples(Batches):
         """tokens (B, T), targets (P, B, T), -1 outside of the response; int32"""
         return np.maximum(self.rows[rows, :self.T], 0), later(self.answers[rows], self.T)
 
+    def pick(self, i, B):
+        """Which rows are i to i + B of the run."""
+        R = self.R
+        return [R * self.shuffled(j // R) + j % R for j in range(i, i + B)]
+
     def take(self, i, B):
-        return self.batch([self.shuffled(i + b) for b in range(B)])
+        return self.batch(self.pick(i, B))
 
 
 # ==== 8 Checkpoint ====
@@ -1075,6 +1100,7 @@ class State(Settings):
     bits_per_byte: float = 0.0         # the latest validation, 0: none yet
     text_sha256: str = ""
     options: dict = field(default_factory=dict)
+    reference: list = field(default_factory=list)      # of dpo: -log ref of every response
 
 def header_tensors(cfg, moments):
     """The header's entries in buffer order: name -> dtype, shape, offsets (bytes); and the end."""
@@ -1216,7 +1242,6 @@ class Optimization(Settings):
     beta1: float = setting(0.9, 0, 0.9999, "memory of the gradient")
     beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
     clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
-    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
     save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
     seed: int = setting(1, 0, 1 << 60, "of weights and batches")
@@ -1227,14 +1252,25 @@ class Options(Optimization):
     data: str = field(default="data/shakespeare.txt", metadata={"help": "a text, UTF-8"})
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
+    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
 
 @dataclass
 class SftOptions(Optimization):
     """What `sft` is started with."""
     data: str = field(default="data/instructions.json", metadata={
-        "help": "a JSON list of instruction, input, output; data/alpaca.json goes first, if there"})
+        "help": "instruction, input, output, as JSON; data/alpaca.json goes first, if there"})
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+
+@dataclass
+class DpoOptions(Optimization):
+    """What `dpo` is started with."""
+    data: str = field(default="data/preferences_sample.jsonl", metadata={
+        "help": "instruction, input, chosen, rejected, as JSON"})
+    epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
+    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
+    beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
 
 def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
@@ -1244,7 +1280,7 @@ def evaluate(model, tokens, targets, n_bytes, rows=None):
     n, nats = len(tokens), 0.0
     pick = np.linspace(0, n - 1, min(n, rows or n)).astype(int)
     for i in range(0, len(pick), 16):
-        nats += model.losses(tokens[pick[i:i + 16]], targets[pick[i:i + 16]])
+        nats += np.sum(model.losses(tokens[pick[i:i + 16]], targets[pick[i:i + 16]]))
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * share))
 
@@ -1266,14 +1302,15 @@ class Interrupt:
 
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
-    verb, kind, Options, scope = "train", "base", Options, "the whole held-out tail"
+    verb, Options, scope = "train", Options, "the whole held-out tail"
+    line, measures, R = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}, 1
 
     def __init__(self, out, start, options, engine=Model):
         """start: a Checkpoint, without weights and tokenizer if they are still to be made"""
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
         self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
-        o, s, cfg, T = options, self.state, start.cfg, start.cfg.seq_len
-        self.began, self.B = time.perf_counter() - s.elapsed, max(1, round(o.batch / T))
+        o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
+        self.began, self.B = time.perf_counter() - s.elapsed, R * max(1, round(o.batch / T / R))
         s.n_steps, self.lr = o.steps or s.n_steps, o.lr * 128 / cfg.n_embd
         *rows, length = self.load(cfg)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
@@ -1319,14 +1356,18 @@ class Run:
         """Tokens and targets of the step after `state.step`."""
         return self.batches.take(self.state.step * self.B, self.B)
 
-    def advance(self):
-        """One step: the gradient of every micro-batch, clip, AdamW.  Returns its log record."""
-        began, o, s, model = time.perf_counter(), self.options, self.state, self.model
-        (tokens, targets), micro = self.next, o.micro_batch or model.micro_batch(self.B)
-        weight = loss_weights(targets, o.mtp_weight)
-        lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
+    def gradient(self, tokens, targets, micro):
+        """The gradient of the loss of one step, `micro` sequences at a time."""
+        weight = loss_weights(targets, self.options.mtp_weight)
         for b in range(0, self.B, micro):
-            model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight)
+            self.model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight)
+
+    def advance(self):
+        """One step: gradient, clip, AdamW.  Returns its log record."""
+        began, o, s, model = time.perf_counter(), self.options, self.state, self.model
+        tokens, targets = self.next
+        lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
+        self.gradient(tokens, targets, o.micro_batch or model.micro_batch(self.B))
         s.step = t = s.step + 1
         self.next = self.batch()             # while a GPU still works on this one
         losses, norm = model.update(np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
@@ -1338,7 +1379,7 @@ class Run:
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds}
+                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **self.measures}
 
     def pace(self):
         """Seconds a step so far, validations and samples included."""
@@ -1353,9 +1394,11 @@ class Run:
             s.n_steps = s.step + max(1, int(left / self.pace()))
 
     def validate(self, rows=None):
+        """Measures held-out text, or some rows of it; returns the result in words."""
         s = self.state
         s.bits_per_byte = evaluate(self.model, *self.val, rows)
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
+        return f"{s.bits_per_byte:.4f} bits/byte"
 
     def save(self):
         self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
@@ -1389,58 +1432,60 @@ class Run:
                     self.plan()
                 if done == 5 or s.step % 20 == 0:
                     left = int((s.n_steps - s.step) * self.pace())
-                    print(f"step {s.step:>5}/{s.n_steps}  loss {r['loss']:.3f}  "
-                          f"{r['bits_per_byte']:.3f} bits/byte  lr {r['lr']:.1e}  "
+                    print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  "
+                          f"lr {r['lr']:.1e}  "
                           f"|g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
                           f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  "
                           f"ETA {left // 60}:{left % 60:02d}", flush=True)
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
-                    self.validate(rows=64)
-                    print(f"step {s.step:>5}  validation {s.bits_per_byte:.3f} bits/byte "
-                          f"(estimate)  {self.sample()!r}", flush=True)
+                    print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
+                          f"{self.sample()!r}", flush=True)
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
             if s.step >= s.n_steps:
-                self.validate()
+                final = self.validate()
             self.save()
         if s.step < s.n_steps:
             print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on with:\n"
                   f"    python {self.model.program} {self.verb} --resume --out {self.out}")
         else:
-            print(f"\n{self.sample(final=True)}\n\nvalidation {s.bits_per_byte:.4f} bits/byte on "
-                  f"{self.scope}, after {self.elapsed() / 60:.1f} minutes")
+            print(f"\n{self.sample(final=True)}\n\nvalidation {final} on {self.scope}, after "
+                  f"{self.elapsed() / 60:.1f} minutes")
             print_done(self.out, s, self.model)
 
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
-    verb, kind, Options, scope = "sft", "chat", SftOptions, "all held-out responses"
+    verb, Options, scope, answers = "sft", SftOptions, "all held-out responses", ["output"]
 
     def load(self, cfg):
-        o, s, T = self.options, self.state, cfg.seq_len
-        examples, digest = read_examples(o.data, "output")
+        o, s, T, R = self.options, self.state, cfg.seq_len, self.R
+        examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
         encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials["</s>"])
         lengths, parts = [], ([], [])                    # training, held out
         for e in examples:
-            pair = encode(prompt_of(e)), np.append(encode(e["output"]), end)
-            lengths.append(sum(map(len, pair)) - 1)      # the last is a target only
-            if lengths[-1] <= T and e["instruction"] and e["output"]:
-                parts[held_out(e)].append((e, pair))
+            prompt, answers = encode(prompt_of(e)), [e[key] for key in self.answers]
+            rows = [(prompt, np.append(encode(answer), end)) for answer in answers]
+            lengths.append(max(len(prompt) + len(answer) for _, answer in rows) - 1)
+            if lengths[-1] <= T and all(answers) and e["instruction"]:   # </s> is a target only
+                parts[held_out(e)].append((e, rows))
         train, val = parts
         if not train or not val:
             raise UserError(f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
                             f"that fit in {T} tokens, the shortest has {min(lengths)}; use more "
                             f"examples, or a model of a longer --seq-len")
-        size = lambda part: sum(len(e["output"].encode()) for e, _ in part)
-        self.batches, test = (Examples([p for _, p in part], T, cfg.n_mtp, o.seed)
-                              for part in parts)
-        tokens, targets = test.batch(slice(None))
-        self.val, self.questions = (tokens, targets[0], size(val)), [e for e, _ in val]
-        self.bytes_per_token = size(train) / (self.batches.answers >= 0).sum()
-        s.n_steps = s.n_steps or math.ceil(o.epochs * len(train) / self.B)
-        unfit = len(examples) - len(train) - len(val)
+        size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
+        self.batches, self.test = (Examples([row for _, rows in part for row in rows], T,
+                                            cfg.n_mtp, o.seed, R) for part in parts)
+        tokens, targets = self.test.batch(slice(None))
+        self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
+        self.questions = [e for e, _ in val]
+        self.bytes_per_token = size(train, self.answers) / (self.batches.answers >= 0).sum()
+        s.n_steps = s.n_steps or math.ceil(o.epochs * R * len(train) / self.B)
+        long = sum(n > T for n in lengths)
+        empty = len(examples) - len(train) - len(val) - long
         return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
-                ("left out", f"{unfit:,} examples, longer than {T} tokens or empty"),
+                ("left out", f"{long:,} examples longer than {T} tokens, {empty:,} empty"),
                 f"{o.epochs:g} epochs = {s.n_steps:,} steps")
 
     def plan(self):
@@ -1455,6 +1500,45 @@ class SftRun(Run):
                  for e in asked]
         return "\n\n".join("\n".join(filter(None, x)) for x in lines)
 
+class DpoRun(SftRun):
+    """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
+
+    The reference is the model at step 0.  It never changes, so its cross-entropies are computed
+    then, once, and kept in the checkpoint: there is no second model."""
+    verb, Options, scope, answers, R = "dpo", DpoOptions, "all held-out pairs", [
+        "chosen", "rejected"], 2
+    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        parts = [e.batch(slice(None)) for e in (self.batches, self.test)]
+        if not self.state.reference:
+            print("the reference reads every pair once\n", flush=True)
+            self.state.reference = [ce for part in parts for ce in self.losses(*part)]
+        n = len(self.batches.rows)
+        self.reference = np.array(self.state.reference[:n])
+        self.pairs = *parts[1], np.array(self.state.reference[n:])
+
+    def losses(self, tokens, targets, rows=16):
+        """-log pi of every response (B,), some rows at a time."""
+        return np.concatenate([self.model.losses(tokens[b:b + rows], targets[0, b:b + rows])
+                               for b in range(0, len(tokens), rows)])
+
+    def gradient(self, tokens, targets, micro):
+        """Two forward passes: the weight of a row depends on both responses of its pair."""
+        reference = self.reference[self.batches.pick(self.state.step * self.B, self.B)]
+        weight = np.zeros((self.B, len(targets)))        # of the other heads: 0
+        self.measures, weight[:, 0] = dpo_loss(self.losses(tokens, targets, micro), reference,
+                                               self.options.beta)
+        for b in range(0, self.B, micro):
+            self.model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight[b:b + micro])
+
+    def validate(self, rows=None):
+        text, (tokens, targets, reference) = super().validate(rows), self.pairs
+        r, _ = dpo_loss(self.losses(tokens, targets), reference, self.options.beta)
+        self.record(step=self.state.step, **{f"val_{k}": v for k, v in r.items()})
+        return f"{self.line.format(**r)}  {text} of the chosen"
+
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python {engine.program} {engine.talk} {out}")
@@ -1465,12 +1549,11 @@ def launch(run, engine, fresh, out, resume, force, **chosen):
     if resume:
         start = read_checkpoint(out)
         s, cfg = start.state, start.cfg
-        if s.kind != run.kind:
-            raise UserError(f"{out} is a {s.kind} checkpoint, {run.verb} --resume goes on with a "
-                            f"{run.kind} one; name it with --out")
         try:
+            made = s.options.keys() == run.Options.__dataclass_fields__.keys()
+            bpe.need(made, f"it was not made by {run.verb}")
             stored = run.Options(**s.options).check()
-        except (TypeError, UserError) as e:
+        except (UserError, ValueError) as e:
             raise UserError(f"{out} cannot be resumed: {e}; start with --out NAME") from None
         longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
         old = {**asdict(cfg), **asdict(stored), **longer}
@@ -1500,14 +1583,8 @@ def train(preset, engine=Model, run=Run, **flags):
     launch(run, engine, lambda shape: Checkpoint(
         replace(PRESETS[preset], **shape).check(), None, State(), None, ()), **flags)
 
-def sft(file, engine=Model, run=SftRun, **flags):
-    """`sft`: teaches the model in `file` to answer."""
-    alpaca = "data/alpaca.json"
-    if not flags["resume"] and "data" not in flags:
-        there = os.path.exists(alpaca)
-        flags["data"] = alpaca if there else SftOptions.data
-        print(f"learning {flags['data']}: {alpaca} {'is' if there else 'is not'} there\n")
-
+def fine_tune(file, engine, run, flags):
+    """A run that begins with the weights in `file`."""
     def fresh(shape):
         c = read_checkpoint(file)            # no weight depends on the context: it may be longer
         if "</s>" not in c.tokenizer.specials:
@@ -1515,6 +1592,19 @@ def sft(file, engine=Model, run=SftRun, **flags):
         return c._replace(cfg=replace(c.cfg, **shape).check(), state=State(kind="chat"), moments=())
 
     launch(run, engine, fresh, **flags)
+
+def sft(file, engine=Model, run=SftRun, **flags):
+    """`sft`: teaches the model in `file` to answer."""
+    alpaca = "data/alpaca.json"
+    if not flags["resume"] and "data" not in flags:
+        there = os.path.exists(alpaca)
+        flags["data"] = alpaca if there else SftOptions.data
+        print(f"learning {flags['data']}: {alpaca} {'is' if there else 'is not'} there\n")
+    fine_tune(file, engine, run, flags)
+
+def dpo(file, engine=Model, run=DpoRun, **flags):
+    """`dpo`: teaches the model in `file` which of two answers is the better one."""
+    fine_tune(file, engine, run, flags)
 
 def read_log(path):
     """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
@@ -1527,47 +1617,6 @@ def read_log(path):
                     if isinstance(r, dict) and type(r.get("step")) is int:
                         records.append(r)
     return records
-
-def plot(logs, out):
-    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
-    curves = {}
-    for path in logs:
-        for key in ("bits_per_byte", "val_bits_per_byte"):
-            xy = [(r["step"], r[key]) for r in read_log(path)
-                  if type(r.get(key)) is float and math.isfinite(r[key])]
-            if xy:
-                curves[f"{path} {key}"] = np.array(xy, float)
-    if not curves:
-        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
-    every = np.concatenate(list(curves.values()))
-    (x1, high), low = every.max(0), every[:, 1].min()
-    high = min(high, low + 3)                # the first steps would squeeze the rest into a line
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return plot_terminal(curves, x1, low, high)
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
-    for name, xy in curves.items():
-        axes.plot(*xy.T, label=name, marker="o" if "val" in name else None, linewidth=1)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend()
-    figure.savefig(out, dpi=120, bbox_inches="tight")
-    print(f"wrote {out}")
-
-def plot_terminal(curves, x1, low, high, width=72, height=20):
-    """One letter a curve; a column shows the mean of its steps."""
-    grid = np.full((height, width), " ")
-    for letter, xy in zip("abcdefghijklmnopqrstuvwxyz", curves.values()):
-        column = np.minimum(width - 1, xy[:, 0] / max(x1, 1) * width).astype(int)
-        for c in np.unique(column):
-            y = (high - xy[column == c, 1].mean()) / max(high - low, 1e-9) * (height - 1)
-            grid[int(np.clip(y, 0, height - 1)), c] = letter
-    for i, row in enumerate(grid):
-        print(f"{high - (high - low) * i / (height - 1):8.3f} |{''.join(row)}")
-    print(f"bits/byte +{'-' * width}\n{'step 0':>16}{int(x1):>{width - 6}}")
-    for letter, name in zip("abcdefghijklmnopqrstuvwxyz", curves):
-        print(f"    {letter}  {name}")
 
 
 # ==== 10 Inference ====
@@ -1708,102 +1757,60 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-class Speaker:
-    """A checkpoint that continues text, or answers if it is a chat model."""
-
-    def __init__(self, path, n, seed, sampling, decoder=Decoder):
-        self.path, self.n, self.sampling = path, n, sampling.check()
-        self.rng = np.random.default_rng(seed)
-        self.cfg, self.tokenizer, self.state, self.flat, _ = read_checkpoint(path)
-        self.answers = self.state.kind == "chat"
-        self.decoder = decoder(self.cfg, self.flat)
-
-    def reply(self, text):
-        """Prints the reply as it comes, whole characters only."""
-        if self.answers:
-            text, self.decoder.tokens = PROMPT.format(instruction=text), []
-        prompt, stop = self.tokenizer.encode(text), self.tokenizer.specials.get("</s>")
-        stream = bpe.Utf8Stream()
-        for token in generate(self.decoder, prompt, self.n, self.rng, self.sampling, stop):
-            print(stream.feed(self.tokenizer.vocab[token]), end="", flush=True)
-        print(stream.close())
-
-    def chat(self):
-        """Reads lines; what was said stays in the context, but not for a model that answers."""
-        print(f"{self.path}: {n_params(self.cfg):,} parameters, context {self.cfg.seq_len} tokens, "
-              f"{'answers' if self.answers else 'continues'} what you type.\n"
-              f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-        while True:
-            try:
-                text = input("\n> ")
-            except (EOFError, KeyboardInterrupt):
-                return print()
-            if text.strip() == "/quit":
-                return
-            if text.strip() == "/reset":
-                self.decoder.tokens = []
-            elif text.strip():
-                with contextlib.suppress(KeyboardInterrupt):
-                    self.reply(text)
-
 def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
-    """`chat`, or `generate` if there is a prompt."""
+    """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
+    options, rng = Sampling(**sampling).check(), np.random.default_rng(max(0, seed))
     if min(tokens, seed) < 0 or prompt == "":
         raise UserError("--tokens and --seed must not be negative, the prompt not empty")
-    speaker = Speaker(file, tokens, seed, Sampling(**sampling), decoder)
-    if prompt is None:
-        return speaker.chat()
-    print("" if speaker.answers else prompt, end="")
-    speaker.reply(prompt)
-
-def lens(file, prompt):
-    """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
-
-    For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
-    integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
     c = read_checkpoint(file)
-    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
-    if len(tokens) == 0:
-        raise UserError("the prompt is empty; give at least one character")
-    model = Model(c.cfg, c.flat)
-    model.logits(tokens[None])
-    head, norm = head_matrix(model.p, 0, c.cfg.n_mtp), model.p.final_norm
-    text = lambda token: repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
-    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for i, x in enumerate(model.a.x[0, :, -1].astype(np.float64)):
-        z = head @ (norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
-        q = np.exp(z - z.max())
-        best = "  ".join(f"{text(t)} {q[t] / q.sum():.0%}" for t in np.argsort(-q)[:3])
-        step = f"{'embedding':<14}{'':17}"
-        if i:
-            cosine = x @ old / np.linalg.norm(x) / np.linalg.norm(old)
-            step = (f"{(i + 1) // 2:>3} {'attention' if i % 2 else 'swiglu':<10}"
-                    f"{np.linalg.norm(x - old) / np.linalg.norm(old):>8.3f}"
-                    f"{math.degrees(math.acos(min(1, max(-1, cosine)))):>8.1f}\u00b0")
-        print(f"{step}   {best}")
-        old = x
+    answers, state = c.state.kind == "chat", decoder(c.cfg, c.flat)
+
+    def reply(text):
+        """Prints the reply as it comes, whole characters only."""
+        if answers:
+            text, state.tokens = PROMPT.format(instruction=text), []
+        ids, stream = c.tokenizer.encode(text), bpe.Utf8Stream()
+        for token in generate(state, ids, tokens, rng, options, c.tokenizer.specials.get("</s>")):
+            print(stream.feed(c.tokenizer.vocab[token]), end="", flush=True)
+        print(stream.close())
+
+    if prompt is not None:
+        print("" if answers else prompt, end="")
+        return reply(prompt)
+    print(f"{file}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
+          f"{'answers' if answers else 'continues'} what you type.\n"
+          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+    while True:                              # an answer begins anew, a continuation goes on
+        try:
+            text = input("\n> ")
+        except (EOFError, KeyboardInterrupt):
+            return print()
+        if text.strip() == "/quit":
+            return
+        if text.strip() == "/reset":
+            state.tokens = []
+        elif text.strip():
+            with contextlib.suppress(KeyboardInterrupt):
+                reply(text)
 
 
 # ==== 13 Command line ====
-def warm_up(part):
-    """Runs half of the kernels once, on a tiny model: Numba compiles and caches them."""
-    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
-                 vocab_size=16)
-    model = Model(cfg, init_params(cfg, 0))
-    if part == 1:
-        model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    else:
-        model.update(np.ones(8))
-        model.decoder().step(0)
-        bpe.train(b"a b a b", 258).encode(b"a b")
-
 def compile_kernels(part=0):
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
 
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
-    if part:
-        return warm_up(part)
+    if part:                                 # half of the kernels, on a tiny model
+        cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
+                     vocab_size=16)
+        model = Model(cfg, init_params(cfg, 0))
+        if part == 1:
+            model.run(GRADIENT, np.zeros((1, 8), np.int32))
+        else:
+            model.update(np.ones(8))
+            model.decoder().step(0)
+            bpe.train(b"a b a b", 258).encode(b"a b")
+        return
     cached, began = run._cache._cache_file._load_index(), time.perf_counter()
     if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
            for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
@@ -1829,6 +1836,7 @@ def physical_cores():
 HELP = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
             seed="of the sampling", part="0: what is not compiled yet, in two processes")
 FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
+CHAT = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
 TEXT = ("prompt", dict(help="text to begin with"))
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
 SPEAK = dict(settings=fields(Sampling), tokens=200, seed=1)
@@ -1862,6 +1870,8 @@ def parse(argv):
            settings=(*fields(Options), *SHAPE), out="nanoeuler.bin")
     p.verb("sft", "fine-tune a checkpoint: learn to answer", FILE,
            settings=(*fields(SftOptions), SHAPE[0]), out="nanoeuler_chat.bin")
+    p.verb("dpo", "tune a chat checkpoint: learn to prefer", CHAT,
+           settings=(*fields(DpoOptions), SHAPE[0]), out="nanoeuler_dpo.bin")
     p.verb("chat", "continue or answer what you type", FILE, **SPEAK)
     p.verb("generate", "one continuation or answer", TEXT, FILE, **SPEAK)
     p.verb("lens", "the Euler steps of one prompt", TEXT, FILE)
@@ -1871,8 +1881,12 @@ def parse(argv):
     p.verb("compile", "compile the kernels into Numba's cache", part=0)
     return vars(p.root.parse_args(argv))
 
-VERBS = dict(train=train, sft=sft, chat=speak, generate=speak, lens=lens, plot=plot, info=info,
-             compile=compile_kernels)
+def bench(name):
+    """A verb that is a script of its own: the function `name` of bench/name.py."""
+    return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
+
+VERBS = dict(train=train, sft=sft, dpo=dpo, chat=speak, generate=speak, info=info,
+             compile=compile_kernels, lens=bench("lens"), plot=bench("plot"))
 
 def main(argv=None, parse=parse, verbs=VERBS):
     """Another engine hands in its own verbs, such as partial(train, engine=Model)."""

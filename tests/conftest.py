@@ -89,6 +89,7 @@ def checkpoint(tmp_path):
     path, flat = tmp_path / "tiny.bin", random_flat(TINY, 1, np.float32)
     tokenizer = bpe.train(b"to be or not to be, that is the question", TINY.vocab_size)
     assert tokenizer.vocab_size == TINY.vocab_size
-    ne.write_checkpoint(str(path), TINY, tokenizer, ne.State(step=3, n_steps=9), flat,
+    state = ne.State(step=3, n_steps=9, options=ne.asdict(ne.Options()))
+    ne.write_checkpoint(str(path), TINY, tokenizer, state, flat,
                         (flat * 0.5, flat * flat))
     return path

@@ -14,7 +14,7 @@ from conftest import ROOT, nanoeuler
 
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
 BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 128 ", "KC = 4 "), ("n + 128,", "n + 4,"),
-          ("len(x), 128)", "len(x), 4)")]
+          ("(0, N, 128)", "(0, N, 4)")]
 
 MUTANTS = {
     "embedding overwrites": ("e[c] += row[c]", "e[c] = row[c]"),
@@ -52,7 +52,7 @@ MUTANTS = {
     "weight gradient, last block": ("for t in range(0, T, KC)", "for t in range(0, T - KC, KC)"),
     "weight gradient, other rows": ("dy[b, t:e, n0:n1].T", "dy[b, t:e, :n1 - n0].T"),
     "weight gradient overwrites": ("matmul_add(dw, dw, dy[b", "matmul(dw, dy[b"),
-    "last rows of a matrix": ("min(n + 4, len(x))", "min(n + 4, len(x) - 1)"),
+    "last rows of a matrix": ("min(n + 4, N)", "min(n + 4, N - 1)"),
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
                                       "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
@@ -66,6 +66,15 @@ MUTANTS = {
     "weight of the other heads": ("mtp_weight / (P - 1)", "mtp_weight / P"),
     "weights with one count": ("range(P - 1)]) / count", "range(P - 1)]) / count[0]"),
     "weights count masked targets": (">= 0).sum(1)", ">= -1).sum(1)"),
+    "dpo, sign of the rejected": ("np.stack((slope, -slope), 1)", "np.stack((slope, slope), 1)"),
+    "dpo, chosen for rejected": ("np.stack((slope, -slope), 1)", "np.stack((-slope, slope), 1)"),
+    "dpo, other side of the sigmoid": ("np.exp(-np.logaddexp(0, margin))",
+                                       "np.exp(-np.logaddexp(0, -margin))"),
+    "dpo without beta": ("slope = beta * np.exp", "slope = np.exp"),
+    "dpo, not a mean": ("margin)) / len(margin)", "margin))"),
+    "dpo without the reference": ("(reference - ce).reshape", "(0 - ce).reshape"),
+    "one weight for all sequences": ("weight[b, k])", "weight[0, k])"),
+    "other heads weighed as head 0": ("weight[b, k])", "weight[b, 0])"),
 }
 
 
@@ -94,7 +103,8 @@ def run_check(monkeypatch, source):
          check.__dict__)
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [("untied", small, 6, (1, 1)),
-                   ("tied", {**small, "tie_embeddings": True}, 5, (2,))]
+                   ("tied", {**small, "tie_embeddings": True}, 5, (2,)),
+                   (check.DPO, small, 6, (1, 3))]
     check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 3, 1, 1, lambda n: None
     return check.main([])
 
@@ -133,8 +143,9 @@ def test_every_gradient_of_every_case(tmp_path):
     """The compiled program, in the original's form: a line a tensor, the worst, the verdict."""
     result = nanoeuler("--seed", "1", program="check.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    errors = [float(s) for s in re.findall(r"^  \w+ *: max rel err (\S+)$", result.stdout, re.M)]
-    assert len(errors) == 8 * 9 - 1          # a tied single head has no lm_head
+    lines = re.findall(r"^  \w[\w. ]*: max rel err (\S+)$", result.stdout, re.M)
+    errors = [float(s) for s in lines]
+    assert len(errors) == 9 * 9              # a tied single head has no lm_head; heads 1..
     assert max(errors) < 1e-6
     assert float(re.search(r"^max relative error: (\S+)", result.stdout, re.M)[1]) == max(errors)
     assert result.stdout.rstrip().endswith(">>> backward OK (error < 1e-6)")

@@ -194,7 +194,6 @@ ne.compile_kernels = lambda: None
 class Run(ne.Run):                           # resuming got past every check
     def __init__(self, *args): reached[0] += 1
     def go(self): pass
-ne.Run = Run
 NASTY = [-1, 0, 1, 3, 7, 1 << 16, 1 << 31, 10 ** 30, -10 ** 30, 1e308, float("nan"), float("inf"),
          0.5, "", "x", "\\0", "x" * 5000, "\\ud800", None, True, [], {{}}, [[]], [1, 2], {{"a": 1}}]
 
@@ -272,8 +271,8 @@ for i in range({count}):
     mutated(i)
     signal.alarm(20)                         # a hang ends the process
     for what in (lambda: ne.info(str(work)),
-                 lambda: ne.train("small", out=str(work), resume=True, force=False),
-                 lambda: ne.Speaker(str(work), 3, 1, ne.Sampling())):
+                 lambda: ne.train("small", run=Run, out=str(work), resume=True, force=False),
+                 lambda: ne.speak(str(work), 0, 1, "A")):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 what()

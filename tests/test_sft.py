@@ -274,12 +274,13 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
 
 
 @pytest.mark.parametrize("content, words", [
-    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["dict", "list"]), ("7", ["int", "list"]),
-    ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]), ("\udcff", ["examples"]),
-    ("[" * 100_000, ["examples"]), ([GOOD, {**GOOD, "output": 5}], ["output of entry 1", "5"]),
-    ([{**GOOD, "input": None}], ["input of entry 0", "None"]),
-    ([GOOD, dict(instruction="Sing.")], ["output of entry 1", "None"]),
-    ([dict(prompt="a", output="b")], ["instruction of entry 0"]),
+    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["line 1", "instruction is None"]),
+    ("7", ["line 1", "int"]),
+    ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]), ("\udcff", ["line 1", "decode"]),
+    ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["entry 1", "output is 5"]),
+    ([{**GOOD, "input": None}], ["entry 0", "input is None"]),
+    ([GOOD, dict(instruction="Sing.")], ["entry 1", "output is None"]),
+    ([dict(prompt="a", output="b")], ["entry 0", "instruction is None"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([GOOD] * 3, ["3 examples to learn", "0 held out"]),
     ([{**GOOD, "instruction": f"{i}" * 600} for i in range(100)],
@@ -302,11 +303,11 @@ def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     refused(capsys, "sft", "--data", ".", words=["--data"])
     refused(capsys, "sft", *data, "--out", "nanoeuler.bin", words=["exists", "--force"])
     refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin", "does not exist"])
-    refused(capsys, "sft", "--resume", "--out", "nanoeuler.bin", words=["base", "chat", "--out"])
+    refused(capsys, "sft", "--resume", "--out", "nanoeuler.bin", words=["not made by sft", "--out"])
     for flag, value in (("epochs", 0), ("epochs", "nan"), ("seq-len", 0), ("lr", -1)):
         refused(capsys, "sft", *data, f"--{flag}", value, words=[flag.replace("-", "_"), value])
     (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_chat.bin").read_bytes())
-    refused(capsys, "train", "--resume", "--out", "chat.bin", words=["base", "chat", "--out"])
+    refused(capsys, "train", "--resume", "--out", "chat.bin", words=["not made by train", "--out"])
     refused(capsys, "sft", "--resume", "--out", "chat.bin", "--lr", 0.5, "--steps", 70,
             words=["lr", "0.5", "0.004"])
     (tmp_path / "add.json").write_text(json.dumps(ADD[1:]), encoding="utf-8")

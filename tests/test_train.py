@@ -119,12 +119,13 @@ def test_lr_at():
 def test_batches_take_every_window_once_an_epoch(n, T, P, seed):
     batches = ne.Batches(np.arange(n, dtype=np.int32), T, P, seed)
     for epoch in range(3):
-        starts = sorted(batches.start(epoch * batches.n + i) for i in range(batches.n))
+        starts = sorted(batches.shuffled(epoch * batches.n + i) * T + batches.phase
+                        for i in range(batches.n))
         assert np.all(np.diff(starts) == T) and 0 <= starts[0] < T and starts[-1] + T < n
     tokens, targets = batches.take(5, 7)
     assert tokens.shape == (7, T) and targets.shape == (P, 7, T)
     for b in range(7):
-        s = batches.start(5 + b)
+        s = batches.shuffled(5 + b) * T + batches.phase
         assert np.array_equal(tokens[b], np.arange(s, s + T))
         for k in range(P):
             want = np.arange(s + 1 + k, s + 1 + k + T)
@@ -318,9 +319,9 @@ def test_micro_batches_train_the_same_weights(trained, text, tmp_path):
 def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
     """An engine with these members and no others trains to the same bytes."""
     class Other:
-        program = "other.py"
+        program, talk = "other.py", "chat"
 
-        def __init__(self, cfg, flat, moments):
+        def __init__(self, cfg, flat, moments, options):
             model, self.cfg = ne.Model(cfg, flat, moments), cfg
             for name in ("gradient", "update", "losses", "buffers", "first_bad_tensor", "decoder",
                          "device"):
@@ -653,10 +654,10 @@ def test_every_verb_has_help(capsys):
         assert e.value.code == 0
         return " ".join(capsys.readouterr().out.split())
 
-    verbs = ("train", "sft", "chat", "generate", "lens", "plot", "info", "compile")
+    verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
-    for verb, settings in (("train", ne.Options), ("sft", ne.SftOptions), ("chat", ne.Sampling),
-                           ("generate", ne.Sampling)):
+    for verb, settings in (("train", ne.Options), ("sft", ne.SftOptions), ("dpo", ne.DpoOptions),
+                           ("chat", ne.Sampling), ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
             assert f"(default: {f.default})" in parts["--" + name.replace("_", "-")], (verb, name)

@@ -1,0 +1,140 @@
+"""The whole life of a model: tokenizer, pretraining, fine-tuning, preferences, and a report.
+
+    python bench/pipeline.py [--gpu]
+
+Runs the three verbs of the CPU program on the data that ship (10 minutes on two cores), or those of
+the GPU program on data/pretrain.txt.  After each stage it asks held-out questions, always with the
+template and the likeliest answer, and writes what came out to REPORT.  What is complete is not run
+again and what was interrupted is gone on with; --force begins anew.
+
+    responses   bits per byte of the held-out responses, given their questions
+    exact       held-out questions of skill (sort, count, add) answered as the key does
+    prefers     held-out pairs with log pi(chosen) > log pi(rejected), summed over the response
+"""
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import nanoeuler as ne
+
+REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
+INSTRUCTIONS, PAIRS = "data/instructions.json", "data/preferences_sample.jsonl"
+# title, verbs of the CPU and of the GPU program, file, flags of the short run on the CPU
+STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"]),
+          ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"]),
+          ("preferences", "dpo", "d", "pipeline_dpo.bin", [])]
+
+
+def complete(path):
+    if not os.path.exists(path):
+        return False
+    s = ne.read_checkpoint(path).state
+    return 0 < s.n_steps <= s.step
+
+
+def run_stage(stage, before, args):
+    """One verb as a user types it.  Seconds it took, in this and in earlier sittings."""
+    _, verb, gpu_verb, out, flags = stage
+    command = [sys.executable, str(ROOT / ("nanoeuler_cuda.py" if args.gpu else "nanoeuler.py")),
+               gpu_verb if args.gpu else verb]
+    if os.path.exists(out) and not args.force:
+        flags = ["--resume"]
+    else:
+        flags = ([before] if before else []) + ([] if args.gpu else flags) + ["--force"]
+    command += flags + ["--out", out]
+    print("\n$ " + " ".join(command), flush=True)
+    if subprocess.run(command).returncode or not complete(out):
+        sys.exit(f"{out} is not complete; the same command goes on")
+    return ne.read_checkpoint(out).state.elapsed
+
+
+def summed(model, tokenizer, e, key):
+    """-log pi of the response to an example, nats; None if it does not fit."""
+    prompt, T = tokenizer.encode(ne.prompt_of(e)), model.cfg.seq_len
+    response = np.append(tokenizer.encode(e[key]), np.int32(tokenizer.specials["</s>"]))
+    if len(prompt) + len(response) - 1 > T:
+        return None
+    tokens, targets = ne.Examples([(prompt, response)], T, model.cfg.n_mtp, 1).batch([0])
+    return np.sum(model.losses(tokens, targets[0]))
+
+
+def answer(model, tokenizer, e, n=100):
+    ids = ne.generate(model.decoder(), tokenizer.encode(ne.prompt_of(e)), n, None,
+                      ne.Sampling(temperature=0.0), tokenizer.specials["</s>"])
+    return tokenizer.decode(list(ids)).decode("utf-8", "replace")
+
+
+def measure(path, engine, examples, pairs):
+    """A row of the table, and the answers to five questions."""
+    c = ne.read_checkpoint(path)
+    # every stage at the longest context: no weight depends on it
+    model = engine.Model(ne.replace(c.cfg, seq_len=max(256, c.cfg.seq_len)), c.flat)
+    nats = [(summed(model, c.tokenizer, e, "output"), len(e["output"].encode())) for e in examples]
+    fit = [(x, n) for x, n in nats if x is not None]
+    skill = [e for e in examples if e["source"] == "skill"]
+    exact = sum(answer(model, c.tokenizer, e) == e["output"] for e in skill)
+    margins = [(summed(model, c.tokenizer, e, "rejected"), summed(model, c.tokenizer, e, "chosen"))
+               for e in pairs]
+    margins = [r - c for r, c in margins if r is not None and c is not None]
+    questions = [examples[i] for i in np.linspace(0, len(examples) - 1, 5).astype(int)]
+    return (sum(x for x, _ in fit) / np.log(2) / sum(n for _, n in fit), f"{exact} of {len(skill)}",
+            f"{sum(m > 0 for m in margins)} of {len(margins)}"), [
+                (e, answer(model, c.tokenizer, e)) for e in questions]
+
+
+def report(rows, answers, out, minutes, program):
+    """The Markdown text: a table of the stages, then questions with one answer a stage."""
+    c, text = ne.read_checkpoint(out), ne.read_checkpoint(STAGES[0][3]).state
+    dpo = [r for r in ne.read_log(os.path.splitext(out)[0] + ".jsonl") if "val_loss" in r][-1]
+    lines = [f"# {ne.n_params(c.cfg):,} parameters, from bytes to answers", "",
+             f"`{program}`, {minutes:.0f} minutes of training; tokenizer of {c.cfg.vocab_size:,} "
+             f"tokens.  Text: {text.options['data']}, {text.bits_per_byte:.4f} bits per byte held "
+             f"out.", "",
+             "| after | minutes | responses, bits/byte | exact (skill) | prefers the chosen |",
+             "|---|---:|---:|---:|---:|"]
+    for (title, *_), (seconds, bits, exact, prefers) in zip(STAGES, rows):
+        lines.append(f"| {title} | {seconds / 60:.1f} | {bits:.3f} | {exact} | {prefers} |")
+    lines += ["", f"Held-out pairs after DPO: loss {dpo['val_loss']:.3f}, reward accuracy "
+              f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}, KL "
+              f"{dpo['val_kl']:.2f} nats a response.", "", "## Questions nobody trained on"]
+    for i, (e, _) in enumerate(answers[0]):
+        lines += ["", "**" + " ".join(f"{e['instruction']} {e['input']}".split()) + "**", "",
+                  f"- key: {e['output']}"]
+        lines += [f"- {title}: {' '.join(said[i][1].split())}"
+                  for (title, *_), said in zip(STAGES, answers)]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="pretraining, SFT, DPO, report")
+    parser.add_argument("--gpu", action="store_true", help="with nanoeuler_cuda.py")
+    parser.add_argument("--force", action="store_true", help="begin anew")
+    args = parser.parse_args()
+    engine = importlib.import_module("nanoeuler_cuda") if args.gpu else ne
+    if args.gpu:
+        engine.open_device()
+    held = [[e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)]
+            for path, keys in ((INSTRUCTIONS, ["output"]), (PAIRS, ["chosen", "rejected"]))]
+    rows, answers, before, began = [], [], None, time.perf_counter()
+    for stage in STAGES:
+        before, seconds = stage[3], run_stage(stage, before, args)
+        row, said = measure(before, engine, *held)
+        rows.append((seconds, *row))
+        answers.append(said)
+    text = report(rows, answers, before, sum(r[0] for r in rows) / 60,
+                  "nanoeuler_cuda.py" if args.gpu else "nanoeuler.py")
+    Path(REPORT).write_text(text, encoding="utf-8")
+    print(f"\n{text}\n{REPORT} holds this; {(time.perf_counter() - began) / 60:.0f} minutes.  "
+          f"Talk to it with:\n    python nanoeuler.py chat {before}")
+
+
+if __name__ == "__main__":
+    main()

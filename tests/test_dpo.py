@@ -1,0 +1,260 @@
+"""Preferences: the loss by hand and by PyTorch, pairs in rows, the run, its errors, kill -9."""
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from conftest import TINY, command, complains, nanoeuler, random_flat
+from test_checkpoint import wait_for_step
+from test_sft import ADD, FLAGS, copy_of, refused
+from test_sft import base  # noqa: F401 (a fixture)
+
+import nanoeuler as ne
+
+PAIRS = [dict(instruction=e["instruction"], input="", chosen=e["output"],
+              rejected=e["output"].replace("plus", "minus")) for e in ADD]
+RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-every", 10,
+       "--save-every", 5, "--lr", 0.002, "--batch", 640, *FLAGS[2:])
+
+
+def write(folder, examples=PAIRS, name="pairs.jsonl"):
+    (folder / name).write_text("".join(json.dumps(e) + "\n" for e in examples), encoding="utf-8")
+    return folder
+
+
+# ---- the loss
+def test_the_loss_by_hand():
+    ce, reference = np.array([3.0, 5.0, 4.0, 2.0]), np.array([4.0, 4.0, 4.0, 4.0])
+    measures, weight = ne.dpo_loss(ce, reference, 0.5)      # log pi - log ref: 1, -1; 0, 2
+    margins = np.array([0.5 * (1 + 1), 0.5 * (0 - 2)])
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))
+    assert measures == pytest.approx(dict(loss=-np.log(sigmoid(margins)).mean(), accuracy=0.5,
+                                          margin=0.0, kl=-0.5))
+    slope = 0.5 * sigmoid(-margins) / 2
+    assert weight == pytest.approx([slope[0], -slope[0], slope[1], -slope[1]])
+
+
+def test_a_policy_that_is_its_reference():
+    """ln 2, chance, and half of beta each way."""
+    ce = np.random.default_rng(1).random(8)
+    measures, weight = ne.dpo_loss(ce, ce, 0.3)
+    assert measures == dict(loss=pytest.approx(math.log(2)), accuracy=0.5, margin=0.0, kl=0.0)
+    assert weight * 4 == pytest.approx([0.15, -0.15] * 4)
+
+
+@pytest.mark.parametrize("far", [-1e5, 1e5])
+def test_far_margins_do_not_overflow(far):
+    with np.errstate(over="raise", invalid="raise"):
+        measures, weight = ne.dpo_loss(np.array([far, 0.0]), np.zeros(2), 1.0)
+    assert measures["loss"] == max(0, far) and weight.tolist() == ([1, -1] if far > 0 else [0, 0])
+
+
+def batch_of(P):
+    rng = np.random.default_rng(3)
+    pairs = [tuple(rng.integers(0, TINY.vocab_size, n).astype(np.int32) for n in lengths)
+             for lengths in ((3, 2), (3, 5), (1, 1), (1, 7), (5, 4), (5, 1))]
+    return ne.Examples(pairs, TINY.seq_len, P, 1, 2).batch(slice(None))
+
+
+def test_gradient_at_the_reference():
+    """d loss = -beta / 2 * mean of (grad log pi(chosen) - grad log pi(rejected))."""
+    tokens, targets = batch_of(TINY.n_mtp)
+    model, P = ne.Model(TINY, random_flat(TINY, 4)), TINY.n_mtp
+    grad_ce = []
+    for b in range(len(tokens)):
+        model.g_flat[:] = 0
+        model.gradient(tokens[b:b + 1], targets[:, b:b + 1], np.eye(P)[0])
+        grad_ce.append(model.g_flat.copy())
+    want = 0.1 / 2 * np.mean([c - r for c, r in zip(grad_ce[::2], grad_ce[1::2])], 0)
+    ce, weight = model.losses(tokens, targets[0]), np.zeros((len(tokens), P))
+    weight[:, 0] = ne.dpo_loss(ce, ce, 0.1)[1]
+    model.g_flat[:] = 0
+    model.gradient(tokens, targets, weight)
+    assert np.allclose(model.g_flat, want, rtol=1e-9, atol=1e-14)
+    assert not model.g.lm_head[1:].any()
+
+
+def test_gradient_equals_pytorchs():
+    """autograd through -logsigmoid, from the logits back; float64."""
+    torch = pytest.importorskip("torch")
+    tokens, targets = batch_of(TINY.n_mtp)
+    model = ne.Model(TINY, random_flat(TINY, 4))
+    logits = torch.tensor(model.logits(tokens)[:, 0].copy(), requires_grad=True)
+    y = torch.tensor(targets[0].astype(np.int64))
+    picked = logits.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None])[..., 0]
+    log_pi = (picked * (y >= 0)).sum(1)
+    reference = np.random.default_rng(5).normal(log_pi.detach().numpy(), 3)
+    ratio = log_pi - torch.tensor(reference)
+    loss = -torch.nn.functional.logsigmoid(0.7 * (ratio[::2] - ratio[1::2])).mean()
+    loss.backward()
+    ce, weight = model.losses(tokens, targets[0]), np.zeros((len(tokens), TINY.n_mtp))
+    assert ce == pytest.approx(-log_pi.detach().numpy(), rel=1e-12)
+    measures, weight[:, 0] = ne.dpo_loss(ce, -reference, 0.7)
+    assert measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place
+    assert np.allclose(model.a.logits[:, 0], logits.grad.numpy(), rtol=1e-10, atol=1e-15)
+    assert not model.a.logits[:, 1:].any()
+
+
+# ---- rows
+def test_pairs_stay_together_and_come_in_shuffled_epochs():
+    rows = [(np.array([i], np.int32), np.array([1], np.int32)) for i in range(14)]
+    examples = ne.Examples(rows, 4, 2, 5, 2)
+    taken = examples.take(0, 28)[0][:, 0].reshape(2, 7, 2)
+    assert (taken[:, :, 1] == taken[:, :, 0] + 1).all() and (taken[:, :, 0] % 2 == 0).all()
+    assert (np.sort(taken[:, :, 0]) == np.arange(0, 14, 2)).all()
+    assert np.array_equal(examples.take(10, 6)[0][:, 0], taken.ravel()[10:16])
+
+
+# ---- the run
+def outcome(folder, name):
+    c = ne.read_checkpoint(str(folder / f"{name}.bin"))
+    log = [{k: v for k, v in r.items() if k not in ("ms", "tokens_per_s")}
+           for r in ne.read_log(str(folder / f"{name}.jsonl"))]
+    return (c.state.kind, c.state.step, c.state.reference,
+            [hashlib.sha256(x).hexdigest() for x in (c.flat, *c.moments)], log)
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):  # noqa: F811
+    folder = write(copy_of(base, tmp_path_factory.mktemp("tuned")))
+    result = nanoeuler(*RUN, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (folder / "stdout.txt").write_text(result.stdout, encoding="utf-8")
+    return folder
+
+
+def test_what_a_run_prints_and_writes(tuned):
+    out, (kind, step, reference, _, log) = ((tuned / "stdout.txt").read_text("utf-8"),
+                                            outcome(tuned, "nanoeuler_dpo"))
+    assert kind == "chat" and step == 30 and len(reference) == 2 * len(PAIRS)
+    assert "python nanoeuler.py chat nanoeuler_dpo.bin" in out and "left out" in out
+    assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  KL \S+  lr", out, re.M)
+    assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen on all held-out"
+                     r" pairs", out, re.M)
+    steps, held = [r for r in log if "loss" in r], [r for r in log if "val_loss" in r]
+    assert [r["step"] for r in held] == [10, 20, 30]
+    first, last = steps[0], held[-1]
+    assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == first["kl"] == 0
+    assert first["accuracy"] == 0.5 and last["val_accuracy"] == 1 and last["val_loss"] < 0.6
+
+
+def test_the_reference_is_the_first_model_on_each_response_alone(tuned):
+    c, base_model = (ne.read_checkpoint(str(tuned / f"{name}.bin"))
+                     for name in ("nanoeuler_dpo", "nanoeuler"))
+    model, encode = ne.Model(base_model.cfg, base_model.flat), c.tokenizer.encode
+    ordered = [e for held in (False, True) for e in PAIRS if ne.held_out(e) == held]
+    for i in (0, 50, len(PAIRS) - 1):
+        for j, key in enumerate(("chosen", "rejected")):
+            prompt = encode(ne.prompt_of(ordered[i]))
+            row = [*prompt, *encode(ordered[i][key]), c.tokenizer.specials["</s>"]]
+            z = model.logits(np.array([row[:-1]], np.int32))[0, 0].astype(float)
+            z -= np.log(np.exp(z).sum(1, keepdims=True))
+            log_ref = sum(z[t, row[t + 1]] for t in range(len(prompt) - 1, len(row) - 1))
+            assert c.state.reference[2 * i + j] == pytest.approx(-log_ref, rel=1e-5)
+
+
+def test_micro_batches_train_the_same_weights(base, tuned, tmp_path):  # noqa: F811
+    folder = write(copy_of(base, tmp_path))
+    result = nanoeuler(*RUN, "--micro-batch", 3, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert outcome(folder, "nanoeuler_dpo")[3] == outcome(tuned, "nanoeuler_dpo")[3]
+
+
+STAGES = {"nanoeuler": ("train", "--data", "text.txt", "--steps", 40, "--seq-len", 16, "--batch",
+                        64, "--vocab-size", 280, "--save-every", 5, "--eval-every", 20,
+                        "--threads", 1),
+          "nanoeuler_chat": ("sft", "--data", "add.json", "--steps", 40, "--save-every", 5,
+                             "--eval-every", 20, *FLAGS),
+          "nanoeuler_dpo": RUN}
+
+
+@pytest.mark.parametrize("out", STAGES)
+def test_kill_9_at_random_times(out, base, text, tmp_path):  # noqa: F811
+    """Killed three times, a run ends in the bytes of one that nobody disturbed."""
+    ends, rng = [], random.Random(out)
+    for times in (0, 3):
+        folder = tmp_path / str(times)
+        folder.mkdir()
+        write(copy_of(base, folder))
+        (folder / "text.txt").write_bytes(text.read_bytes())
+        if out == "nanoeuler":
+            os.remove(folder / "nanoeuler.bin")
+        args, resume = STAGES[out], (STAGES[out][0], "--resume", "--out", f"{out}.bin",
+                                     "--threads", 1)
+        for step in sorted(rng.sample(range(2, 26), times)):
+            process = subprocess.Popen(command(*args), cwd=folder, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL)
+            wait_for_step(folder / f"{out}.jsonl", step, process)
+            time.sleep(rng.uniform(0, 0.02))
+            process.kill()
+            process.wait()
+            args = resume if (folder / f"{out}.bin").exists() else args
+        result = nanoeuler(*args, cwd=folder)
+        assert result.returncode == 0, result.stderr
+        ends.append(outcome(folder, out))
+    assert ends[0] == ends[1]
+
+
+# ---- what can go wrong: in this process
+GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
+
+
+@pytest.mark.parametrize("lines, words", [
+    ([json.dumps(GOOD), "", '{"instruction": "a", '], ["line 3: Expecting"]),
+    ([json.dumps(GOOD), "7"], ["line 2", "int", "object"]),
+    (["{}"], ["line 1", "instruction is None"]),
+    ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is None"]),
+    ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is None", "rejected"]),
+    ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])], ["entry 1", "rejected is None"]),
+    (["", " "], ["empty"]), ([json.dumps({**GOOD, "rejected": ""})] * 200, ["0 examples"]),
+    ([json.dumps({**GOOD, "instruction": f"{i}" * 600}) for i in range(200)],
+     ["0 examples", "160 tokens", "--seq-len"]),
+])
+def test_bad_pairs(lines, words, base, monkeypatch, capsys, tmp_path):  # noqa: F811
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    refused(capsys, "dpo", "nanoeuler.bin", "--data", "bad.jsonl",
+            words=["bad.jsonl", *words, "; "])
+    assert sorted(os.listdir()) == ["add.json", "bad.jsonl", "nanoeuler.bin"]
+
+
+def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path):  # noqa: F811
+    bad = [{**GOOD, "chosen": ""}, {**GOOD, "rejected": "x" * 900}, {**GOOD, "rejected": "y" * 900}]
+    write(copy_of(base, tmp_path), [*bad, *PAIRS])
+    result = nanoeuler(*RUN, "--steps", 1, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"left out +2 examples longer than 160 tokens, 1 empty", result.stdout)
+
+
+def test_a_json_list_is_fine_too(base, tuned, tmp_path):  # noqa: F811
+    (copy_of(base, tmp_path) / "pairs.json").write_text(json.dumps(PAIRS, indent=1), "utf-8")
+    result = nanoeuler(*RUN, "--data", "pairs.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert outcome(tmp_path, "nanoeuler_dpo")[3] == outcome(tuned, "nanoeuler_dpo")[3]
+
+
+def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+    refused(capsys, "dpo", words=["nanoeuler_chat.bin", "does not exist"])
+    refused(capsys, "dpo", "nanoeuler.bin", words=["data/preferences_sample.jsonl", "--data"])
+    refused(capsys, "dpo", "--resume", "--out", "nanoeuler.bin", words=["dpo", "--out"])
+    for flag, value in (("beta", 0), ("beta", "nan"), ("epochs", 0)):
+        refused(capsys, *RUN, f"--{flag}", value, words=[flag, value])
+    (tmp_path / "dpo.bin").write_bytes((tuned / "nanoeuler_dpo.bin").read_bytes())
+    for verb in ("train", "sft"):
+        refused(capsys, verb, "--resume", "--out", "dpo.bin", words=[f"not made by {verb}"])
+    refused(capsys, "dpo", "--resume", "--out", "dpo.bin", "--beta", 0.2, words=["beta", "0.1"])
+    write(tmp_path, PAIRS[1:])
+    refused(capsys, "dpo", "--resume", "--out", "dpo.bin", "--steps", 40, words=["sha256", "--out"])
+
+
+def test_help_names_no_setting_that_dpo_does_not_use():
+    result = nanoeuler("dpo", "--help", cwd=".")
+    assert "--beta" in result.stdout and "--mtp-weight" not in result.stdout
