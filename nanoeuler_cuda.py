@@ -1,4 +1,4 @@
-"""NanoEuler on the GPU: the model of nanoeuler.py told a second time, in CUDA kernels written in Numba.
+"""NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
 Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
 specification: every kernel here is tested against the function of the same name there.
@@ -8,13 +8,14 @@ specification: every kernel here is tested against the function of the same name
     python nanoeuler_cuda.py t                pretrain, write nanoeuler.bin;  tr goes on with it
     python nanoeuler_cuda.py i "It was"       one continuation
     python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
+    python nanoeuler_cuda.py d                learn preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
 Contents
-    1    Device: what is needed, launches, graphs
+    1    Device: launches, graphs
     2    Memory: buffers and views, the table of what a run needs
-    3    Building blocks: sums over warps and blocks, the register tile
+    3    Building blocks: bfloat16, PTX, sums over warps and blocks, the register tile
     4.1  Matmul
     4.2  Embedding
     4.3  RMSNorm
@@ -28,22 +29,26 @@ Contents
     12   Self-tests
     13   Command line
 
-Shapes  as in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden,
-        V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows, row b * T + t.
-Types   Kernels take their dtype from their arguments: float32 trains, float64 proves.  A literal is
-        made with dtype.type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
+Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
+        F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
+        row b * T + t.
+Types   Kernels take their dtype from their arguments: bfloat16 or float32 trains, float64 proves.
+        bfloat16 is stored as uint16 and computed with in float32: ctype(x) is the type to compute
+        in, value() what a stored number stands for, stored() a result rounded to the array's type,
+        vector() loads and stores several at once.  Master weights, moments, gradients of weights
+        and norms are float32 then.  A literal is made with ctype(x).type(0): a bare 0.0 is a
+        float64 and drags a float32 kernel with it.
 Order   No atomic operations on floats: each number is summed by one thread, in one order.  Two runs
         give the same bits.
 """
-import argparse
 import functools
+import gc
 import importlib.metadata
 import importlib.util
 import math
 import os
 import subprocess
 import sys
-import time
 from collections import namedtuple
 from dataclasses import dataclass, field, fields, replace
 
@@ -92,6 +97,7 @@ try:
     from llvmlite import ir
     from numba import cuda, types
     from numba.core import cgutils
+    from numba.cuda.np import arrayobj       # what a too new NumPy breaks first
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
     from numba.cuda.extending import intrinsic
@@ -115,8 +121,8 @@ def gpu_problem():
         return ""
     except Exception as e:                   # the driver's absence has many faces
         lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
-        return f"{' '.join(lines[:2])} The GPU modes need an NVIDIA GPU and its driver, version 580 " \
-               f"or newer; the CPU program does the same: python nanoeuler.py --help"
+        return (f"{' '.join(lines[:2])} The GPU modes need an NVIDIA GPU and its driver, version "
+                f"580 or newer; the CPU program does the same: python nanoeuler.py --help")
 
 def open_device():
     global stream
@@ -127,7 +133,7 @@ def open_device():
         stream = cuda.stream()
 
 def allow_shared(compiled, config):
-    """Before a launch with more than 48 KB of dynamic shared memory: the driver wants to be asked."""
+    """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it."""
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
     ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, driver.CUdevice(0)))
@@ -162,7 +168,8 @@ class Graph:
         if self.graph is None:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
             ok(driver.cuStreamBeginCapture(handle, mode))
-            self.function()
+            with cuda.defer_cleanup():       # freeing memory is not allowed while recording
+                self.function()
             self.recorded = ok(driver.cuStreamEndCapture(handle))
             self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
         ok(driver.cuGraphLaunch(self.graph, handle))
@@ -173,7 +180,6 @@ class Graph:
             driver.cuGraphDestroy(self.recorded)
 
 Graph.enabled = True
-
 
 @functools.cache
 def capability():
@@ -186,6 +192,8 @@ def multiprocessors():
 
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+
+NAMES = {DTYPES["bf16"]: "bfloat16", DTYPES["f32"]: "float32", DTYPES["f64"]: "float64"}
 
 def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
@@ -249,13 +257,13 @@ def buffer_table(cfg, B, T, dtype, naive=False):
     if naive:
         a.append(("probs", (L, B, H, T, T)))
         d.append(("probs", (B, H, T, T)))
-    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)), ("lse", (L, H, BT)),
-           ("nll", (P, BT))]
+    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
+           ("lse", (L, H, BT)), ("nll", (P, BT))]
     d32 = [("delta", (H, BT)), ("partial", (PARTS, C)),
            ("parts", (2 * largest if dtype == np.uint16 else 1,))]
-    return [(group, name, shape, kind) for group, table, kind in (
-        ("a", a, dtype), ("a", a32, computing(dtype)), ("d", d, dtype), ("d", d32, computing(dtype)))
-        for name, shape in table]
+    sums = computing(dtype)
+    groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
+    return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
 def memory_table(cfg, B, T, dtype, naive=False):
     """(what, bytes) on the device, B sequences of T tokens at a time."""
@@ -274,7 +282,8 @@ def largest_batch(cfg, T, dtype, naive, free):
     while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
-        low, high = ((low + high) // 2, high) if fits((low + high) // 2) else (low, (low + high) // 2)
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
@@ -283,19 +292,37 @@ WARP, ALL = 32, 0xFFFFFFFF
 
 @intrinsic
 def exp(typing, x):
-    """e^x of the type of x.  float32: PTX ex2.approx(x log2 e), relative error 2^-22 + |x| 2^-24, in
-    two instructions; float64: libdevice."""
+    """e^x of the type of x.  float32: PTX ex2.approx(x log2 e), relative error 2^-22 + |x| 2^-24,
+    in two instructions; float64: libdevice."""
     def codegen(context, builder, sig, args):
         scalar = context.get_value_type(sig.args[0])
         fnty = ir.FunctionType(scalar, [scalar])
         if sig.args[0] == types.float64:
-            return builder.call(cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp"), args)
+            exp64 = cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp")
+            return builder.call(exp64, args)
         log2e = ir.Constant(scalar, float(np.float32(1 / math.log(2))))
         ex2 = ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f")
         return builder.call(ex2, [builder.fmul(args[0], log2e)])
     return x(x), codegen
 
+def memory(context, builder, sig, args, n):
+    """Where argument n, an array, begins."""
+    return context.make_array(sig.args[n])(context, builder, args[n]).data
+
+def elements(context, builder, sig, args, n, count):
+    """Where the first `count` elements of argument n are: registers, if it is a local array."""
+    start = memory(context, builder, sig, args, n)
+    return [builder.gep(start, [ir.IntType(32)(i)]) for i in range(count)]
+
 # bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
+def widened(builder, bits):
+    bits = builder.zext(bits, ir.IntType(32))
+    return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
+
+def rounded(builder, x):
+    fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
+    return builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [x])
+
 @intrinsic
 def ctype(typing, array):
     """The type to compute in: float32 for bfloat16, else the array's own.  Known when compiling."""
@@ -307,58 +334,49 @@ def value(typing, x):
     """What a stored number stands for."""
     if x != types.uint16:
         return x(x), lambda context, builder, sig, args: args[0]
-    def codegen(context, builder, sig, args):
-        bits = builder.zext(args[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
-    return types.float32(x), codegen
+    return types.float32(x), lambda context, builder, sig, args: widened(builder, args[0])
 
 @intrinsic
 def stored(typing, array, x):
     """x as `array` stores it; bfloat16 rounds to the nearest, ties to even."""
     if array.dtype != types.uint16:
         return array.dtype(array, array.dtype), lambda context, builder, sig, args: args[1]
-    def codegen(context, builder, sig, args):
-        fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
-        return builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [args[1]])
-    return types.uint16(array, types.float32), codegen
+    return (types.uint16(array, types.float32),
+            lambda context, builder, sig, args: rounded(builder, args[1]))
 
 @functools.cache
 def vector(W):
-    """Device functions load(out, x, i) and store(x, i, v): W neighbours of the array x, from element
-    i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as it takes.
-    out and v are local arrays of type ctype(x)."""
-    def pointer(context, builder, array, value, i):
-        data = context.make_array(array)(context, builder, value).data
-        item = context.get_value_type(array.dtype)
-        return builder.bitcast(builder.gep(data, [i]), ir.VectorType(item, W).as_pointer())
+    """Device functions load(out, x, i) and store(x, i, v): W neighbours of the array x, from
+    element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
+    it takes.  out and v are local arrays of type ctype(x)."""
+    def neighbours(context, builder, sig, args, n):
+        """The place that arguments n and n + 1 mean, array and index, and its alignment."""
+        dtype = sig.args[n].dtype
+        at = builder.gep(memory(context, builder, sig, args, n), [args[n + 1]])
+        whole = ir.VectorType(context.get_value_type(dtype), W).as_pointer()
+        return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
 
     @intrinsic
     def load(typing, out, x, i):
         def codegen(context, builder, sig, args):
-            at = pointer(context, builder, sig.args[1], args[1], args[2])
-            bits, lane = builder.load(at, align=min(16, W * sig.args[1].dtype.bitwidth // 8)), ir.IntType(32)
-            data = context.make_array(sig.args[0])(context, builder, args[0]).data
-            for j in range(W):
-                x = builder.extract_element(bits, lane(j))
-                if sig.args[1].dtype == types.uint16:
-                    x = builder.bitcast(builder.shl(builder.zext(x, lane), lane(16)), ir.FloatType())
-                builder.store(x, builder.gep(data, [lane(j)]))
+            at, align = neighbours(context, builder, sig, args, 1)
+            bits = builder.load(at, align=align)
+            for j, to in enumerate(elements(context, builder, sig, args, 0, W)):
+                v = builder.extract_element(bits, ir.IntType(32)(j))
+                builder.store(widened(builder, v) if x.dtype == types.uint16 else v, to)
             return context.get_dummy_value()
         return types.void(out, x, types.intp), codegen
 
     @intrinsic
     def store(typing, x, i, v):
         def codegen(context, builder, sig, args):
-            lane, at = ir.IntType(32), pointer(context, builder, sig.args[0], args[0], args[1])
-            data = context.make_array(sig.args[2])(context, builder, args[2]).data
+            at, align = neighbours(context, builder, sig, args, 0)
             bits = ir.Constant(at.type.pointee, ir.Undefined)
-            for j in range(W):
-                x = builder.load(builder.gep(data, [lane(j)]))
-                if sig.args[0].dtype == types.uint16:
-                    fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
-                    x = builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [x])
-                bits = builder.insert_element(bits, x, lane(j))
-            builder.store(bits, at, align=min(16, W * sig.args[0].dtype.bitwidth // 8))
+            for j, source in enumerate(elements(context, builder, sig, args, 2, W)):
+                y = builder.load(source)
+                y = rounded(builder, y) if x.dtype == types.uint16 else y
+                bits = builder.insert_element(bits, y, ir.IntType(32)(j))
+            builder.store(bits, at, align=align)
             return context.get_dummy_value()
         return types.void(x, types.intp, v), codegen
     return load, store
@@ -373,13 +391,20 @@ def asm(builder, result, text, constraints, values):
     fnty = ir.FunctionType(result, [v.type for v in values])
     return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=True), values)
 
+def asm_into(builder, pointers, text, constraints, values):
+    """asm with as many results as pointers, of their types, which are stored there."""
+    out = ir.LiteralStructType([p.type.pointee for p in pointers])
+    out = asm(builder, out, text, constraints, values)
+    for i, pointer in enumerate(pointers):
+        builder.store(builder.extract_value(out, i), pointer)
+
 def ptx(text, *types_of_args):
-    """The instruction `text`, without a result, as a device function of such arguments: $0, $1, ..."""
-    constraints = ",".join("r" if t == u32 else "l" for t in types_of_args) + ",~{memory}"
+    """The instruction `text`, without a result, as a device function of $0, $1, ..."""
+    constraints = ",".join([*("r" if t == u32 else "l" for t in types_of_args), "~{memory}"])
     signature = types.void(*types_of_args)
 
     def codegen(context, builder, sig, args):
-        asm(builder, ir.VoidType(), text, constraints.lstrip(","), args)
+        asm(builder, ir.VoidType(), text, constraints, args)
         return context.get_dummy_value()
 
     return intrinsic([lambda typing: (signature, codegen),           # one for each number of
@@ -415,8 +440,7 @@ def address(kind):
     @intrinsic
     def of(typing, array):
         def codegen(context, builder, sig, args):
-            data = context.make_array(sig.args[0])(context, builder, args[0]).data
-            pointer = builder.ptrtoint(data, ir.IntType(64))
+            pointer = builder.ptrtoint(memory(context, builder, sig, args, 0), ir.IntType(64))
             if kind == "global":
                 return pointer
             return asm(builder, ir.IntType(32), "{ .reg .u64 t; cvta.to.shared.u64 t, $1; "
@@ -429,7 +453,6 @@ shared_address, global_address = address("shared"), address("global")
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
 cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
 cp_async_wait_all = ptx("cp.async.wait_group 0;")
-cp_async_wait_1 = ptx("cp.async.wait_group 1;")          # all groups but the latest are there
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
 
 def ldmatrix(transposed):
@@ -438,12 +461,9 @@ def ldmatrix(transposed):
     @intrinsic
     def load(typing, out, row):
         def codegen(context, builder, sig, args):
-            data = context.make_array(sig.args[0])(context, builder, args[0]).data
-            four = asm(builder, ir.LiteralStructType([ir.IntType(32)] * 4),
-                       f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, "
-                       f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[1]])
-            for i in range(4):
-                builder.store(builder.extract_value(four, i), builder.gep(data, [ir.IntType(32)(i)]))
+            asm_into(builder, elements(context, builder, sig, args, 0, 4),
+                     f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, "
+                     f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[1]])
             return context.get_dummy_value()
         return types.void(out, u32), codegen
     return load
@@ -458,17 +478,14 @@ def mma(typing, acc, i, a, j, b, k):
     same of columns 0-7, then of 8-15; of B rows 2 (l % 4), + 1 of column l / 4, then 8 further."""
     def codegen(context, builder, sig, args):
         def at(n, offset):
-            data = context.make_array(sig.args[n])(context, builder, args[n]).data
-            return builder.gep(data, [builder.add(args[n + 1], args[n + 1].type(offset))])
+            index = builder.add(args[n + 1], args[n + 1].type(offset))
+            return builder.gep(memory(context, builder, sig, args, n), [index])
         sums = [at(0, n) for n in range(4)]
-        operands = [builder.load(p) for p in [at(2, n) for n in range(4)] + [at(4, n) for n in (0, 1)]
-                    + sums]
-        out = asm(builder, ir.LiteralStructType([ir.FloatType()] * 4),
-                  "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
-                  "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
-                  "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands)
-        for n in range(4):
-            builder.store(builder.extract_value(out, n), sums[n])
+        operands = [at(2, n) for n in range(4)] + [at(4, n) for n in range(2)] + sums
+        asm_into(builder, sums,
+                 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
+                 "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+                 "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [builder.load(p) for p in operands])
         return context.get_dummy_value()
     return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
 
@@ -476,8 +493,8 @@ def mma(typing, acc, i, a, j, b, k):
 def halves(typing, pair):
     """The two bfloat16 of a uint32 as float32, low and high."""
     def codegen(context, builder, sig, args):
-        low, high = builder.shl(args[0], args[0].type(16)), builder.and_(
-            args[0], args[0].type(0xFFFF0000))
+        low = builder.shl(args[0], args[0].type(16))
+        high = builder.and_(args[0], args[0].type(0xFFFF0000))
         return context.make_tuple(builder, sig.return_type, [
             builder.bitcast(x, ir.FloatType()) for x in (low, high)])
     return types.UniTuple(types.float32, 2)(u32), codegen
@@ -501,8 +518,7 @@ def wgmma(N, a_mn, b_mn):
     @intrinsic
     def multiply(typing, acc, a, b):
         def codegen(context, builder, sig, args):
-            data = context.make_array(sig.args[0])(context, builder, args[0]).data
-            at = [builder.gep(data, [ir.IntType(32)(i)]) for i in range(n)]
+            at = elements(context, builder, sig, args, 0, n)
             sums = "{" + ",".join(f"${i}" for i in range(n)) + "}"
             text = "{ .reg .u64 a, b; wgmma.fence.sync.aligned; " + "".join(
                 f"add.u64 a, ${n}, {step[a_mn] * k}; add.u64 b, ${n + 1}, {step[b_mn] * k}; "
@@ -510,26 +526,16 @@ def wgmma(N, a_mn, b_mn):
                 f"{int(a_mn)}, {int(b_mn)}; " for k in range(4))
             text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
             constraints = ",".join(["=f"] * n + ["l", "l"] + [str(i) for i in range(n)])
-            out = asm(builder, ir.LiteralStructType([ir.FloatType()] * n), text,
-                      constraints + ",~{memory}", [args[1], args[2], *map(builder.load, at)])
-            for i, pointer in enumerate(at):
-                builder.store(builder.extract_value(out, i), pointer)
+            asm_into(builder, at, text, constraints + ",~{memory}",
+                     [args[1], args[2], *map(builder.load, at)])
             return context.get_dummy_value()
         return types.void(acc, u64, u64), codegen
     return multiply
 
-@inlined
-def warp_sum(x):
-    """The sum over a warp, the same bits in every lane: a butterfly adds in one order for all."""
-    x += cuda.shfl_xor_sync(ALL, x, 16)
-    x += cuda.shfl_xor_sync(ALL, x, 8)
-    x += cuda.shfl_xor_sync(ALL, x, 4)
-    x += cuda.shfl_xor_sync(ALL, x, 2)
-    return x + cuda.shfl_xor_sync(ALL, x, 1)
-
+# Butterflies: every lane adds in the same order, so all have the same bits.
 @inlined
 def quad_sum(x):
-    """The sum over the four lanes that hold a row of `mma`."""
+    """The sum over four lanes, those that hold a row of `mma`."""
     x += cuda.shfl_xor_sync(ALL, x, 2)
     return x + cuda.shfl_xor_sync(ALL, x, 1)
 
@@ -543,15 +549,21 @@ def half_warp_sum(x):
     """The sum over 16 lanes, 0-15 or 16-31."""
     x += cuda.shfl_xor_sync(ALL, x, 8)
     x += cuda.shfl_xor_sync(ALL, x, 4)
-    x += cuda.shfl_xor_sync(ALL, x, 2)
-    return x + cuda.shfl_xor_sync(ALL, x, 1)
+    return quad_sum(x)
 
 @inlined
 def half_warp_max(x):
     x = max(x, cuda.shfl_xor_sync(ALL, x, 8))
     x = max(x, cuda.shfl_xor_sync(ALL, x, 4))
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 2))
-    return max(x, cuda.shfl_xor_sync(ALL, x, 1))
+    return quad_max(x)
+
+@inlined
+def warp_sum(x):
+    return half_warp_sum(x + cuda.shfl_xor_sync(ALL, x, 16))
+
+@inlined
+def warp_max(x):
+    return half_warp_max(max(x, cuda.shfl_xor_sync(ALL, x, 16)))
 
 @inlined
 def block_sum(x, warps):
@@ -566,7 +578,7 @@ def block_sum(x, warps):
 
 @inlined
 def block_max(x, warps):
-    x = half_warp_max(max(x, cuda.shfl_xor_sync(ALL, x, 16)))
+    x = warp_max(x)
     cuda.syncthreads()
     if cuda.threadIdx.x % 32 == 0:
         warps[cuda.threadIdx.x // 32] = x
@@ -580,7 +592,7 @@ def register_tile(ROWS, COLS):
 
     A and B lie in shared memory: A[i, k] at a0 + i * a_row + k * a_k, B[k, j] at b0 + k * b_k +
     16 * j * b_col.  Threads x = 0..15 read neighbours of B, and all the same of A: no two lanes
-    meet in a bank.  Every matrix product of this file that is not a tensor core's goes through here."""
+    meet in a bank.  Every matrix product that is not a tensor core's goes through here."""
     @inlined
     def tile(acc, A, a0, a_row, a_k, B, b0, b_k, b_col, K):
         b = cuda.local.array(COLS, acc.dtype)
@@ -657,7 +669,7 @@ def batched_matmul(out, a, b, base=None):
     launch(matmul_kernel, (-(-N // TILE), -(-M // TILE), Z * H), (16, 16), out, base, a, b, add)
 
 def wide(x):
-    """A matrix as (1, 1, M, N).  Never typed as contiguous: one kernel serves all strides."""
+    """A matrix as (1, 1, M, N)."""
     strides = [s // x.dtype.itemsize for s in x.strides]
     return view(x, 0, (1, 1, *x.shape), (1 << 20, 1 << 20, *strides)) if x.ndim == 2 else x
 
@@ -725,7 +737,8 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
             while i < blocks and thread == u32(0):
                 _, m, n, first, last = tile_at(i, M, N, K, splits)
                 for s in range(first, last):
-                    a, k, ready = start + stage * u32(STAGE), u32(s) * u32(BK), full + u32(8) * stage
+                    a, k = start + stage * u32(STAGE), u32(s) * u32(BK)
+                    ready = full + u32(8) * stage
                     mbarrier_wait(empty + u32(8) * stage, phase ^ u32(1))
                     mbarrier_expect(ready, u32(STAGE))
                     for j in range(a_loads):
@@ -740,9 +753,11 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                 i += u32(cuda.gridDim.x)
         else:
             keep_registers()
-            acc, lane, warp = cuda.local.array(128, types.float32), thread & u32(31), thread >> u32(5)
+            acc = cuda.local.array(128, types.float32)
+            lane, warp = thread & u32(31), thread >> u32(5)
             row, leads = u32(64) * (group - u32(1)), thread & u32(127) == u32(0)
-            mine, base = staging + (group - u32(1)) * u32(OUT_BYTES), added + u32(8) * (group - u32(1))
+            mine = staging + (group - u32(1)) * u32(OUT_BYTES)
+            base = added + u32(8) * (group - u32(1))
             turn, old = u32(0), cuda.local.array(4, u32)
             while i < blocks:
                 part, m, n, first, last = tile_at(i, M, N, K, splits)
@@ -764,8 +779,8 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                     stage += u32(1)
                     if stage == u32(STAGES):
                         stage, phase = u32(0), phase ^ u32(1)
-                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row r, the
-                # next two those of row r + 8
+                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row r,
+                # the next two those of row r + 8
                 line = (warp & u32(3)) * u32(16)
                 r, c = m + row + line + lane // u32(4), n + lane % u32(4) * u32(2)
                 if r < u32(M):
@@ -813,8 +828,8 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
 
 @functools.cache
 def tensor_map(pointer, rows, columns, stride, box_rows):
-    """128 bytes on the device that tell the copy engine about a bfloat16 matrix: boxes of box_rows x
-    64, swizzled in shared memory, zeros beyond the edge.     cuTensorMapEncodeTiled"""
+    """128 bytes on the device that tell the copy engine about a bfloat16 matrix: boxes of
+    box_rows x 64, swizzled in shared memory, zeros beyond the edge.     cuTensorMapEncodeTiled"""
     d, long, short = driver, driver.cuuint64_t, driver.cuuint32_t
     encoded = ok(d.cuTensorMapEncodeTiled(
         d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, pointer,
@@ -830,16 +845,18 @@ def map_of(x, box_rows):
 
 def tensor_cores(*matrices):
     """Whether wgmma takes them: bfloat16 on Hopper, rows that start at multiples of 16 bytes."""
-    return capability() == (9, 0) and all(x.dtype == np.uint16 and x.strides[0] % 16 == 0
-                                          and x.strides[1] == 2 for x in matrices)
+    return capability() == (9, 0) and all(
+        x.dtype == np.uint16 and x.strides[0] % 16 == 0 and x.strides[1] == 2
+        and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
 
 def wgmma_matmul(out, a, b, a_mn, b_mn, M, N, K, base=None, splits=1):
-    single, none = out.dtype == np.float32, map_of(a, BK if a_mn else BM)    # none: not read
+    single, map_a = out.dtype == np.float32, map_of(a, BK if a_mn else BM)
+    map_out = map_a if single else map_of(out, 64)       # map_a: of those that nobody reads
+    map_base = map_a if base is None else map_of(base, 64)
     tiles = -(-M // BM) * -(-N // BN) * splits
     launch(wgmma_kernel(a_mn, b_mn, single, base is not None), min(tiles, multiprocessors()), 384,
-           map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN),
-           none if single else map_of(out, 64), none if base is None else map_of(base, 64), out, M, N,
-           K, splits, smem=WGMMA_SMEM)
+           map_a, map_of(b, BK if b_mn else BN), map_out, map_base, out, M, N, K, splits,
+           smem=WGMMA_SMEM)
 
 def matmul(out, x, w, base=None):
     """out = [base +] x w^T     out (M, N), x (M, K), w (N, K).  With a base it is an Euler step."""
@@ -853,6 +870,24 @@ def matmul_dx(dx, dy, w, add=False):
     if tensor_cores(dx, dy, w):
         return wgmma_matmul(dx, dy, w, False, True, *dx.shape, dy.shape[1], base)
     batched_matmul(dx, dy, w, base)
+
+@functools.cache
+def add_slices_kernel(W):
+    load, store = vector(W)
+
+    @kernel
+    def add(dw, parts):
+        """dw[i] += sum_s parts[s, i], in the order of s     W entries a thread"""
+        v, d = cuda.local.array(W, dw.dtype), cuda.local.array(W, dw.dtype)
+        i = cuda.grid(1) * W
+        if i < dw.size:
+            load(d, dw, i)
+            for s in range(parts.shape[0]):
+                load(v, parts, s * dw.size + i)
+                for j in range(W):
+                    d[j] += v[j]
+            store(dw, i, d)
+    return add
 
 def matmul_dw(dw, dy, x, parts):
     """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)
@@ -929,7 +964,7 @@ def rmsnorm_kernels(W):
 
     @kernel
     def forward(y, rstd, x, w, eps):
-        """One warp per row, lanes stride the columns, W at a time.  grid BT / ROWS, block (32, ROWS)
+        """One warp per row, lanes stride the columns.     grid BT / ROWS, block (32, ROWS)
         y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
         (BT, C), v, gain = x.shape, cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
@@ -992,10 +1027,9 @@ def rmsnorm_kernels(W):
 
 @kernel
 def add_parts_kernel(dw, partial):
-    """dw[c] += sum_i partial[i, c], in one order     block (32, 8): 32 columns, every eighth part"""
-    sums, c, y = cuda.shared.array((8, 32), dw.dtype), cuda.blockIdx.x * 32 + cuda.threadIdx.x, (
-        cuda.threadIdx.y)
-    s = dw.dtype.type(0)
+    """dw[c] += sum_i partial[i, c]     grid C / 32, block (32, 8): a column, every eighth part"""
+    c, y = cuda.blockIdx.x * 32 + cuda.threadIdx.x, cuda.threadIdx.y
+    sums, s = cuda.shared.array((8, 32), dw.dtype), dw.dtype.type(0)
     if c < dw.size:
         for i in range(y, partial.shape[0], 8):
             s += partial[i, c]
@@ -1005,24 +1039,6 @@ def add_parts_kernel(dw, partial):
         for i in range(1, 8):
             s += sums[i, cuda.threadIdx.x]
         dw[c] += s
-
-@functools.cache
-def add_slices_kernel(W):
-    load, store = vector(W)
-
-    @kernel
-    def add(dw, parts):
-        """dw[i] += sum_s parts[s, i], in the order of s     W entries a thread"""
-        v, d = cuda.local.array(W, dw.dtype), cuda.local.array(W, dw.dtype)
-        i = cuda.grid(1) * W
-        if i < dw.size:
-            load(d, dw, i)
-            for s in range(parts.shape[0]):
-                load(v, parts, s * dw.size + i)
-                for j in range(W):
-                    d[j] += v[j]
-            store(dw, i, d)
-    return add
 
 def rmsnorm_forward(y, rstd, x, w, eps):
     forward, _ = rmsnorm_kernels(width(x.shape[1]))
@@ -1050,7 +1066,8 @@ def rope_kernel(W):
         c, s = cuda.local.array(W, cos.dtype), cuda.local.array(W, cos.dtype)
         bt, half = cuda.blockIdx.x, cos.shape[1]
         for j in range(cuda.threadIdx.x * W, heads * half, cuda.blockDim.x * W):
-            low, angle = bt * qkv.shape[1] + j // half * 2 * half + j % half, bt % T * half + j % half
+            low = bt * qkv.shape[1] + j // half * 2 * half + j % half
+            angle = bt % T * half + j % half
             load(u, qkv, low)
             load(v, qkv, low + half)
             load(c, cos, angle)
@@ -1071,13 +1088,13 @@ def rope(qkv, cos, sin, T, heads, sign):
 
 # ==== 4.5 Attention ====
 # FlashAttention (Dao 2022; the row-wise split over blocks is FlashAttention-2's, Dao 2023): a block
-# keeps N query rows and walks over the keys, N at a time, with a running maximum m and sum l of each
-# row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as (16, 8):
-# thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.  Tiles lie
-# in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
+# keeps N query rows and walks over the keys, N at a time, with a running maximum m and sum l of
+# each row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as
+# (16, 8): thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.
+# Tiles lie in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
 @inlined
 def load_rows(smem, start, src, row0, n, col0, D, N, S):
-    """smem[start + r * S + d] = src[row0 + r, col0 + d] for N rows, zeros from row n and column D on."""
+    """smem[start + r * S + d] = src[row0 + r, col0 + d], N rows; zeros from row n, column D on."""
     for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * (S - 1), 128):
         r, d = i // (S - 1), i % (S - 1)
         v = ctype(src).type(0)
@@ -1096,7 +1113,7 @@ def attention_kernels(D, itemsize):
     while (4 * N * S + 2 * N * (N + 1)) * itemsize > 99 << 10:
         N //= 2
     if N < 16:
-        raise UserError(f"head_dim {D} is too large for this attention; at most 256")
+        raise UserError(f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
     K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P
@@ -1159,7 +1176,7 @@ def attention_kernels(D, itemsize):
 
     @inlined
     def probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale):
-        """Fills the tiles P = exp(Q K^T / sqrt(D) - lse) and dS = P * (dO V^T - delta) / sqrt(D)."""
+        """Fills the tiles P = exp(Q K^T / sqrt(D) - lse), dS = P * (dO V^T - delta) / sqrt(D)."""
         x, y = cuda.threadIdx.x, cuda.threadIdx.y
         zero = ctype(s).type(0)
         for i in range(NKEYS):
@@ -1244,7 +1261,7 @@ def attention_kernels(D, itemsize):
 
 @kernel
 def attention_delta_kernel(delta, do, o, D):
-    """delta[h, bt] = <dO, O> of head h     one warp each     grid (BT / ROWS, H), block (32, ROWS)"""
+    """delta[h, bt] = <dO, O> of head h, one warp each.   grid (BT / ROWS, H), block (32, ROWS)"""
     h, bt = cuda.blockIdx.y, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if bt < o.shape[0]:
         s = ctype(o).type(0)
@@ -1358,7 +1375,7 @@ def tensor_attention(D):
         smem = shared_address(cuda.shared.array(0, types.uint16))
         s, acc = cuda.local.array(64, f32), cuda.local.array(WIDE_OUT, f32)
         q, p = cuda.local.array(WIDE_LEFT, u32), cuda.local.array(32, u32)
-        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r, r + 8, r + 16, r + 24
+        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r + 0, 8, 16, 24
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0 = cuda.blockIdx.y, cuda.blockIdx.z * T
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
@@ -1411,8 +1428,9 @@ def tensor_attention(D):
     def dq(dqkv, delta, do, o, lse, qkv, T, HD, scale):
         """dQ = dS K, and delta = <dO, O> for dkv.  64 query rows a block.   grid (T / 64, H, B)"""
         smem = shared_address(cuda.shared.array(0, types.uint16))
-        s, dp, acc = cuda.local.array(32, f32), cuda.local.array(32, f32), cuda.local.array(OUT, f32)
-        q, g, p = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32), cuda.local.array(16, u32)
+        s, dp = cuda.local.array(32, f32), cuda.local.array(32, f32)
+        q, g = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32)
+        acc, p = cuda.local.array(OUT, f32), cuda.local.array(16, u32)
         mean, log = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0 = cuda.blockIdx.y, cuda.blockIdx.z * T
@@ -1475,12 +1493,13 @@ def tensor_attention(D):
 
     @cuda.jit(cache=True, launch_bounds=(128, 1))
     def dkv(dqkv, delta, do, o, lse, qkv, T, HD, scale):
-        """dK = sum_h dS^T Q,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its registers: a
-        row is a key, a column a query.     grid (T / 64, G, B)"""
+        """dK = sum_h dS^T Q,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its registers:
+        a row is a key, a column a query.     grid (T / 64, G, B)"""
         smem = shared_address(cuda.shared.array(0, types.uint16))
         s, dp = cuda.local.array(32, f32), cuda.local.array(32, f32)
-        dk, dv, p = cuda.local.array(OUT, f32), cuda.local.array(OUT, f32), cuda.local.array(16, u32)
+        dk, dv = cuda.local.array(OUT, f32), cuda.local.array(OUT, f32)
         k, v = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32)
+        p = cuda.local.array(16, u32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
@@ -1500,13 +1519,13 @@ def tensor_attention(D):
         cp_async_commit()
         blocks = (T - k0 + 63) // 64
         for n in range(group * blocks):
-            h, t0, tile = g * group + n // blocks, k0 + n % blocks * 64, smem + u32(
-                n % 2 * 2 * TILE_BYTES)
+            h, t0 = g * group + n // blocks, k0 + n % blocks * 64
+            tile = smem + u32(n % 2 * 2 * TILE_BYTES)
             cp_async_wait_all()
             cuda.syncthreads()               # this tile is there, and nobody reads the last one
             if n + 1 < group * blocks:
-                following, h2 = smem + u32((n + 1) % 2 * 2 * TILE_BYTES), g * group + (n + 1) // blocks
-                t2 = row0 + k0 + (n + 1) % blocks * 64
+                following = smem + u32((n + 1) % 2 * 2 * TILE_BYTES)
+                h2, t2 = g * group + (n + 1) // blocks, row0 + k0 + (n + 1) % blocks * 64
                 fetch(following, qkv, t2, last, h2 * D, 1)
                 fetch(following + u32(TILE_BYTES), do, t2, last, h2 * D, 1)
                 cp_async_commit()
@@ -1574,7 +1593,7 @@ def softmax_kernel(p, scale):
         row, m = p[cuda.blockIdx.y // H, cuda.blockIdx.y % H, t], -ctype(p).type(math.inf)
         for j in range(lane, t + 1, WARP):
             m = max(m, value(row[j]) * scale)
-        m, l = half_warp_max(max(m, cuda.shfl_xor_sync(ALL, m, 16))), ctype(p).type(0)
+        m, l = warp_max(m), ctype(p).type(0)
         for j in range(lane, t + 1, WARP):
             p_j = exp(value(row[j]) * scale - m)
             l += p_j
@@ -1619,7 +1638,8 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
     G = (qkv.shape[1] - HD) // (2 * D)
     step, square = H // G, [T * T * n for n in (H, H // G)]
     batched_matmul(dprobs, heads_of(do, T, 0, H, D), heads_of(qkv, T, HD + G * D, G, D, swap=True))
-    group = lambda x, r: view(x, r * T * T, (B, G, T, T), (*square, 1, T))   # head r of each, swapped
+    # head r of each group, its T x T matrix transposed
+    group = lambda x, r: view(x, r * T * T, (B, G, T, T), (*square, 1, T))
     dk, dv = heads_of(dqkv, T, HD, G, D), heads_of(dqkv, T, HD + G * D, G, D)
     for r in range(step):
         batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), dv if r else None)
@@ -1652,7 +1672,8 @@ def swiglu_kernels(W):
     def backward(gate_up, dy):
         """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
         z, up = cuda.local.array(W, ctype(dy)), cuda.local.array(W, ctype(dy))
-        d, bt, F, one = cuda.local.array(W, ctype(dy)), cuda.blockIdx.x, dy.shape[1], ctype(dy).type(1)
+        d, one = cuda.local.array(W, ctype(dy)), ctype(dy).type(1)
+        bt, F = cuda.blockIdx.x, dy.shape[1]
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
             load(z, gate_up, bt * 2 * F + f)
             load(up, gate_up, bt * 2 * F + F + f)
@@ -1681,14 +1702,14 @@ def cross_entropy_kernel(W):
     load, store = vector(W)
 
     @kernel
-    def fused(nll, logits, targets, weight, row0, V):
-        """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[k] * (softmax(z) - onehot(y))
+    def fused(nll, logits, targets, weight, row0, V, T):
+        """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[b, k] (softmax(z) - onehot(y))
         where z = logits[r, k V : (k + 1) V] are one head's logits of one row, y = targets[k, row0 +
         r]; a row without target (-1) becomes 0.     one block of 256 threads per head and row
-        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (P,) float64     grid (R, P)"""
+        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P) float64   grid (R, P)"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
         start, y = r * logits.shape[1] + k * V, targets[k, row0 + r]
-        z, zero, one = cuda.local.array(W, ctype(logits)), ctype(logits).type(0), ctype(logits).type(1)
+        z, zero = cuda.local.array(W, ctype(logits)), ctype(logits).type(0)
         if y < 0:
             for i in range(W):
                 z[i] = zero
@@ -1710,7 +1731,7 @@ def cross_entropy_kernel(W):
                 l += exp(z[i] - m)
         top = block_max(m, tops)
         l = block_sum(l * exp(m - top) if x < V else zero, sums)
-        zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[k])
+        zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[(row0 + r) // T, k])
         cuda.syncthreads()                   # everybody has read z[y], which is overwritten below
         for v in range(x, V, 256 * W):
             load(z, logits, start + v)
@@ -1733,17 +1754,18 @@ def sum_loss_kernel(results, nll):
     if cuda.threadIdx.x == 0:
         results[k] += s
 
-def cross_entropy(nll, logits, targets, weight, row0, V):
+def cross_entropy(nll, logits, targets, weight, row0, V, T):
     """Rows row0.. of the batch: their losses into nll, their logits into gradients, in place."""
     R, PV = logits.shape
-    launch(cross_entropy_kernel(width(V)), (R, PV // V), 256, nll, logits, targets, weight, row0, V)
+    launch(cross_entropy_kernel(width(V)), (R, PV // V), 256, nll, logits, targets, weight, row0, V,
+           T)
 
 
 # ==== 5 Model ====
 class Model:
     """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
 
-    The interface is that of nanoeuler.Model; work is queued, and only `update` and `losses` wait."""
+    The interface is that of nanoeuler.Model; work is queued, only `update` and `losses` wait."""
 
     program, talk = "nanoeuler_cuda.py", "c"
 
@@ -1754,6 +1776,9 @@ class Model:
             if options.dtype not in DTYPES or options.attention not in ("flash", "naive"):
                 raise UserError(f"--dtype is {dtype}, --attention {options.attention}, expected "
                                 f"{' or '.join(DTYPES)}, and flash or naive")
+        if dtype == "bf16" and capability() < (8, 0):
+            raise UserError(f"bfloat16 needs a GPU of capability 8.0, this one has "
+                            f"{capability()[0]}.{capability()[1]}; use --dtype f32")
         self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
         self.table, self.n = ne.param_table(cfg), flat.size
         self.master = computing(self.dtype)
@@ -1775,47 +1800,52 @@ class Model:
         return to_device(x, dtype or self.master)
 
     def prepare(self, B, T):
-        """Memory for micro-batches of B sequences of T tokens."""
-        if self.shape == (B, T):
+        """Memory for micro-batches of B sequences of T tokens; a smaller one is filled up."""
+        if self.shape and self.shape[0] >= B and self.shape[1] == T:
             return
-        self.a = self.d = self.gradient_graph = None                # free the old before the new
+        self.a = self.d = self.gradient_graph = self.shape = None   # free the old before the new
         buffers, P = {"a": {}, "d": {}}, self.cfg.n_mtp
         try:
             for group, name, shape, dtype in buffer_table(self.cfg, B, T, self.dtype, self.naive):
                 buffers[group][name] = new(shape, dtype)
             self.ids = new((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
-            raise self.out_of_memory(B, T, e) from None
+            buffers.clear()
+            need = sum(size for _, size in self.memory(B, T))
+            raise UserError(
+                f"the GPU has no room for {B} sequences of {T} tokens, {need / 2**30:.1f} GiB in "
+                f"all ({e}); --micro-batch {self.fitting(T)} would fit") from None
         self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
         self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
-        self.weight, self.shape = self.put(np.zeros(P), np.float64), (B, T)
+        self.weight, self.shape = self.put(np.zeros((B, P)), np.float64), (B, T)
         self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
         self.gradient_graph = Graph(lambda: (self.forward(), self.heads(True), self.backward()))
 
-    def out_of_memory(self, B, T, error):
+    def memory(self, B, T):
+        return memory_table(self.cfg, B, T, self.dtype, self.naive)
+
+    def fitting(self, T):
+        """Sequences that fit into 90 % of what is free, beside the parameters that are there."""
+        gc.collect()
+        cuda.current_context().deallocations.clear()
         free, _ = cuda.current_context().get_memory_info()
-        need = sum(size for _, size in memory_table(self.cfg, B, T, self.dtype, self.naive))
-        fits = largest_batch(self.cfg, T, self.dtype, self.naive, free)
-        return UserError(f"the GPU has no room for {B} sequences of {T} tokens ({need / 2**30:.1f} "
-                         f"GiB, {free / 2**30:.1f} free; {error}); --micro-batch {fits} would fit")
+        held = sum(size for _, size in self.memory(1, T)[:4])
+        return largest_batch(self.cfg, T, self.dtype, self.naive, 0.9 * free + held)
 
     def micro_batch(self, B):
-        """Sequences in memory at once: the largest divisor of B that fits into 90 % of what is free.
-        Says what they take."""
+        """Sequences in memory at once: the largest divisor of B that fits.  Says what they take."""
         T = self.cfg.seq_len
         if B not in self.micro:
-            free, _ = cuda.current_context().get_memory_info()
-            free = 0.9 * free + 4 * self.n * self.master.itemsize    # the parameters are there already
-            fits = largest_batch(self.cfg, T, self.dtype, self.naive, free)
+            fits = self.fitting(T)
             self.micro[B] = max([b for b in range(1, B + 1) if B % b == 0 and b <= fits], default=1)
-            rows = memory_table(self.cfg, self.micro[B], T, self.dtype, self.naive)
+            rows = self.memory(self.micro[B], T)
             ne.print_table(f"memory of {self.micro[B]} sequences at a time, {fits} would fit",
                            [(name, f"{size / 2**20:10,.0f} MiB") for name, size in
                             (*rows, ("together", sum(size for _, size in rows)))])
         return self.micro[B]
 
     def device(self):
-        return f"{cuda.get_current_device().name}, {self.dtype}"
+        return f"{cuda.get_current_device().name}, {NAMES[self.dtype]}"
 
     def forward(self):
         """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer."""
@@ -1838,8 +1868,8 @@ class Model:
         rmsnorm_forward(a.final_in, a.final_rstd, a.x[2 * cfg.n_layer], p.final_norm, cfg.norm_eps)
 
     def heads(self, training):
-        """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a time:
-        d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
+        """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
+        time: d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
         a, d, V, (BT, C) = self.a, self.d, self.cfg.vocab_size, self.a.final_in.shape
         R, width = a.logits.shape
         pairs = [(0, width, self.w.lm_head, self.g.lm_head)]
@@ -1853,19 +1883,21 @@ class Model:
             part = [view(a.logits, v0, (n, v1 - v0), (width, 1)) for v0, v1, _, _ in pairs]
             for z, (_, _, w, _) in zip(part, pairs):
                 matmul(z, x, w)
-            cross_entropy(a.nll, rows, self.targets, self.weight, r0, V)
+            cross_entropy(a.nll, rows, self.targets, self.weight, r0, V, self.shape[1])
             if training:
                 for i, (z, (_, _, w, dw)) in enumerate(zip(part, pairs)):
                     matmul_dx(view(d.norm, r0 * C, (n, C)), z, w, add=i > 0)
                     matmul_dw(dw, z, x, d.parts)
-        launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
+        if training:
+            launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
 
     def backward(self):
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
         launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), number(d.x, 0))
-        rmsnorm_backward(d.x, g.final_norm, d.partial, d.norm, a.x[2 * L], p.final_norm, a.final_rstd)
+        rmsnorm_backward(d.x, g.final_norm, d.partial, d.norm, a.x[2 * L], p.final_norm,
+                         a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
             matmul_dw(g.down[l], d.x, a.swiglu[l], d.parts)
@@ -1888,14 +1920,22 @@ class Model:
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
-        """tokens (B, T), targets (P, B, T) through pinned memory to the device."""
+        """tokens (b, T), targets (P, b, T), weight (b, P) through pinned memory to the device; the
+        sequences from b to B have no targets."""
+        (b, _), (B, T) = tokens.shape, self.shape
         stream.synchronize()                 # an earlier copy may still read the pinned memory
-        self.staged[:tokens.size], self.staged[tokens.size:] = tokens.ravel(), targets.ravel()
+        staged = self.staged.reshape(-1, B, T)
+        staged[0], staged[1:] = 0, -1
+        staged[0, :b], staged[1:, :b] = tokens, targets
         self.ids.copy_to_device(self.staged, stream=stream)
-        self.weight.copy_to_device(np.asarray(weight, np.float64), stream=stream)
+        weights = np.zeros((B, self.cfg.n_mtp))
+        weights[:b] = weight
+        self.weight.copy_to_device(weights, stream=stream)
 
     def gradient(self, tokens, targets, weight):
-        """Queues g += d(sum_k weight[k] CE_k)/dp of one micro-batch, and its losses."""
+        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.
+
+        tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
         self.gradient_graph()
@@ -1911,22 +1951,18 @@ class Model:
         return results[:-1], float(results[-1])
 
     def losses(self, tokens, targets):
-        """Summed CE of head 0, nats; tokens, targets (B, T), -1: no target."""
-        B, T = self.shape if self.shape and self.shape[1] == tokens.shape[1] else tokens.shape
-        self.prepare(B, T)
-        total = 0.0
-        for b in range(0, len(tokens), B):
-            n = min(B, len(tokens) - b)
-            ids, y = np.zeros((B, T), np.int32), np.full((self.cfg.n_mtp, B, T), -1, np.int32)
-            ids[:n], y[0, :n] = tokens[b:b + n], targets[b:b + n]
-            self.stage(ids, y, np.ones(self.cfg.n_mtp))
-            saved = self.results.copy_to_host(stream=stream)
-            self.results.copy_to_device(self.zero, stream=stream)
+        """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
+        (n, T), out = tokens.shape, []
+        self.prepare(min(n, self.shape[0] if self.shape else n), T)
+        for b in range(0, n, self.shape[0]):
+            y = np.full((self.cfg.n_mtp, *tokens[b:b + self.shape[0]].shape), -1, np.int32)
+            y[0] = targets[b:b + self.shape[0]]
+            self.stage(tokens[b:b + self.shape[0]], y, 0)
             self.forward()
             self.heads(training=False)
-            total += self.results.copy_to_host(stream=stream)[0]
-            self.results.copy_to_device(saved, stream=stream)
-        return float(total)
+            nll = self.a.nll.copy_to_host(stream=stream)[0].reshape(self.shape)
+            out.append(nll[:y.shape[1]].sum(1, dtype=np.float64))
+        return np.concatenate(out)
 
     def buffers(self):
         """(parameters, m, v) on the host, float32: what a checkpoint holds."""
@@ -1938,7 +1974,9 @@ class Model:
         for kind, group in (("parameter", self.p), ("activation", self.a), ("its gradient", self.d),
                             ("gradient", self.g)):
             for name, x in group._asdict().items():
-                host = x.copy_to_host(stream=stream)
+                if name in ("parts", "partial") or self.naive and name in ("lse", "delta"):
+                    continue                 # scratch, or not written at all
+                host = from_bf16(x.copy_to_host(stream=stream))
                 if not np.isfinite(host).all():
                     at = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
                     return f"{kind} {name}{list(at)} is {host[at]}"
@@ -2001,7 +2039,7 @@ def adamw_kernel(p, w, g, m, v, n_decay, hyper, results):
         w[i] = stored(w, p[i])
 
 def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
-    """Clips, updates, sets g to zero; |g| is left in results[-1]; not finite, nothing is touched."""
+    """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
     launch(square_sums_kernel, SUMS, 256, partial, g)
     launch(norm_kernel, 1, 256, results, partial)
     launch(adamw_kernel, 1024, 256, p, w, g, m, v, n_decay, hyper, results)
@@ -2021,8 +2059,8 @@ def matvec_kernel(y, base, w, x, add):
             y[n] = base[n] + s if add else s
 
 def matvec(y, w, x, base=None):
-    launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, y if base is None else base, w, x,
-           base is not None)
+    add, base = base is not None, y if base is None else base
+    launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, base, w, x, add)
 
 @kernel
 def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
@@ -2047,7 +2085,8 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
     sums, tops = cuda.shared.array(8, ctype(o)), cuda.shared.array(8, ctype(o))
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
-    g, row, m, l = h * kc.shape[0] // cuda.gridDim.x, scores[h], -ctype(o).type(math.inf), ctype(o).type(0)
+    g, row = h * kc.shape[0] // cuda.gridDim.x, scores[h]
+    m, l = -ctype(o).type(math.inf), ctype(o).type(0)
     for t in range(x // WARP, n, ROWS):      # a warp per key
         s = ctype(o).type(0)
         for i in range(x % WARP, D, WARP):
@@ -2075,15 +2114,15 @@ class Decoder(ne.Decoder):
     def __init__(self, cfg, flat):
         """flat: the parameters, on the device or on the host"""
         open_device()
-        T, C, H, D, dtype = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, flat.dtype
+        T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
         self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
         self.cfg, self.p, self.tokens = cfg, views(self.flat, ne.param_table(cfg)), []
-        self.cos, self.sin = map(to_device, ne.rope_table(cfg, dtype))
-        self.kc, self.vc, self.scores = new(cache, dtype), new(cache, dtype), new((H, T), dtype)
-        self.x, self.y, self.rstd = new((1, C), dtype), new((1, C), dtype), new(1, dtype)
-        self.qkv, self.att, self.swiglu = new(QKV, dtype), new(H * D, dtype), new((1, cfg.n_hidden), dtype)
-        self.gate_up, self.device_logits = new((1, 2 * cfg.n_hidden), dtype), new(cfg.vocab_size, dtype)
+        self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
+        self.kc, self.vc, self.scores, self.x, self.y, self.rstd = (
+            new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), 1))
+        self.qkv, self.att, self.gate_up, self.swiglu, self.device_logits = (
+            new(shape, flat.dtype) for shape in (QKV, H * D, (1, 2 * F), (1, F), cfg.vocab_size))
         self.at, self.graph = to_device(np.zeros(2, np.int32)), Graph(self.queue)
 
     def queue(self):
@@ -2113,7 +2152,6 @@ class Decoder(ne.Decoder):
         return self.device_logits.copy_to_host(stream=stream)
 
 
-
 # ==== 12 Self-tests ====
 TOLERANCE = {"bf16": 1e-2, "f32": 5e-6, "f64": 1e-12}    # |gpu - cpu| / |cpu|; the CPU is float64
 
@@ -2134,8 +2172,8 @@ def self_tests(quick=False):
             for dtype in dtypes:
                 first, second = run(dtype), run(dtype)
                 same &= all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second))
-                worst[dtype] = max(worst.get(dtype, 0), *(
-                    relative_error(x, y) for x, y in zip(first, expected, strict=True)))
+                worst[dtype] = np.max([worst.get(dtype, 0), *(           # a NaN stays a NaN
+                    relative_error(x, y) for x, y in zip(first, expected, strict=True))])
         good = same and all(error <= TOLERANCE[dtype] for dtype, error in worst.items())
         failed += [] if good else [name]
         errors = "".join(f"{worst[d]:10.1e}" if d in worst else " " * 10 for d in TOLERANCE)
@@ -2174,7 +2212,8 @@ def op_tests(quick):
     tests = {}
 
     def test(name, expected, function, outputs, inputs, dtypes=tuple(DTYPES)):
-        tests.setdefault(name, []).append((expected, device_case(function, outputs, inputs), dtypes))
+        run = device_case(function, outputs, inputs)
+        tests.setdefault(name, []).append((expected, run, dtypes))
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
@@ -2240,12 +2279,13 @@ def op_tests(quick):
         ne.swiglu_backward(expected, dy)
         test("swiglu_backward", [expected], swiglu_backward, [gate_up], [dy])
     for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
-        logits, weight = 3 * normal(BT, P, V), rng.random(P)
+        logits, weight = 3 * normal(BT, P, V), rng.random((-(-BT // 2), P))
         targets = rng.integers(-1, V, (P, BT), dtype=np.int32)
         expected, nll = logits.swapaxes(0, 1).copy(), np.zeros((P, BT))
         for k in range(P):
             for t in range(BT):
-                nll[k, t] = ne.cross_entropy(expected[k, t:t + 1], targets[k, t:t + 1], weight[k])
+                one = slice(t, t + 1)
+                nll[k, t] = ne.cross_entropy(expected[k, one], targets[k, one], weight[t // 2, k])
         test("cross_entropy", [expected.swapaxes(0, 1).reshape(BT, P * V), nll],
              cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
              [targets, exact(weight), V])
@@ -2261,7 +2301,8 @@ def op_tests(quick):
              [p, m, v], [g, np.zeros(1), N // 2, hyper], ("f32", "f64"))
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
                 replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
-        flat, tokens = ne.init_params(cfg, 3, np.float64), rng.integers(0, cfg.vocab_size, cfg.seq_len)
+        flat = ne.init_params(cfg, 3, np.float64)
+        tokens = rng.integers(0, cfg.vocab_size, cfg.seq_len)
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = lambda dtype, cfg=cfg, flat=flat, tokens=tokens: [
             np.array(list(map(Decoder(cfg, flat.astype(DTYPES[dtype])).step, tokens.tolist())))]
@@ -2273,7 +2314,7 @@ def naive_both(o, dqkv, probs, dprobs, do, qkv, T, D):
     naive_backward(dqkv, dprobs, do, probs, qkv, T, D)
 
 def cross_entropy_test(logits, nll, targets, weight, V):
-    cross_entropy(nll, logits, targets, to_device(weight.copy_to_host(), np.float64), 0, V)
+    cross_entropy(nll, logits, targets, to_device(weight.copy_to_host(), np.float64), 0, V, 2)
 
 def adamw_test(p, g, m, v, norm, n_decay, hyper):
     hyper, results = (to_device(x, np.float64) for x in (hyper.copy_to_host(), [0]))
@@ -2289,8 +2330,8 @@ def gradient_check(cfg, B, T):
     weight = ne.loss_weights(targets, 0.3)
     cpu = ne.Model(cfg, flat)
     expected = cpu.run(ne.GRADIENT, tokens, targets, weight).sum(0)
-    print(f"gradient of {ne.n_params(cfg):,} parameters, {B} x {T} tokens, against the CPU in float64:\n"
-          f"|gpu - cpu| / |cpu| of a tensor, and of its largest elements\n\n"
+    print(f"gradient of {ne.n_params(cfg):,} parameters, {B} x {T} tokens, against the CPU in "
+          f"float64:\n|gpu - cpu| / |cpu| of a tensor, and of its largest elements\n\n"
           f"tensor            bfloat16            float32             float64")
     errors = {name: [] for name in (*cpu.g._fields, "loss")}
     for dtype in TOLERANCE:
@@ -2304,7 +2345,7 @@ def gradient_check(cfg, B, T):
         del gpu
     for name, row in errors.items():
         print(f"{name:<12}" + "".join(f"   {norm:.1e} {element:.1e} " for norm, element in row))
-    worst = [max(norm for norm, _ in column) for column in zip(*errors.values())]
+    worst = [np.max([norm for norm, _ in column]) for column in zip(*errors.values())]
     good = all(error < most for error, most in zip(worst, (5e-2, 5e-6, 1e-10)))
     print("worst       " + "".join(f"   {error:.1e}         " for error in worst)
           + f"\n>>> gradient {'OK' if good else 'FAILED'} (< 5e-2, < 5e-6, < 1e-10)")
@@ -2332,11 +2373,21 @@ class SftOptions(ne.SftOptions):
     dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
     attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
 
+@dataclass
+class DpoOptions(ne.DpoOptions):
+    """What `d` is started with."""
+    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
+    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
+    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+
 class Run(ne.Run):
     verb, Options = "t", Options
 
 class SftRun(ne.SftRun):
     verb, Options = "s", SftOptions
+
+class DpoRun(ne.DpoRun):
+    verb, Options = "d", DpoOptions
 
 def pretrain(preset, **flags):
     if "data" not in flags and not flags["resume"] and not os.path.exists(Options.data):
@@ -2352,6 +2403,10 @@ def fine_tune(**flags):
     open_device()
     ne.sft(engine=Model, run=SftRun, **flags)
 
+def prefer(**flags):
+    open_device()
+    ne.dpo(engine=Model, run=DpoRun, **flags)
+
 def speak(**flags):
     open_device()
     ne.speak(decoder=Decoder, **flags)
@@ -2364,7 +2419,6 @@ def check(preset, batch):
 def parse(argv):
     p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")
     preset = ("--preset", dict(default="base", choices=list(ne.PRESETS), help="size of the model"))
-    chat = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
     learn = dict(settings=(*fields(Options), *ne.SHAPE), out="nanoeuler.bin")
     p.verb("test", "every kernel against the CPU",
            ("--quick", dict(action="store_true", help="without the largest shapes")))
@@ -2375,18 +2429,21 @@ def parse(argv):
     p.verb("i", "one continuation", ne.TEXT, ne.FILE, **ne.SPEAK)
     p.verb("s", "fine-tune: learn to answer", ne.FILE,
            settings=(*fields(SftOptions), ne.SHAPE[0]), out="nanoeuler_chat.bin")
-    p.verb("c", "chat", chat, **ne.SPEAK)
+    p.verb("d", "tune on preferences: learn the better of two answers", ne.CHAT,
+           settings=(*fields(DpoOptions), ne.SHAPE[0]), out="nanoeuler_dpo.bin")
+    p.verb("c", "chat", ne.CHAT, **ne.SPEAK)
     p.verb("doctor", "what this machine has for the GPU, and what it lacks")
     return vars(p.root.parse_args(argv or ["test"]))
 
-VERBS = dict(test=self_tests, g=check, t=pretrain, tr=pretrain, i=speak, s=fine_tune, c=speak,
-             doctor=doctor)
+VERBS = dict(test=self_tests, g=check, t=pretrain, tr=pretrain, i=speak, s=fine_tune, d=prefer,
+             c=speak, doctor=doctor)
 
 def main(argv=None):
     try:
         return ne.main(sys.argv[1:] if argv is None else argv, parse, VERBS)
     except CudaAPIError as e:
-        print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor", file=sys.stderr)
+        print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor",
+              file=sys.stderr)
         return 2
 
 if __name__ == "__main__":

@@ -234,9 +234,9 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def swiglu_kernels_backward(self, gate_up, dy):
         self.swiglu_kernels_forward(dy, gate_up)
 
-    def cross_entropy_kernel_fused(self, nll, logits, targets, weight, row0, V):
+    def cross_entropy_kernel_fused(self, nll, logits, targets, weight, row0, V, T):
         (P, BT), (R, PV) = nll.shape, logits.shape
-        assert PV == P * V and targets.shape == (P, BT) and weight.shape == (P,)
+        assert PV == P * V and targets.shape == (P, BT) and weight.shape == (-(-BT // T), P)
         assert 0 <= row0 and row0 + R <= BT
         self.runs((R, P), 256)
         assert self.vectors(logits) in (1, math.gcd(V, 8))
@@ -351,7 +351,8 @@ def dry_run(total=1 << 50):
     """nanoeuler_cuda on such a device."""
     device = Device(total)
     memory = lambda: (total - device.used, total)
-    context = SimpleNamespace(get_memory_info=memory, device=device.gpu)
+    context = SimpleNamespace(get_memory_info=memory, device=device.gpu,
+                              deallocations=SimpleNamespace(clear=lambda: None))
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
                 (cuda, "device_array", device.array),
@@ -403,7 +404,7 @@ def everything(cfg, B, T, dtype="f32", naive=False):
     losses, norm = step(model, B, T)
     assert losses.shape == (cfg.n_mtp,) and norm == 0
     ids = np.zeros((B + 1, T), np.int32)     # the last micro-batch is not full
-    assert model.losses(ids, ids) == 0
+    assert not model.losses(ids, ids).any()
     assert model.decoder().decode(0, 0).shape == (cfg.vocab_size,)
     return model
 
@@ -738,9 +739,7 @@ def test_attention_of_any_head_fits_every_gpu_or_is_refused(itemsize):
         try:
             k = nc.attention_kernels(D, itemsize)
         except nc.UserError as e:
-            most = int(re.search(r"at most (\d+)", str(e))[1])
-            assert most < D
-            nc.attention_kernels(most, itemsize)         # what the message promises
+            assert D > 128 and str(D) in str(e)
         else:
             assert k.smem_forward <= k.smem_backward <= 99 << 10 and k.N in (16, 32, 64)
 
@@ -846,11 +845,13 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
 
 def test_another_shape_frees_the_old_memory_first(dry):
     model = blank(SMALL)
-    for B, T in ((16, 128), (32, 64), (17, 128), (2, 128)):
+    for B, T in ((16, 128), (32, 64), (17, 128)):
         dry.peak = 0
         model.prepare(B, T)
         assert dry.used == pytest.approx(needed(SMALL, B, T), rel=0.005)
         assert dry.peak <= 1.01 * needed(SMALL, max(B, 17), 128)
+    model.prepare(2, 128)                    # fewer sequences of that length fit as they are
+    assert dry.used == pytest.approx(needed(SMALL, 17, 128), rel=0.005)
 
 
 @given(st.sampled_from(["small", "base"]), st.integers(0, 1 << 40), st.sampled_from([1, 60, 512]),
