@@ -82,7 +82,9 @@ def doctor(problem=None):
         if not problem:
             major, minor = cuda.get_current_device().compute_capability
             free, total = cuda.current_context().get_memory_info()
-            rows += [("capability", f"sm_{major}{minor}"), ("matmul", "portable tiles"),
+            rows += [("capability", f"sm_{major}{minor}"),
+                     ("matmul", "wgmma" if (major, minor) == (9, 0) else "portable tiles"),
+                     ("attention", "mma.sync" if major >= 8 else "portable tiles"),
                      ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     ne.print_table("what nanoeuler_cuda.py finds here", rows)
     print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
@@ -2354,31 +2356,29 @@ def gradient_check(cfg, B, T):
 
 # ==== 13 Command line ====
 @dataclass
-class Options(ne.Options):
-    """What `t` is started with: those of the CPU program with other defaults, and two more."""
+class OnGpu:
+    """What the GPU's stages are started with beside the CPU's options."""
+    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
+    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
+    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+
+@dataclass
+class Options(OnGpu, ne.Options):
+    """`t`: the CPU's options with other defaults."""
     data: str = field(default="data/pretrain.txt", metadata={
         "help": "a text, UTF-8; without it, data/shakespeare.txt"})
     steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
     batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
     holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
     warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
-    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
 
 @dataclass
-class SftOptions(ne.SftOptions):
-    """What `s` is started with."""
-    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
-    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+class SftOptions(OnGpu, ne.SftOptions):
+    """`s`"""
 
 @dataclass
-class DpoOptions(ne.DpoOptions):
-    """What `d` is started with."""
-    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
-    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+class DpoOptions(OnGpu, ne.DpoOptions):
+    """`d`"""
 
 class Run(ne.Run):
     verb, Options = "t", Options
