@@ -1,7 +1,8 @@
 """NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
 Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
-specification: every kernel here is tested against the function of the same name there.
+specification: every kernel here is tested against the function of the same name there.  Data,
+checkpoints, training loops and chat (7 to 9 and most of 10 and 13) are imported from it.
 
     python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
     python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
