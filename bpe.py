@@ -39,7 +39,8 @@ BYTE_ID = np.argsort(BYTES)
 # \s, \p{N} and \p{L} of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 25 spaces,
 # 1,911 numbers, 141,028 letters. Frozen, because str.isalpha and str.isspace differ and change with
 # Python (3.11 lacks 9,272 letters). Ranges in hex: distance from the last one's end, + length - 1.
-OTHER, LETTER, NUMBER, SPACE, INVALID = 0, 1, 2, 3, 4       # INVALID: not a character of UTF-8
+OTHER, LETTER, NUMBER, SPACE = range(4)
+INVALID, DIGIT = 4, 5       # not a character of UTF-8; a number that is a word of its own
 RANGES = {SPACE: """
 9+4 13 65 1b 15e0 980+a 1e+1 6 30 fa1""", NUMBER: """
 30+9 79+1 6 3+2 5a2+9 87+9 c7+9 19d+9 77+9 5+5 6d+9 77+9 77+9 3+5 6f+c 74+9 9+6 68+9 69+6 8+12 6e+9
@@ -94,6 +95,8 @@ def class_table():
     return table
 
 CLASSES = class_table()
+DIGITS = np.where(CLASSES == NUMBER, np.uint8(DIGIT), CLASSES)      # Hugging Face's Digits
+DIGITS[0x11DE0:0x11DEA] = DIGITS[0x16FF4:0x16FF7] = DIGIT           # which know Unicode 17's
 
 # ==== 2 Words ====
 @njit(**JIT)
@@ -117,7 +120,8 @@ def char_at(text, i, end, classes):
 @njit(**JIT)
 def word_end(text, i, end, classes):
     r"""End of the word at i: one invalid byte, or the first of GPT-2's alternatives that matches,
-    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+    With the classes DIGITS the text is cut around each number first."""
     if text[i] == 39 and i + 1 < end:                           # apostrophe
         c, d = text[i + 1], text[min(i + 2, end - 1)]
         if c == 115 or c == 116 or c == 109 or c == 100:        # s t m d
@@ -128,8 +132,8 @@ def word_end(text, i, end, classes):
     kind, n = char_at(text, j, end, classes)
     if j > i and kind >= SPACE:                                 # the blank at i joins no word
         j, kind, n = i, SPACE, 1
-    last, j = j, j + n                                          # last: where the last character is
-    while j < end and kind != INVALID:
+    last, j, k = j, j + n, kind                                 # last: where the last character is
+    while j < end and kind < INVALID:
         if text[j] < 0x80 and classes[text[j]] == kind:         # ASCII is spared the call
             last, j = j, j + 1
             continue
@@ -137,7 +141,8 @@ def word_end(text, i, end, classes):
         if k != kind:
             break
         last, j = j, j + n
-    return last if kind == SPACE and j < end and last > i else j    # \s+(?!\S) spares a blank
+    spare = kind == SPACE and j < end and last > i and k != DIGIT
+    return last if spare else j                                 # \s+(?!\S) spares a blank
 
 @njit(**JIT)
 def find_word(table, text, i, j):
@@ -348,9 +353,11 @@ def encode_range(out, text, start, end, classes, byte_id, ranks, made):
             for k in range(n):
                 out[m + k] = out[p + k]
         else:
-            for k in range(i, j):
-                out[m + k - i] = byte_id[text[k]]
-            n = merge_word(out[m:m + j - i], ranks, made, tree, prev, next)
+            n = 0
+            for k in range(i, j):                               # a byte without an id is left out
+                out[m + n] = byte_id[text[k]]
+                n += out[m + n] >= 0
+            n = merge_word(out[m:m + n], ranks, made, tree, prev, next)
             if j - i < 256 and 2 * used < rows:
                 seen[row, 0], seen[row, 1], seen[row, 2], seen[row, 3] = key, i, j, m << 8 | n
                 used += 1
@@ -384,11 +391,13 @@ def reading(source):
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
-    specials: dict name -> id     token_bytes (V,) int32: the text behind a token, 0 if special"""
+    specials: dict name -> id     token_bytes (V,) int32: the text behind a token, 0 if special
+    digits: each number is a word of its own"""
 
-    def __init__(self, ids, merges, specials=()):
+    def __init__(self, ids, merges, specials=(), digits=False):
         """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
-        A name that is neither a byte nor a merge is special, and `specials` must be such names."""
+        A name that is neither a byte nor a merge is special, and `specials` must be such names.
+        A byte may lack an id; `encode` leaves it out, as Hugging Face does."""
         names = sorted(ids, key=ids.get)
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         made = set(CHARS).union(a + b for a, b in pairs)
@@ -406,13 +415,14 @@ class Tokenizer:
         self.specials = {s: k for k, s in enumerate(names) if s not in made}
         self.token_bytes = np.array([len(s) * (s in made) for s in names], np.int32)
         self._ids, self._lines = {s: k for k, s in enumerate(names)}, [f"{a} {b}" for a, b in pairs]
-        self._byte_id = np.array([text_id[c] for c in CHARS], np.int32)[BYTE_ID]
+        self._byte_id = np.array([text_id.get(c, -1) for c in CHARS], np.int32)[BYTE_ID]
+        self.digits, self._classes = digits, DIGITS if digits else CLASSES
         self._made = np.array([text_id[a + b] for a, b in pairs], np.int32)
         self._ranks = pair_table(np.array(self.merges, np.int64).reshape(-1, 2))
 
     def encode(self, text):
         """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
-        text, tables = as_array(text), (CLASSES, self._byte_id, self._ranks, self._made)
+        text, tables = as_array(text), (self._classes, self._byte_id, self._ranks, self._made)
         out, cuts = np.empty(len(text), np.int32), split_text(text)     # a byte or more for each id
         if len(cuts) == 2:
             out.resize(encode_range(out, text, 0, len(text), *tables), refcheck=False)
@@ -431,16 +441,19 @@ class Tokenizer:
 
     def hash(self):
         """SHA-256 in hex of what makes a tokenizer: the same through any file."""
-        form = json.dumps([list(self._ids), self._lines, list(self.specials)])
+        form = [list(self._ids), self._lines, list(self.specials)] + ["digits"] * self.digits
+        form = json.dumps(form)
         return hashlib.sha256(form.encode()).hexdigest()
 
     def to_json(self):
         """Hugging Face's tokenizer.json, compact."""
         words = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
+        steps = [dict(type="Digits", individual_digits=True), words]
+        cuts = dict(type="Sequence", pretokenizers=steps) if self.digits else words
         flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
         added = [dict(id=k, content=s, **flags) for s, k in self.specials.items()]
         model = dict(type="BPE", vocab=self._ids, merges=self._lines)
-        root = dict(version="1.0", added_tokens=added, pre_tokenizer=words, decoder=words,
+        root = dict(version="1.0", added_tokens=added, pre_tokenizer=cuts, decoder=words,
                     model=model)
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
@@ -449,17 +462,24 @@ class Tokenizer:
         with reading(source):
             root = json.loads(text)
             model, words = root["model"], root["pre_tokenizer"]
-            need(words["type"] == "ByteLevel" and words.get("use_regex", True) is True
-                 and words["add_prefix_space"] is False, f"pre_tokenizer {words} is not GPT-2's")
+            *digits, last = words["pretokenizers"] if words["type"] == "Sequence" else [words]
+            need(last["type"] == "ByteLevel" and last.get("use_regex", True) is True
+                 and last["add_prefix_space"] is False
+                 and digits in ([], [dict(type="Digits", individual_digits=True)]),
+                 f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
             off = [root.get("normalizer")] + [model.get(key) for key in (
                 "dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")]
-            need(not any(off), f"normalizer, dropout, ignore_merges, prefix, suffix are {off}")
+            off.append(None if set(CHARS) <= set(model["vocab"]) else model.get("unk_token"))
+            need(not any(off), "normalizer, dropout, ignore_merges, prefix, suffix, stand-in for a "
+                               f"byte without an id are {off}")
             added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
-            return cls({**model["vocab"], **added}, model["merges"], added)
+            return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
 
     def save(self, path):
         """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
         files = {str(path): self.to_json()}
+        need(str(path).endswith(".json") or not self.digits, f"{path}: two files cannot say that "
+             "each digit is a word; name one that ends in .json")
         if not str(path).endswith(".json"):
             os.makedirs(path, exist_ok=True)
             lines = "\n".join(["#version: 0.2", *self._lines, ""])
