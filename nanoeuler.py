@@ -204,14 +204,17 @@ def aligned(shape, dtype):
     start = -raw.ctypes.data % 64
     return raw[start:start + n].view(dtype).reshape(shape)
 
-def views(flat, table):
-    """The tensors of param_table as views of one flat buffer: they share their memory."""
+def slices(flat, shapes):
+    """Consecutive views of these shapes of one flat buffer: they share its memory."""
     start, out = 0, []
-    for _, shape, *_ in table:
-        n = math.prod(shape)
-        out.append(flat[start:start + n].reshape(shape))
-        start += n
-    return Params(*out)
+    for shape in shapes:
+        out.append(flat[start:start + math.prod(shape)].reshape(shape))
+        start += math.prod(shape)
+    return out
+
+def views(flat, table):
+    """The tensors of param_table."""
+    return Params(*slices(flat, [shape for _, shape, *_ in table]))
 
 def n_params(cfg):
     return sum(math.prod(shape) for _, shape, _ in param_table(cfg))
@@ -917,13 +920,11 @@ def excerpt(text, pieces=256):
 
 def read_tokens(path, meta):
     """The two parts in a file of `tokenize`, memory-mapped; an error of DAMAGE if it is another."""
-    with open(path, "rb") as f:
-        found, tensors, digest = read_header(f)
-        data = np.memmap(f, np.uint8, "r", offset=f.tell())
-    digest.update(data)
+    found, tensors, digest = map_tensors(path)
+    for x in tensors.values():
+        digest.update(x)
     bpe.need({**found, **meta, "sha256": digest.hexdigest()} == found, "damaged, or another text's")
-    dtype = np.uint16 if tensors["tokens"]["dtype"] == "U16" else np.int32
-    return np.split(data.view(dtype), [int(found["train_tokens"])])
+    return [tensors["train"], tensors["val"]]
 
 def tokenize(path, parts, tokenizer, text_sha256):
     """Tokens of the training and the validation part of the text at `path`.
@@ -937,11 +938,9 @@ def tokenize(path, parts, tokenizer, text_sha256):
     with contextlib.suppress(OSError, *DAMAGE):
         return read_tokens(cache, meta)
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
-    dtype, code = (np.uint16, "U16") if tokenizer.vocab_size <= 1 << 16 else (np.int32, "I32")
-    buffers = [tokenizer.encode(part).astype(dtype) for part in parts]
-    n, end = sum(x.size for x in buffers), sum(x.nbytes for x in buffers)
-    write_tensors(cache, {**meta, "train_tokens": str(buffers[0].size)},
-                  {"tokens": {"dtype": code, "shape": [n], "data_offsets": [0, end]}}, buffers,
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    write_tensors(cache, meta, {name: tokenizer.encode(part).astype(dtype)
+                                for name, part in zip(("train", "val"), parts)},
                   "free space, or move the text to where there is some")
     return read_tokens(cache, meta)
 
@@ -1088,6 +1087,9 @@ class Examples(Batches):
 # have the names of a LlamaForCausalLM and are slices of the flat buffer: the buffer is the file.
 # Heads 1.. and the moments have names of their own.  "sha256" covers all, with itself zeroed.
 NO_HASH = "0" * 64
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # a uint16 of ours is no BF16
 
 @dataclass
 class State(Settings):
@@ -1102,42 +1104,42 @@ class State(Settings):
     options: dict = field(default_factory=dict)
     reference: list = field(default_factory=list)      # of dpo: -log ref of every response
 
-def header_tensors(cfg, moments):
-    """The header's entries in buffer order: name -> dtype, shape, offsets (bytes); and the end."""
+def tensor_shapes(cfg, moments=False):
+    """name -> shape of the tensors of a checkpoint, in buffer order."""
     C, F, D, V = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.vocab_size
-    HD, GD, out, end = cfg.n_head * D, cfg.n_kv_head * D, {}, 0
+    HD, GD = cfg.n_head * D, cfg.n_kv_head * D
     each = lambda *parts: [(f"model.layers.{l}.{name}.weight", shape)
                            for l in range(cfg.n_layer) for name, shape in parts]
     heads = [(f"mtp.{k}.weight" if k else "lm_head.weight", (V, C)) for k in range(cfg.n_mtp)]
-    for name, shape in ([("model.embed_tokens.weight", (V, C))]
-                        + each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
-                               ("self_attn.v_proj", (GD, C)))
-                        + each(("self_attn.o_proj", (C, HD)))
-                        + each(("mlp.gate_proj", (F, C)), ("mlp.up_proj", (F, C)))
-                        + each(("mlp.down_proj", (C, F))) + heads[cfg.tie_embeddings:]
-                        + each(("input_layernorm", (C,))) + each(("post_attention_layernorm", (C,)))
-                        + [("model.norm.weight", (C,))]
-                        + [(f"adamw.{x}", (n_params(cfg),)) for x in "mv" if moments]):
-        start, end = end, end + 4 * math.prod(shape)
-        out[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    return dict([("model.embed_tokens.weight", (V, C))]
+                + each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
+                       ("self_attn.v_proj", (GD, C)))
+                + each(("self_attn.o_proj", (C, HD)))
+                + each(("mlp.gate_proj", (F, C)), ("mlp.up_proj", (F, C)))
+                + each(("mlp.down_proj", (C, F))) + heads[cfg.tie_embeddings:]
+                + each(("input_layernorm", (C,))) + each(("post_attention_layernorm", (C,)))
+                + [("model.norm.weight", (C,))]
+                + [(f"adamw.{x}", (n_params(cfg),)) for x in "mv" if moments])
+
+def named(cfg, flat):
+    """name -> view of the flat buffer."""
+    shapes = tensor_shapes(cfg)
+    return dict(zip(shapes, slices(flat, shapes.values())))
+
+def header_entries(shapes, dtype=DTYPES["F32"]):
+    """name -> dtype, shape, offsets (bytes), as the header has them; and where the data end."""
+    out, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        out[name] = {"dtype": CODES[dtype], "shape": [*shape], "data_offsets": [start, end]}
     return out, end
 
-def write_tensors(path, meta, tensors, buffers, remedy):
-    """A safetensors file, all or nothing: a temporary file beside `path`, fsync, rename."""
-    meta, temporary = {**meta, "sha256": NO_HASH}, f"{path}.tmp"
-
-    def header():
-        text = json.dumps({"__metadata__": meta, **tensors}, separators=(",", ":")).encode()
-        return text + b" " * (-(8 + len(text)) % 64)     # the data starts on a cache line
-
-    digest = hashlib.sha256(header())
-    for x in buffers:
-        digest.update(x)
-    meta["sha256"] = digest.hexdigest()
+def write_file(path, pieces, remedy):
+    """All or nothing: a temporary file beside `path`, fsync, rename."""
+    temporary = f"{path}.tmp"
     try:
         with open(temporary, "wb") as f:
-            f.write(len(header()).to_bytes(8, "little") + header())
-            for x in buffers:
+            for x in pieces:
                 f.write(x)
             f.flush()
             os.fsync(f.fileno())
@@ -1152,15 +1154,41 @@ def write_tensors(path, meta, tensors, buffers, remedy):
         raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
                         f"{remedy}") from None
 
+def write_tensors(path, meta, tensors, remedy):
+    """A safetensors file of {name: array}, all of one dtype."""
+    arrays = [np.ascontiguousarray(x) for x in tensors.values()]
+    entries, _ = header_entries({name: x.shape for name, x in tensors.items()}, arrays[0].dtype)
+    meta = {**meta, "sha256": NO_HASH}
+
+    def header():
+        text = json.dumps({"__metadata__": meta, **entries}, separators=(",", ":")).encode()
+        return text + b" " * (-(8 + len(text)) % 64)     # the data starts on a cache line
+
+    digest = hashlib.sha256(header())
+    for x in arrays:
+        digest.update(x)
+    meta["sha256"] = digest.hexdigest()
+    write_file(path, [len(header()).to_bytes(8, "little"), header(), *arrays], remedy)
+
 def read_header(f):
     """(metadata, tensors, sha256 so far) of an open safetensors file, which is then at its data."""
     size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
     bpe.need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
     header = f.read(length)
     tensors = json.loads(header)
-    meta = tensors.pop("__metadata__")
+    meta = tensors.pop("__metadata__", {})               # others need not have any
     return meta, tensors, hashlib.sha256(
-        header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+        header.replace(meta.get("sha256", "-").encode(), NO_HASH.encode(), 1))
+
+def map_tensors(path):
+    """(metadata, {name: array}, sha256 so far) of a safetensors file, the arrays memory-mapped."""
+    with open(path, "rb") as f:
+        meta, entries, digest = read_header(f)
+        data, arrays = np.memmap(f, np.uint8, "r", offset=f.tell()), {}
+    for name, t in entries.items():
+        start, end = t["data_offsets"]
+        arrays[name] = data[start:end].view(DTYPES[t["dtype"]]).reshape(t["shape"])
+    return meta, arrays, digest
 
 # what reading a file of someone else's making may raise
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -1169,8 +1197,8 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
-    write_tensors(path, meta, header_tensors(cfg, moments)[0],
-                  [np.ascontiguousarray(x, "<f4") for x in (flat, *moments)],
+    tensors = {**named(cfg, flat), **{f"adamw.{x}": m for x, m in zip("mv", moments)}}
+    write_tensors(path, meta, {name: x.astype("<f4", copy=False) for name, x in tensors.items()},
                   "free space or choose another --out")
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
@@ -1187,7 +1215,7 @@ def read_checkpoint(path):
             state = State(**json.loads(meta["state"])).check()
             n, moments = n_params(cfg), "adamw.m" in tensors
             need(4 * n <= size, f"its model has {n:,} parameters, the file {size:,} bytes")
-            expected, data = header_tensors(cfg, moments)
+            expected, data = header_entries(tensor_shapes(cfg, moments))
             need(tensors == expected, "its tensors are not those of its configuration")
             need(size == start + data, f"{size} bytes, expected {start + data}")
             buffers = [aligned((n,), np.float32) for _ in range(3 if moments else 1)]

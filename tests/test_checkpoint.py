@@ -256,7 +256,8 @@ def mutated(i):
         meta["config"] = json.dumps(config)
         with contextlib.suppress(Exception):
             if config["n_layer"] < 100 and config["n_mtp"] <= 16:
-                tensors, _ = ne.header_tensors(ne.Config(**config), "adamw.m" in h)
+                shapes = ne.tensor_shapes(ne.Config(**config), "adamw.m" in h)
+                tensors, _ = ne.header_entries(shapes)
                 h = {{"__metadata__": meta, **tensors}}
     if not isinstance(h, dict) or not isinstance(h.get("__metadata__"), dict):
         text = json.dumps(h).encode()
