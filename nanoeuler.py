@@ -12,6 +12,8 @@ every gradient, optimizer, training, checkpoints, generation, chat.
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
+    python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
+    python nanoeuler.py import DIR|GGUF OUT    a Llama from there
 
 Contents
     1    Configuration
@@ -30,6 +32,7 @@ Contents
     8    Checkpoint
     9    Training: from a text, and from examples
     10   Inference
+    11   Import and export
     13   Command line
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
@@ -45,10 +48,12 @@ import codecs
 import contextlib
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -342,6 +347,23 @@ def as_float32(typing, i):
     """The float32 whose bits are those of an int32."""
     codegen = lambda context, bd, sig, args: bd.bitcast(args[0], ir.FloatType())
     return types.float32(types.int32), codegen
+
+def value(x):
+    """The number that a stored one stands for: uint16 holds the upper half of a float32."""
+
+@overload(value, inline="always")
+def _value(x):
+    if x == types.uint16:
+        return lambda x: as_float32(int32(x) << int32(16))
+    return (lambda x: float32(x)) if x == types.int8 else (lambda x: x)
+
+def to_bf16(x):
+    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+def from_bf16(x):
+    return (x.astype(np.uint32) << 16).view(np.float32)
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -1095,6 +1117,9 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}         # a uint16 of ou
 class State(Settings):
     """What a checkpoint knows besides the weights."""
     kind: str = "base"         # "chat" after fine-tuning
+    template: str = ""         # Jinja text of a chat; empty: Alpaca's
+    bos: str = ""              # names of the tokens that begin and end what the model reads
+    eos: str = "</s>"
     step: int = 0
     n_steps: int = 0
     tokens_seen: int = 0
@@ -1187,7 +1212,9 @@ def map_tensors(path):
         data, arrays = np.memmap(f, np.uint8, "r", offset=f.tell()), {}
     for name, t in entries.items():
         start, end = t["data_offsets"]
+        bpe.need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}; save it as F32 or BF16")
         arrays[name] = data[start:end].view(DTYPES[t["dtype"]]).reshape(t["shape"])
+    bpe.need(sum(x.nbytes for x in arrays.values()) <= data.size, "its tensors overlap")
     return meta, arrays, digest
 
 # what reading a file of someone else's making may raise
@@ -1434,7 +1461,8 @@ class Run:
 
     def say(self, prompt, n, sampling):
         """What the model says next, up to </s>."""
-        rng, stop = np.random.default_rng(self.state.step), self.tokenizer.specials.get("</s>")
+        rng = np.random.default_rng(self.state.step)
+        stop = self.tokenizer.specials.get(self.state.eos)
         ids = generate(self.model.decoder(), self.tokenizer.encode(prompt), n, rng, sampling, stop)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
@@ -1489,7 +1517,7 @@ class SftRun(Run):
         o, s, T, R = self.options, self.state, cfg.seq_len, self.R
         examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
-        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials["</s>"])
+        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[self.state.eos])
         lengths, parts = [], ([], [])                    # training, held out
         for e in examples:
             prompt, answers = encode(prompt_of(e)), [e[key] for key in self.answers]
@@ -1615,9 +1643,11 @@ def fine_tune(file, engine, run, flags):
     """A run that begins with the weights in `file`."""
     def fresh(shape):
         c = read_checkpoint(file)            # no weight depends on the context: it may be longer
-        if "</s>" not in c.tokenizer.specials:
-            raise UserError(f"{file} has no token </s> to end a response with; use one of train")
-        return c._replace(cfg=replace(c.cfg, **shape).check(), state=State(kind="chat"), moments=())
+        if c.state.eos not in c.tokenizer.specials:
+            raise UserError(f"{file} has no token {c.state.eos} to end a response with; use one of "
+                            f"train")
+        return c._replace(cfg=replace(c.cfg, **shape).check(), moments=(),
+                          state=State(kind="chat", bos=c.state.bos, eos=c.state.eos))
 
     launch(run, engine, fresh, **flags)
 
@@ -1648,27 +1678,31 @@ def read_log(path):
 
 
 # ==== 10 Inference ====
+PARALLEL = 1 << 20   # bytes of a matrix; two threads need some 10 us to start and to meet
+
 @jit
-def matvec_add(y, w, x):
-    """y += w x     y (N,), w (N, K), x (K,).  Four rows at a time: x is read once for four sums."""
-    N, K = w.shape
-    for n in range(0, N - N % 4, 4):
-        w0, w1, w2, w3 = w[n], w[n + 1], w[n + 2], w[n + 3]
-        s0 = s1 = s2 = s3 = y.dtype.type(0)
-        for k in range(K):
-            s0 += w0[k] * x[k]
-            s1 += w1[k] * x[k]
-            s2 += w2[k] * x[k]
-            s3 += w3[k] * x[k]
-        y[n] += s0
-        y[n + 1] += s1
-        y[n + 2] += s2
-        y[n + 3] += s3
-    for n in range(N - N % 4, N):
+def dot_rows(y, w, scale, x):
+    for n in range(len(y)):
         row, s = w[n], y.dtype.type(0)
-        for k in range(K):
-            s += row[k] * x[k]
-        y[n] += s
+        for k in range(len(x)):
+            s += value(row[k]) * x[k]
+        y[n] += s * scale[n]
+
+@jit_parallel
+def dot_rows_parallel(y, w, scale, x):
+    for i in prange((len(y) + 63) // 64):
+        n0, n1 = 64 * i, min(len(y), 64 * i + 64)
+        dot_rows(y[n0:n1], w[n0:n1], scale[n0:n1], x)
+
+@jit
+def matvec_add(y, w, scale, x):
+    """y += scale * (w x)     y, scale (N,), w (N, K) of any stored type, x (K,)
+
+    The threads share what is too large for a cache: one core does not use up the memory's speed."""
+    if w.size * w.itemsize < PARALLEL:
+        dot_rows(y, w, scale, x)
+    else:
+        dot_rows_parallel(y, w, scale, x)
 
 @jit
 def attention_decode(o, q, kc, vc, pos, scores):
@@ -1693,17 +1727,18 @@ def attention_decode(o, q, kc, vc, pos, scores):
                 out[i] += w * v[i]
 
 @jit
-def decode_step(token, pos, head, p, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin,
-                eps):
+def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin, eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,)     in: head (V, C)     cache: kc (L, G, D, T), vc (L, G, T, D)"""
+    out: logits (V,)     in: p, s as `stored`, of head 0     cache: kc (L, G, D, T), vc (L, G, T, D)
+    """
     (L, G, D, _), H, F = kc.shape, att.shape[0], gate_up.shape[1] // 2
     rstd = np.empty(1, x.dtype)
-    embedding_forward(x, np.full(1, token), p.wte)
+    for c in range(x.size):
+        x[0, c] = value(p.wte[token, c]) * s.wte[token]
     for l in range(L):
         rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
         qkv[:] = 0
-        matvec_add(qkv[0], p.qkv[l], y[0])
+        matvec_add(qkv[0], p.qkv[l], s.qkv[l], y[0])
         rope(qkv, cos[pos:pos + 1], sin[pos:pos + 1], H + G, cos.dtype.type(1))
         heads = qkv.reshape(H + 2 * G, D)
         for g in range(G):
@@ -1711,29 +1746,46 @@ def decode_step(token, pos, head, p, kc, vc, x, y, qkv, att, gate_up, scores, lo
                 kc[l, g, i, pos] = heads[H + g, i]
                 vc[l, g, pos, i] = heads[H + G + g, i]
         attention_decode(att, heads[:H], kc[l], vc[l], pos, scores)
-        matvec_add(x[0], p.attn_proj[l], att.reshape(H * D))
+        matvec_add(x[0], p.attn_proj[l], s.attn_proj[l], att.reshape(H * D))
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         gate_up[:] = 0
-        matvec_add(gate_up[0], p.gate_up[l], y[0])
+        matvec_add(gate_up[0], p.gate_up[l], s.gate_up[l], y[0])
         swiglu_forward(gate_up[:, :F], gate_up)          # in place: the result lies over the gate
-        matvec_add(x[0], p.down[l], gate_up[0, :F])
+        matvec_add(x[0], p.down[l], s.down[l], gate_up[0, :F])
     rmsnorm_forward(y, rstd, x, p.final_norm, eps)
     logits[:] = 0
-    matvec_add(logits, head, y[0])
+    matvec_add(logits, p.lm_head, s.lm_head, y[0])
+
+Scales = namedtuple("Scales", Params._fields[:6])        # of the rows of the matrices
+
+def stored(w, weights):
+    """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
+
+    f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
+    scale = np.ones(w.shape[:-1], w.dtype)
+    if weights == "int8":
+        scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
+        w = np.rint(w / scale[..., None]).astype(np.int8)
+    elif weights != "f32":
+        if weights != "bf16":
+            raise UserError(f"--weights is {weights}, expected f32, bf16 or int8")
+        w = to_bf16(w)
+    return w, scale
 
 class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
 
-    def __init__(self, cfg, flat):
+    def __init__(self, cfg, flat, weights="f32"):
         C, F, H, D, L, G, T = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
                                cfg.n_kv_head, cfg.seq_len)
-        new = lambda *shape: aligned(shape, flat.dtype)
+        p, new = views(flat, param_table(cfg)), lambda *shape: aligned(shape, flat.dtype)
+        rows = [stored(w, weights) for w in p[:5]]
+        rows.append(rows[0] if cfg.tie_embeddings else stored(p.lm_head[0], weights))
+        matrices, scales = zip(*rows)
         self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
-        self.p = views(flat, param_table(cfg))
-        self.head = head_matrix(self.p, 0, cfg.n_mtp)
-        self.buffers = (new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
-                        new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(T), self.logits,
-                        *rope_table(cfg, flat.dtype))
+        self.buffers = (Params(*matrices, *p[6:]), Scales(*scales), new(L, G, D, T),
+                        new(L, G, T, D), new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D),
+                        new(1, 2 * F), new(T), self.logits, *rope_table(cfg, flat.dtype))
 
     def step(self, token):
         """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
@@ -1749,7 +1801,7 @@ class Decoder:
 
     def decode(self, token, pos):
         """The logits after `token` at position pos, whose keys and values are kept."""
-        decode_step(token, pos, self.head, self.p, *self.buffers, self.cfg.norm_eps)
+        decode_step(token, pos, *self.buffers, self.cfg.norm_eps)
         return self.logits
 
 @dataclass
@@ -1785,21 +1837,81 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
+SLOT = 0xF0000                               # private characters: they stand for what users say
+
+def squeezed(template):
+    return re.sub(r"\s", "", template.replace("\\n", "\n"))
+
+def chatml(system):
+    """The usual Jinja text of ChatML, with a system message where a conversation has none."""
+    first = ("{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+             + system + "<|im_end|>\n' }}{% endif %}") if system else ""
+    return ("{% for message in messages %}" + first + "{{'<|im_start|>' + message['role'] + '\n' + "
+            "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+            "{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
+    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}")
+
+def render(template, messages, state):
+    """The text of messages [(role, content)] with what begins the next answer.
+
+    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
+    if template in ("", "alpaca", ALPACA):
+        return PROMPT.format(instruction=messages[-1][1])
+    system = re.search(r"<\|im_start\|>system\s*(.*?)<\|im_end\|>", template, re.S)
+    system = system[1] if system else ""
+    if template == "chatml" or squeezed(template) == squeezed(chatml(system)):
+        turns = [("system", system)] * bool(system) + messages
+        return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + (
+            "<|im_start|>assistant\n")
+    try:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+            template).render(messages=[dict(role=role, content=text) for role, text in messages],
+                             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos)
+    except Exception as e:                   # a template is a program: it may fail in any way
+        raise UserError(f"the model's chat template: {type(e).__name__}: {e}; pip install jinja2, "
+                        f"or choose --template alpaca or chatml".replace("\n", " ")) from None
+
+def chat_ids(template, messages, state, tokenizer):
+    """The ids of a conversation.  Only the template makes special tokens, never what users say."""
+    slots = [(role, chr(SLOT + i)) for i, (role, _) in enumerate(messages)]
+    names = sorted(tokenizer.specials, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, names)) or "(?!)"              # or what is nowhere
+    says, ids = lambda slot: messages[ord(slot[0]) - SLOT][1], []
+    for piece in re.split(f"({pattern})", render(template, slots, state)):
+        said = re.sub(f"[{chr(SLOT)}-{chr(SLOT + len(slots) - 1)}]", says, piece)
+        special = tokenizer.specials.get(piece)
+        ids += tokenizer.encode(said).tolist() if special is None else [special]
+    return ids
+
+def speak(file, tokens, seed, prompt=None, decoder=Decoder, weights="f32", template="",
+          **sampling):
     """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
     options, rng = Sampling(**sampling).check(), np.random.default_rng(max(0, seed))
     if min(tokens, seed) < 0 or prompt == "":
         raise UserError("--tokens and --seed must not be negative, the prompt not empty")
+    if template not in ("", "alpaca", "chatml"):
+        raise UserError(f"--template is {template}, expected alpaca or chatml")
     c = read_checkpoint(file)
-    answers, state = c.state.kind == "chat", decoder(c.cfg, c.flat)
+    answers, state, said = c.state.kind == "chat" or template, decoder(c.cfg, c.flat, weights), []
+    c = c._replace(flat=None)                # the decoder has what it needs
 
     def reply(text):
         """Prints the reply as it comes, whole characters only."""
-        if answers:
-            text, state.tokens = PROMPT.format(instruction=text), []
+        said.extend([("user", text), ("assistant", "")])
         ids, stream = c.tokenizer.encode(text), bpe.Utf8Stream()
-        for token in generate(state, ids, tokens, rng, options, c.tokenizer.specials.get("</s>")):
-            print(stream.feed(c.tokenizer.vocab[token]), end="", flush=True)
+        if answers:                          # what the cache holds of the conversation, stays there
+            ids = chat_ids(template or c.state.template, said[:-1], c.state, c.tokenizer)
+            same = [a == b for a, b in zip(state.tokens, ids[:-1])] + [False]
+            state.tokens, ids = state.tokens[:same.index(False)], ids[same.index(False):]
+        for token in generate(state, ids, tokens, rng, options,
+                              c.tokenizer.specials.get(c.state.eos)):
+            piece = stream.feed(c.tokenizer.vocab[token])
+            said[-1] = "assistant", said[-1][1] + piece
+            print(piece, end="", flush=True)
         print(stream.close())
 
     if prompt is not None:
@@ -1808,7 +1920,7 @@ def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
     print(f"{file}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
           f"{'answers' if answers else 'continues'} what you type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    while True:                              # an answer begins anew, a continuation goes on
+    while True:
         try:
             text = input("\n> ")
         except (EOFError, KeyboardInterrupt):
@@ -1816,11 +1928,296 @@ def speak(file, tokens, seed, prompt=None, decoder=Decoder, **sampling):
         if text.strip() == "/quit":
             return
         if text.strip() == "/reset":
-            state.tokens = []
+            state.tokens = said[:] = []
         elif text.strip():
             with contextlib.suppress(KeyboardInterrupt):
                 reply(text)
 
+
+# ==== 11 Import and export ====
+# Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json.  GGUF,
+# llama.cpp's, is one file: "GGUF", version, counts, metadata, a table of the tensors, the tensors.
+LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
+         ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
+         ("n_layer", "num_hidden_layers", "llama.block_count"),
+         ("n_head", "num_attention_heads", "llama.attention.head_count"),
+         ("n_kv_head", "num_key_value_heads", "llama.attention.head_count_kv"),
+         ("head_dim", "head_dim", "llama.attention.key_length"),
+         ("seq_len", "max_position_embeddings", "llama.context_length"),
+         ("vocab_size", "vocab_size", "llama.vocab_size"),
+         ("rope_theta", "rope_theta", "llama.rope.freq_base"),
+         ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
+         ("tie_embeddings", "tie_word_embeddings", "")]
+GGUF_NAMES = [("model.embed_tokens", "token_embd"), ("model.layers", "blk"), ("_proj", ""),
+              ("model.norm", "output_norm"), ("lm_head", "output"), ("mlp.", "ffn_"),
+              ("self_attn.o", "attn_output"), ("self_attn.", "attn_"),
+              ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")]
+Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])         # blocks of 32 numbers, 2 a byte or 1
+Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
+Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
+GGML_TYPES = {0: DTYPES["F32"], 1: DTYPES["F16"], 2: Q4_0, 3: Q4_1, 8: Q8_0, 30: DTYPES["BF16"]}
+VALUES = "u1 i1 <u2 <i2 <u4 <i4 <f4 ? string array <u8 <i8 <f8".split()    # metadata, by number
+PRE = {"gpt-2": False, "smollm": True}       # tokenizer.ggml.pre: is each digit a word?
+
+LLAMAS = ("give a Llama with a byte-level BPE: config.json, tokenizer.json, tokenizer_config.json and "
+          "safetensors in a directory, or a GGUF file of f32, f16, bf16, q4_0, q4_1 or q8_0")
+
+def gguf_name(name):
+    for ours, theirs in GGUF_NAMES:
+        name = name.replace(ours, theirs)
+    return name
+
+def neighbours(w, name, cfg, back=False):
+    """RoPE turns rows i and i + D/2 of a head of q and k; in GGUF those are rows 2i and 2i + 1."""
+    heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
+    halves = (-1, 2) if back else (2, -1)
+    return w.reshape(heads, *halves, w.shape[1]).swapaxes(1, 2).reshape(w.shape) if heads else w
+
+def unpacked(x):
+    """A tensor as it lies in a file, rows of numbers or of blocks, as float32
+    bf16: uint16     Q8_0: d q     Q4_0: d (q - 8)     Q4_1: d q + m"""
+    if x.dtype.names is None:
+        return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
+    q, d = x["q"], x["d"].astype(np.float32)[..., None]
+    if x.dtype != Q8_0:                      # the lower halves of the bytes, then the upper ones
+        q = np.concatenate((q & 15, q >> 4), -1)
+    y = d * (q.astype(np.float32) - 8 * (x.dtype == Q4_0))
+    return (y + x["m"][..., None] if x.dtype == Q4_1 else y).reshape(*x.shape[:-1], -1)
+
+def packed(w, dtype):
+    """float32 as it lies in a GGUF file; a Q8_0 block has d = max |w| / 127, q = round(w / d)."""
+    if dtype != Q8_0:
+        return w.astype(dtype)
+    w = w.reshape(*w.shape[:-1], -1, 32)
+    x, d = np.empty(w.shape[:-1], Q8_0), np.abs(w).max(-1) / 127
+    x["d"], x["q"] = d, np.rint(w / np.maximum(d, 1e-30)[..., None])
+    return x
+
+class Gguf:
+    """A GGUF file: meta {name: value}, tensors {name: array}.  NumPy refuses what is beyond it."""
+
+    def __init__(self, path):
+        self.data, self.at, self.tensors = np.memmap(path, np.uint8, "r"), 4, {}
+        version, n, n_meta = self.number("<u4"), self.number("<u8"), self.number("<u8")
+        bpe.need(bytes(self.data[:4]) == b"GGUF" and version in (2, 3), "it is no GGUF 2 or 3")
+        self.meta = {self.string(): self.value(self.number("<u4")) for _ in range(n_meta)}
+        table = [(self.string(), self.take("<u8", self.number("<u4")).tolist()[::-1],
+                  self.number("<u4"), self.number("<u8")) for _ in range(n)]
+        start = self.at + -self.at % self.meta.get("general.alignment", 32)
+        for name, shape, kind, offset in table:
+            bpe.need(kind in GGML_TYPES, f"{name} is of type {kind}; convert it to q8_0")
+            dtype, self.at = GGML_TYPES[kind], start + offset
+            blocks = math.prod(shape) // (32 if dtype.names else 1)
+            self.tensors[name] = self.take(dtype, blocks).reshape(*shape[:-1], -1)
+        size = sum(x.nbytes for x in self.tensors.values())
+        bpe.need(size <= len(self.data), "its tensors overlap")
+
+    def take(self, dtype, n):
+        x = np.frombuffer(self.data, dtype, n, self.at)
+        self.at += x.nbytes
+        return x
+
+    def number(self, dtype):
+        x = self.take(dtype, 1)[0]           # 1e-5 in float32 is 1e-5 again
+        return float(str(x)) if dtype == "<f4" else x.item()
+
+    def string(self):
+        return self.take("u1", self.number("<u8")).tobytes().decode()
+
+    def value(self, kind):
+        if VALUES[kind] == "array":
+            kind, n = self.number("<u4"), self.number("<u8")
+            return [self.value(kind) for _ in range(n)]
+        return self.string() if VALUES[kind] == "string" else self.number(VALUES[kind])
+
+def read_gguf(path):
+    """As `read_hf`, of a GGUF file."""
+    f = Gguf(path)
+    meta, words = f.meta, lambda key: f.meta[f"tokenizer.ggml.{key}"]
+    kind = meta["general.architecture"]
+    bpe.need(kind == "llama", f"its architecture is {kind}, expected llama")
+    bpe.need(words("model") == "gpt2" and words("pre") in PRE, f"its tokenizer is {words('model')} "
+             f"{meta.get('tokenizer.ggml.pre')}, expected gpt2 with {' or '.join(PRE)}")
+    bpe.need(not meta.get("tokenizer.ggml.add_bos_token"), "its tokenizer adds a token to any text")
+    config = {theirs: meta[key] for _, theirs, key in LLAMA if key in meta}
+    tokens, scaling = words("tokens"), meta.get("llama.rope.scaling.type")
+    config.update(model_type=kind, tie_word_embeddings="output.weight" not in f.tensors,
+                  vocab_size=len(tokens), rope_scaling={"type": scaling},
+                  rotary_dim=meta.get("llama.rope.dimension_count"))
+    ends = [meta.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")]
+    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, words("merges"),
+                              digits=PRE[words("pre")])
+    return config, tokenizer, (meta.get("tokenizer.chat_template", ""),
+                               *("" if k is None else tokens[k] for k in ends)), f.tensors
+
+def read_hf(folder):
+    """(config, tokenizer, (chat template, bos, eos), {name: tensor as it lies there})"""
+    at = lambda name: os.path.join(folder, name)
+
+    def load(name):
+        with open(at(name), encoding="utf-8") as f:
+            return json.load(f)
+
+    config, words, tensors = load("config.json"), load("tokenizer_config.json"), {}
+    index, shards = "model.safetensors.index.json", ["model.safetensors"]
+    if os.path.exists(at(index)):
+        shards = sorted(set(load(index)["weight_map"].values()))
+    for shard in shards + ["mtp.safetensors"] * os.path.exists(at("mtp.safetensors")):
+        tensors |= map_tensors(at(shard))[1]
+    bpe.need(not words.get("add_bos_token"), "its tokenizer adds a token to any text")
+    name = lambda token: token["content"] if isinstance(token, dict) else token or ""
+    template = words.get("chat_template") or ""
+    if os.path.exists(at("chat_template.jinja")):
+        with open(at("chat_template.jinja"), encoding="utf-8") as f:
+            template = f.read()
+    tokenizer = bpe.Tokenizer.load(at("tokenizer.json"))
+    return config, tokenizer, (template, name(words.get("bos_token")),
+                               name(words.get("eos_token"))), tensors
+
+def llama_config(c, n_mtp):
+    """Config of a config.json; refuses what this engine does not compute."""
+    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    kind, H = rope.get("rope_type", rope.get("type")), c["num_attention_heads"]
+    c = {"num_key_value_heads": H, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+         "max_position_embeddings": 2048, "tie_word_embeddings": False, **rope,
+         **{key: v for key, v in c.items() if v is not None}}
+    c.setdefault("head_dim", c["hidden_size"] // H)
+    for name, value, expected in (
+            ("model_type", c.get("model_type"), ("llama",)),
+            ("rope scaling", kind, (None, "default", "none")),
+            ("attention_bias", c.get("attention_bias"), (None, False)),
+            ("mlp_bias", c.get("mlp_bias"), (None, False)),
+            ("hidden_act", c.get("hidden_act"), (None, "silu")),
+            ("partial_rotary_factor", c.get("partial_rotary_factor"), (None, 1)),
+            ("rotary_dim", c.get("rotary_dim"), (None, c["head_dim"]))):
+        bpe.need(value in expected, f"its {name} is {value}, expected {expected[-1]}")
+    return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
+
+def import_llama(source, out, force):
+    """`import`: a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint."""
+    need, gguf = bpe.need, os.path.isfile(source)
+    if os.path.exists(out) and not force:
+        raise UserError(f"{out} exists; name another file, or --force replaces it")
+    try:
+        config, tokenizer, words, tensors = (read_gguf if gguf else read_hf)(source)
+        cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
+        template, bos, eos = words
+        state = State(kind="chat" if template else "base", template=template, bos=bos, eos=eos,
+                      options={"data": source}).check()
+        need(tokenizer.vocab_size == cfg.vocab_size,
+             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+        shapes, theirs = tensor_shapes(cfg), gguf_name if gguf else str
+        for name, shape in shapes.items():
+            x = tensors.get(theirs(name))
+            need(x is not None, f"it has no tensor {theirs(name)}")
+            found = (*x.shape[:-1], x.shape[-1] * (32 if x.dtype.names else 1))
+            need(found == shape, f"{theirs(name)} has the shape {found}, expected {shape}")
+        known = {theirs(name) for name in shapes} | {"lm_head.weight"}
+        more = [name for name in tensors if name not in known and not name.endswith("inv_freq")]
+        need(not more, f"a Llama has no tensor {more and more[0]}")
+        flat = aligned((n_params(cfg),), np.float32)
+        for name, view in named(cfg, flat).items():
+            x = unpacked(tensors[theirs(name)])
+            view[...] = neighbours(x, name, cfg, back=True) if gguf else x
+    except OSError as e:
+        raise UserError(f"cannot read {e.filename}: {e.strerror}; {LLAMAS}") from None
+    except (UserError, *DAMAGE) as e:
+        known = isinstance(e, (UserError, bpe.TokenizerError))
+        why = e if known else f"it is damaged, {type(e).__name__}: {e}"
+        raise UserError(f"{source} cannot be imported: {why}; {LLAMAS}") from None
+    write_checkpoint(out, cfg, tokenizer, state, flat)
+    print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
+          f"    python nanoeuler.py chat {out}")
+
+def encoded(v):
+    """(type, bytes) of a value of GGUF's metadata: u32, f32, bool, string, list of i32, of string"""
+    if isinstance(v, str):
+        return 8, len(v.encode()).to_bytes(8, "little") + v.encode()
+    if isinstance(v, list):
+        items = [encoded(x) for x in v] if type(v[0]) is str else [(5, np.int32(v).tobytes())]
+        return 9, items[0][0].to_bytes(4, "little") + len(v).to_bytes(8, "little") + b"".join(
+            data for _, data in items)
+    kind = {bool: 7, int: 4, float: 6}[type(v)]
+    return kind, np.array(v, VALUES[kind]).tobytes()
+
+def write_gguf(path, c, dtype):
+    """Matrices of float32, float16 or Q8_0 (rows that are no multiple of 32: float16)."""
+    model, cfg = json.loads(c.tokenizer.to_json())["model"], c.cfg
+    specials, number = c.tokenizer.specials, lambda n, size=4: n.to_bytes(size, "little")
+    of = lambda w: (DTYPES["F32"] if w.ndim == 1 else
+                    DTYPES["F16"] if dtype == Q8_0 and w.shape[1] % 32 else dtype)
+    codes = {dtype: code for code, dtype in GGML_TYPES.items()}
+    tensors = {n: w for n, w in named(cfg, c.flat).items() if not n.startswith("mtp.")}
+    meta = {"general.architecture": "llama", "general.name": os.path.basename(path),
+            "general.file_type": {0: 0, 1: 1, 8: 7}[codes[dtype]],
+            **{key: Config.__dataclass_fields__[ours].type(getattr(cfg, ours))
+               for ours, _, key in LLAMA if key},
+            "llama.attention.value_length": cfg.head_dim,
+            "llama.rope.dimension_count": cfg.head_dim,
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "smollm" if c.tokenizer.digits else "gpt-2",
+            "tokenizer.ggml.tokens": list(model["vocab"]),
+            "tokenizer.ggml.token_type": [3 if t in specials else 1 for t in model["vocab"]],
+            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False}
+    eos = specials.get(c.state.eos, 0)
+    meta["tokenizer.ggml.eos_token_id"] = eos
+    meta["tokenizer.ggml.bos_token_id"] = specials.get(c.state.bos, eos)
+    if c.state.kind == "chat":
+        meta["tokenizer.chat_template"] = c.state.template or ALPACA
+    head = [b"GGUF", number(3), number(len(tensors), 8), number(len(meta), 8)]
+    for key, v in meta.items():
+        kind, data = encoded(v)
+        head += [encoded(key)[1], number(kind), data]
+    end = 0
+    for name, w in tensors.items():
+        size = w.size // (32 if of(w).names else 1) * of(w).itemsize
+        shape = [number(n, 8) for n in w.shape[::-1]]
+        head += [encoded(gguf_name(name))[1], number(w.ndim), *shape, number(codes[of(w)]),
+                 number(end, 8)]
+        end += size + -size % 32
+    pad = lambda data: data + bytes(-len(data) % 32)
+    write_file(path, itertools.chain([pad(b"".join(head))], (
+        pad(packed(neighbours(w, name, cfg), of(w)).tobytes()) for name, w in tensors.items())),
+        "free space or name another file")
+
+def export(file, dir, gguf, type, force):
+    """`export`: a checkpoint becomes a Hugging Face directory, or a GGUF file, or both."""
+    types = dict(f32=DTYPES["F32"], f16=DTYPES["F16"], q8_0=Q8_0)
+    if not (dir or gguf) or type not in types:
+        raise UserError(f"give a directory or --gguf, and a --type of {', '.join(types)}")
+    c, tensors, mtp = read_checkpoint(file), {}, {}
+    for name, w in named(c.cfg, c.flat).items():
+        (mtp if name.startswith("mtp.") else tensors)[name] = w
+    there = [path for path in (dir and os.path.join(dir, "config.json"), gguf)
+             if path and os.path.exists(path)]
+    if there and not force:
+        raise UserError(f"{there[0]} exists; name another place, or --force replaces it")
+    if gguf:
+        write_gguf(gguf, c, types[type])
+        print(f"{gguf}: {sum(w.size for w in tensors.values()):,} parameters, {type}")
+    if not dir:
+        return
+    os.makedirs(dir, exist_ok=True)
+    at, remedy = lambda name: os.path.join(dir, name), "free space or name another directory"
+    ends = {"bos_token": c.state.bos, "eos_token": c.state.eos}
+    ends = {key: name for key, name in ends.items() if name in c.tokenizer.specials}
+    ids = {f"{key}_id": c.tokenizer.specials[name] for key, name in ends.items()}
+    chat = {"chat_template": c.state.template or ALPACA} if c.state.kind == "chat" else {}
+    config = {theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA}
+    for name, content in (
+            ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **config,
+                             "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+                             "torch_dtype": "float32", **ids}),
+            ("generation_config.json", {**asdict(Sampling()), "do_sample": True, **ids}),
+            ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ends, **chat,
+                                       "clean_up_tokenization_spaces": False,
+                                       "model_max_length": c.cfg.seq_len}),
+            ("tokenizer.json", json.loads(c.tokenizer.to_json()))):
+        write_file(at(name), [json.dumps(content, indent=1, ensure_ascii=False).encode()], remedy)
+    if mtp:
+        write_tensors(at("mtp.safetensors"), {"format": "pt"}, mtp, remedy)
+    write_tensors(at("model.safetensors"), {"format": "pt"}, tensors, remedy)
+    print(f"{dir}: {sum(w.size for w in tensors.values()):,} parameters, a LlamaForCausalLM")
 
 # ==== 13 Command line ====
 def compile_kernels(part=0):
@@ -1862,12 +2259,16 @@ def physical_cores():
     return len(cores) or len(cpus)
 
 HELP = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
-            seed="of the sampling", part="0: what is not compiled yet, in two processes")
+            seed="of the sampling", weights="in memory: f32, bf16 or int8",
+            template="of a chat: alpaca or chatml; empty: the model's own",
+            part="0: what is not compiled yet, in two processes", gguf="write this file, too",
+            type="of the matrices in a GGUF file: f32, f16 or q8_0")
 FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
 CHAT = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
+FORCE = ("--force", dict(action="store_true", help="replace what is there"))
 TEXT = ("prompt", dict(help="text to begin with"))
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-SPEAK = dict(settings=fields(Sampling), tokens=200, seed=1)
+SPEAK = dict(settings=fields(Sampling), tokens=200, seed=1, weights="f32", template="")
 
 class Parser:
     """A command with verbs; `nanoeuler_cuda.py` makes its own of the same parts."""
@@ -1888,7 +2289,7 @@ class Parser:
                            help=f"{f.metadata.get('help', 'file')} (default: {f.default})")
         if "out" in flags and settings:
             v.add_argument("--resume", action="store_true", help="go on with --out")
-            v.add_argument("--force", action="store_true", help="replace --out")
+            v.add_argument(FORCE[0], **FORCE[1])
         return v
 
 def parse(argv):
@@ -1905,6 +2306,10 @@ def parse(argv):
     p.verb("lens", "the Euler steps of one prompt", TEXT, FILE)
     p.verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])),
            out="loss.png")
+    p.verb("export", "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
+           ("dir", dict(nargs="?", help="directory to write")), FORCE, gguf="", type="f32")
+    p.verb("import", "a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint",
+           ("source", dict(help="directory or .gguf")), ("out", dict(help="file to write")), FORCE)
     p.verb("info", "what is in a checkpoint", FILE)
     p.verb("compile", "compile the kernels into Numba's cache", part=0)
     return vars(p.root.parse_args(argv))
@@ -1913,8 +2318,9 @@ def bench(name):
     """A verb that is a script of its own: the function `name` of bench/name.py."""
     return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
 
-VERBS = dict(train=train, sft=sft, dpo=dpo, chat=speak, generate=speak, info=info,
-             compile=compile_kernels, lens=bench("lens"), plot=bench("plot"))
+VERBS = {"train": train, "sft": sft, "dpo": dpo, "chat": speak, "generate": speak, "info": info,
+         "export": export, "import": import_llama, "compile": compile_kernels,
+         "lens": bench("lens"), "plot": bench("plot")}
 
 def main(argv=None, parse=parse, verbs=VERBS):
     """Another engine hands in its own verbs, such as partial(train, engine=Model)."""
