@@ -1935,8 +1935,8 @@ def speak(file, tokens, seed, prompt=None, decoder=Decoder, weights="f32", templ
 
 
 # ==== 11 Import and export ====
-# Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json.  GGUF,
-# llama.cpp's, is one file: "GGUF", version, counts, metadata, a table of the tensors, the tensors.
+# Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json and others.
+# llama.cpp's GGUF is one file: "GGUF", version, counts, metadata, a table of tensors, the tensors.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
          ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
          ("n_layer", "num_hidden_layers", "llama.block_count"),
@@ -1952,23 +1952,26 @@ GGUF_NAMES = [("model.embed_tokens", "token_embd"), ("model.layers", "blk"), ("_
               ("model.norm", "output_norm"), ("lm_head", "output"), ("mlp.", "ffn_"),
               ("self_attn.o", "attn_output"), ("self_attn.", "attn_"),
               ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")]
-Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])         # blocks of 32 numbers, 2 a byte or 1
+Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])         # a block of 32 numbers, two in a byte
 Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
 Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 GGML_TYPES = {0: DTYPES["F32"], 1: DTYPES["F16"], 2: Q4_0, 3: Q4_1, 8: Q8_0, 30: DTYPES["BF16"]}
-VALUES = "u1 i1 <u2 <i2 <u4 <i4 <f4 ? string array <u8 <i8 <f8".split()    # metadata, by number
-PRE = {"gpt-2": False, "smollm": True}       # tokenizer.ggml.pre: is each digit a word?
-
-LLAMAS = ("give a Llama with a byte-level BPE: config.json, tokenizer.json, tokenizer_config.json and "
-          "safetensors in a directory, or a GGUF file of f32, f16, bf16, q4_0, q4_1 or q8_0")
+GGML_CODES = {dtype: code for code, dtype in GGML_TYPES.items()}
+VALUES = "u1 i1 <u2 <i2 <u4 <i4 <f4 ? string array <u8 <i8 <f8".split()      # by number
+DIGITS = {"gpt-2": False, "smollm": True}    # tokenizer.ggml.pre: is each digit a word?
+REMEDY = ("give a Llama with a byte-level BPE, as GGUF of f32, f16, bf16, q4_0, q4_1 or q8_0, or a "
+          "directory of config.json, safetensors, tokenizer.json and tokenizer_config.json")
 
 def gguf_name(name):
     for ours, theirs in GGUF_NAMES:
         name = name.replace(ours, theirs)
     return name
 
+def per_block(dtype):
+    return 32 if dtype.names else 1
+
 def neighbours(w, name, cfg, back=False):
-    """RoPE turns rows i and i + D/2 of a head of q and k; in GGUF those are rows 2i and 2i + 1."""
+    """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1."""
     heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
     halves = (-1, 2) if back else (2, -1)
     return w.reshape(heads, *halves, w.shape[1]).swapaxes(1, 2).reshape(w.shape) if heads else w
@@ -1985,7 +1988,7 @@ def unpacked(x):
     return (y + x["m"][..., None] if x.dtype == Q4_1 else y).reshape(*x.shape[:-1], -1)
 
 def packed(w, dtype):
-    """float32 as it lies in a GGUF file; a Q8_0 block has d = max |w| / 127, q = round(w / d)."""
+    """float32 as it lies in a GGUF file; a block of Q8_0 has d = max |w| / 127, q = round(w / d)."""
     if dtype != Q8_0:
         return w.astype(dtype)
     w = w.reshape(*w.shape[:-1], -1, 32)
@@ -1993,231 +1996,216 @@ def packed(w, dtype):
     x["d"], x["q"] = d, np.rint(w / np.maximum(d, 1e-30)[..., None])
     return x
 
-class Gguf:
-    """A GGUF file: meta {name: value}, tensors {name: array}.  NumPy refuses what is beyond it."""
+def read_gguf(path):
+    """({key: value}, {name: tensor}) of a GGUF file; NumPy refuses what lies beyond its end."""
+    data, at, tensors = np.memmap(path, np.uint8, "r"), 4, {}
 
-    def __init__(self, path):
-        self.data, self.at, self.tensors = np.memmap(path, np.uint8, "r"), 4, {}
-        version, n, n_meta = self.number("<u4"), self.number("<u8"), self.number("<u8")
-        bpe.need(bytes(self.data[:4]) == b"GGUF" and version in (2, 3), "it is no GGUF 2 or 3")
-        self.meta = {self.string(): self.value(self.number("<u4")) for _ in range(n_meta)}
-        table = [(self.string(), self.take("<u8", self.number("<u4")).tolist()[::-1],
-                  self.number("<u4"), self.number("<u8")) for _ in range(n)]
-        start = self.at + -self.at % self.meta.get("general.alignment", 32)
-        for name, shape, kind, offset in table:
-            bpe.need(kind in GGML_TYPES, f"{name} is of type {kind}; convert it to q8_0")
-            dtype, self.at = GGML_TYPES[kind], start + offset
-            blocks = math.prod(shape) // (32 if dtype.names else 1)
-            self.tensors[name] = self.take(dtype, blocks).reshape(*shape[:-1], -1)
-        size = sum(x.nbytes for x in self.tensors.values())
-        bpe.need(size <= len(self.data), "its tensors overlap")
-
-    def take(self, dtype, n):
-        x = np.frombuffer(self.data, dtype, n, self.at)
-        self.at += x.nbytes
+    def take(dtype, n=1):
+        nonlocal at
+        x = np.frombuffer(data, dtype, n, at)
+        at += x.nbytes
         return x
 
-    def number(self, dtype):
-        x = self.take(dtype, 1)[0]           # 1e-5 in float32 is 1e-5 again
-        return float(str(x)) if dtype == "<f4" else x.item()
+    def value(kind):
+        if kind == "array":
+            kind, n = VALUES[value("<u4")], value("<u8")
+            return [value(kind) for _ in range(n)]
+        if kind == "string":
+            return take("u1", value("<u8")).tobytes().decode()
+        x = take(kind)[0]
+        return float(str(x)) if kind == "<f4" else x.item()      # what was 1e-5 is 1e-5 again
 
-    def string(self):
-        return self.take("u1", self.number("<u8")).tobytes().decode()
+    bpe.need(value("<u4") in (2, 3) and data[:4].tobytes() == b"GGUF", "it is no GGUF 2 or 3")
+    n, n_meta = value("<u8"), value("<u8")
+    meta = {value("string"): value(VALUES[value("<u4")]) for _ in range(n_meta)}
+    table = [(value("string"), take("<u8", value("<u4"))[::-1].tolist(), value("<u4"),
+              value("<u8")) for _ in range(n)]
+    start = at + -at % meta.get("general.alignment", 32)
+    for name, shape, code, offset in table:
+        bpe.need(code in GGML_TYPES, f"{name} is of type {code}")
+        dtype, at = GGML_TYPES[code], start + offset
+        x = take(dtype, math.prod(shape) // per_block(dtype))
+        tensors[name] = x.reshape(*shape[:-1], -1)
+    bpe.need(sum(x.nbytes for x in tensors.values()) <= len(data), "its tensors overlap")
+    return meta, tensors
 
-    def value(self, kind):
-        if VALUES[kind] == "array":
-            kind, n = self.number("<u4"), self.number("<u8")
-            return [self.value(kind) for _ in range(n)]
-        return self.string() if VALUES[kind] == "string" else self.number(VALUES[kind])
-
-def read_gguf(path):
-    """As `read_hf`, of a GGUF file."""
-    f = Gguf(path)
-    meta, words = f.meta, lambda key: f.meta[f"tokenizer.ggml.{key}"]
-    kind = meta["general.architecture"]
-    bpe.need(kind == "llama", f"its architecture is {kind}, expected llama")
-    bpe.need(words("model") == "gpt2" and words("pre") in PRE, f"its tokenizer is {words('model')} "
-             f"{meta.get('tokenizer.ggml.pre')}, expected gpt2 with {' or '.join(PRE)}")
-    bpe.need(not meta.get("tokenizer.ggml.add_bos_token"), "its tokenizer adds a token to any text")
-    config = {theirs: meta[key] for _, theirs, key in LLAMA if key in meta}
-    tokens, scaling = words("tokens"), meta.get("llama.rope.scaling.type")
-    config.update(model_type=kind, tie_word_embeddings="output.weight" not in f.tensors,
-                  vocab_size=len(tokens), rope_scaling={"type": scaling},
-                  rotary_dim=meta.get("llama.rope.dimension_count"))
-    ends = [meta.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")]
-    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, words("merges"),
-                              digits=PRE[words("pre")])
-    return config, tokenizer, (meta.get("tokenizer.chat_template", ""),
-                               *("" if k is None else tokens[k] for k in ends)), f.tensors
-
-def read_hf(folder):
-    """(config, tokenizer, (chat template, bos, eos), {name: tensor as it lies there})"""
-    at = lambda name: os.path.join(folder, name)
-
-    def load(name):
-        with open(at(name), encoding="utf-8") as f:
-            return json.load(f)
-
-    config, words, tensors = load("config.json"), load("tokenizer_config.json"), {}
-    index, shards = "model.safetensors.index.json", ["model.safetensors"]
-    if os.path.exists(at(index)):
-        shards = sorted(set(load(index)["weight_map"].values()))
-    for shard in shards + ["mtp.safetensors"] * os.path.exists(at("mtp.safetensors")):
-        tensors |= map_tensors(at(shard))[1]
-    bpe.need(not words.get("add_bos_token"), "its tokenizer adds a token to any text")
-    name = lambda token: token["content"] if isinstance(token, dict) else token or ""
-    template = words.get("chat_template") or ""
-    if os.path.exists(at("chat_template.jinja")):
-        with open(at("chat_template.jinja"), encoding="utf-8") as f:
-            template = f.read()
-    tokenizer = bpe.Tokenizer.load(at("tokenizer.json"))
-    return config, tokenizer, (template, name(words.get("bos_token")),
-                               name(words.get("eos_token"))), tensors
-
-def llama_config(c, n_mtp):
-    """Config of a config.json; refuses what this engine does not compute."""
-    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
-    kind, H = rope.get("rope_type", rope.get("type")), c["num_attention_heads"]
-    c = {"num_key_value_heads": H, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-         "max_position_embeddings": 2048, "tie_word_embeddings": False, **rope,
-         **{key: v for key, v in c.items() if v is not None}}
-    c.setdefault("head_dim", c["hidden_size"] // H)
-    for name, value, expected in (
-            ("model_type", c.get("model_type"), ("llama",)),
-            ("rope scaling", kind, (None, "default", "none")),
-            ("attention_bias", c.get("attention_bias"), (None, False)),
-            ("mlp_bias", c.get("mlp_bias"), (None, False)),
-            ("hidden_act", c.get("hidden_act"), (None, "silu")),
-            ("partial_rotary_factor", c.get("partial_rotary_factor"), (None, 1)),
-            ("rotary_dim", c.get("rotary_dim"), (None, c["head_dim"]))):
-        bpe.need(value in expected, f"its {name} is {value}, expected {expected[-1]}")
+def llama_config(c, n_mtp=1):
+    """Config of a config.json; what this engine does not compute is refused."""
+    c = {key: v for key, v in c.items() if v is not None}        # null: the default
+    rope, H = c.get("rope_parameters") or c.get("rope_scaling") or {}, c["num_attention_heads"]
+    c = {"num_key_value_heads": H, "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+         "max_position_embeddings": 2048, "tie_word_embeddings": False, "attention_bias": False,
+         "head_dim": c["hidden_size"] // H, "mlp_bias": False, "partial_rotary_factor": 1,
+         "rope_type": rope.get("type", "default"), **rope, **c}
+    for key, expected in (("model_type", "llama"), ("rope_type", "default"), ("hidden_act", "silu"),
+                          ("attention_bias", False), ("mlp_bias", False),
+                          ("partial_rotary_factor", 1)):
+        bpe.need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
+def llama_of_gguf(path):
+    """As `llama_of_folder`."""
+    meta, tensors = read_gguf(path)
+    word = lambda key, default=None: meta.get(f"tokenizer.ggml.{key}", default)
+    config, tokens, pre = {hf: meta.get(key) for _, hf, key in LLAMA}, word("tokens"), word("pre")
+    bpe.need(word("model") == "gpt2" and pre in DIGITS and not word("add_bos_token"),
+             f"its tokenizer is {word('model')} {pre}, expected gpt2 with {' or '.join(DIGITS)} and "
+             f"no token before every text")
+    scaling = meta.get("llama.rope.scaling.type", "none")
+    cfg = llama_config({**config, "model_type": meta["general.architecture"],
+                        "vocab_size": len(tokens),
+                        "rope_type": "default" if scaling == "none" else scaling,
+                        "tie_word_embeddings": "output.weight" not in tensors})
+    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
+    bpe.need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
+    for name in tensor_shapes(cfg):
+        if (theirs := gguf_name(name)) in tensors:
+            tensors[name] = neighbours(tensors.pop(theirs), name, cfg, back=True)
+    bos, eos = ("" if (k := word(f"{end}_token_id")) is None else tokens[k]
+                for end in ("bos", "eos"))
+    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges"), (), DIGITS[pre])
+    return cfg, tokenizer, (meta.get("tokenizer.chat_template", ""), bos, eos), tensors
+
+def llama_of_folder(folder):
+    """Config, Tokenizer, (chat template, names of bos and eos), {our name: tensor, see `unpacked`}"""
+    at, tensors, shards = lambda name: os.path.join(folder, name), {}, ["model.safetensors"]
+
+    def text(name):
+        with open(at(name), encoding="utf-8") as f:
+            return f.read()
+
+    if os.path.exists(at(index := "model.safetensors.index.json")):
+        shards = sorted(set(json.loads(text(index))["weight_map"].values()))
+    if os.path.exists(at("mtp.safetensors")):            # heads 1.. of `export`
+        shards.append("mtp.safetensors")
+    for shard in shards:
+        tensors |= map_tensors(at(shard))[1]
+    words, config = json.loads(text("tokenizer_config.json")), json.loads(text("config.json"))
+    bpe.need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
+    name = lambda x: x["content"] if isinstance(x, dict) else x or ""
+    alone = os.path.exists(at("chat_template.jinja"))
+    template = text("chat_template.jinja") if alone else words.get("chat_template") or ""
+    cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
+    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), (
+        template, name(words.get("bos_token")), name(words.get("eos_token"))), tensors
+
 def import_llama(source, out, force):
-    """`import`: a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint."""
-    need, gguf = bpe.need, os.path.isfile(source)
+    """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
+    need, read = bpe.need, llama_of_folder if os.path.isdir(source) else llama_of_gguf
     if os.path.exists(out) and not force:
         raise UserError(f"{out} exists; name another file, or --force replaces it")
     try:
-        config, tokenizer, words, tensors = (read_gguf if gguf else read_hf)(source)
-        cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
-        template, bos, eos = words
+        cfg, tokenizer, (template, bos, eos), tensors = read(source)
         state = State(kind="chat" if template else "base", template=template, bos=bos, eos=eos,
                       options={"data": source}).check()
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-        shapes, theirs = tensor_shapes(cfg), gguf_name if gguf else str
+        shapes = tensor_shapes(cfg)
+        strange = [name for name in tensors if name not in {*shapes, "lm_head.weight"}
+                   and not name.endswith("inv_freq")]
+        need(not strange, f"a Llama has no tensor {strange[:1]}")
         for name, shape in shapes.items():
-            x = tensors.get(theirs(name))
-            need(x is not None, f"it has no tensor {theirs(name)}")
-            found = (*x.shape[:-1], x.shape[-1] * (32 if x.dtype.names else 1))
-            need(found == shape, f"{theirs(name)} has the shape {found}, expected {shape}")
-        known = {theirs(name) for name in shapes} | {"lm_head.weight"}
-        more = [name for name in tensors if name not in known and not name.endswith("inv_freq")]
-        need(not more, f"a Llama has no tensor {more and more[0]}")
+            need(name in tensors, f"it has no tensor {name}")
+            *rows, K = tensors[name].shape
+            found = *rows, K * per_block(tensors[name].dtype)
+            need(found == shape, f"{name} has the shape {found}, expected {shape}")
         flat = aligned((n_params(cfg),), np.float32)
-        for name, view in named(cfg, flat).items():
-            x = unpacked(tensors[theirs(name)])
-            view[...] = neighbours(x, name, cfg, back=True) if gguf else x
+        for name, x in named(cfg, flat).items():
+            x[...] = unpacked(tensors[name])
     except OSError as e:
-        raise UserError(f"cannot read {e.filename}: {e.strerror}; {LLAMAS}") from None
-    except (UserError, *DAMAGE) as e:
-        known = isinstance(e, (UserError, bpe.TokenizerError))
-        why = e if known else f"it is damaged, {type(e).__name__}: {e}"
-        raise UserError(f"{source} cannot be imported: {why}; {LLAMAS}") from None
+        raise UserError(f"cannot read {e.filename}: {e.strerror}; {REMEDY}") from None
+    except (UserError, bpe.TokenizerError) as e:
+        raise UserError(f"{source} cannot be imported: {e}; {REMEDY}") from None
+    except DAMAGE as e:
+        raise UserError(f"{source} is damaged, {type(e).__name__} {e}; {REMEDY}") from None
     write_checkpoint(out, cfg, tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
           f"    python nanoeuler.py chat {out}")
 
-def encoded(v):
-    """(type, bytes) of a value of GGUF's metadata: u32, f32, bool, string, list of i32, of string"""
-    if isinstance(v, str):
-        return 8, len(v.encode()).to_bytes(8, "little") + v.encode()
+def gguf_value(v):
+    """(type, bytes) of metadata: a string, bool, u32, f32, a list of strings or of i32."""
     if isinstance(v, list):
-        items = [encoded(x) for x in v] if type(v[0]) is str else [(5, np.int32(v).tobytes())]
-        return 9, items[0][0].to_bytes(4, "little") + len(v).to_bytes(8, "little") + b"".join(
-            data for _, data in items)
+        parts = [gguf_value(x) if isinstance(x, str) else (5, np.int32(x).tobytes()) for x in v]
+        return 9, (np.uint32([parts[0][0] if parts else 8]).tobytes() + np.uint64(len(v)).tobytes()
+                   + b"".join(data for _, data in parts))
+    if isinstance(v, str):
+        return 8, np.uint64(len(v.encode())).tobytes() + v.encode()
     kind = {bool: 7, int: 4, float: 6}[type(v)]
     return kind, np.array(v, VALUES[kind]).tobytes()
 
-def write_gguf(path, c, dtype):
-    """Matrices of float32, float16 or Q8_0 (rows that are no multiple of 32: float16)."""
-    model, cfg = json.loads(c.tokenizer.to_json())["model"], c.cfg
-    specials, number = c.tokenizer.specials, lambda n, size=4: n.to_bytes(size, "little")
-    of = lambda w: (DTYPES["F32"] if w.ndim == 1 else
-                    DTYPES["F16"] if dtype == Q8_0 and w.shape[1] % 32 else dtype)
-    codes = {dtype: code for code, dtype in GGML_TYPES.items()}
-    tensors = {n: w for n, w in named(cfg, c.flat).items() if not n.startswith("mtp.")}
-    meta = {"general.architecture": "llama", "general.name": os.path.basename(path),
-            "general.file_type": {0: 0, 1: 1, 8: 7}[codes[dtype]],
-            **{key: Config.__dataclass_fields__[ours].type(getattr(cfg, ours))
-               for ours, _, key in LLAMA if key},
+def gguf_pieces(c, dtype):
+    """The bytes of a GGUF file.  Vectors are float32, rows that do not fill Q8_0's blocks float16.
+    """
+    cfg, s, words, end = c.cfg, c.state, c.tokenizer.specials, 0
+    model = json.loads(c.tokenizer.to_json())["model"]
+    types = {f.name: f.type for f in fields(Config)}     # an int is a float where that is expected
+    pre = next(pre for pre, digits in DIGITS.items() if digits == c.tokenizer.digits)
+    meta = {"general.architecture": "llama", "general.name": "NanoEuler",
+            **{key: types[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
             "llama.attention.value_length": cfg.head_dim,
             "llama.rope.dimension_count": cfg.head_dim,
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "smollm" if c.tokenizer.digits else "gpt-2",
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
             "tokenizer.ggml.tokens": list(model["vocab"]),
-            "tokenizer.ggml.token_type": [3 if t in specials else 1 for t in model["vocab"]],
-            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False}
-    eos = specials.get(c.state.eos, 0)
-    meta["tokenizer.ggml.eos_token_id"] = eos
-    meta["tokenizer.ggml.bos_token_id"] = specials.get(c.state.bos, eos)
-    if c.state.kind == "chat":
-        meta["tokenizer.chat_template"] = c.state.template or ALPACA
-    head = [b"GGUF", number(3), number(len(tensors), 8), number(len(meta), 8)]
+            "tokenizer.ggml.token_type": [3 if t in words else 1 for t in model["vocab"]],
+            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.bos_token_id": words.get(s.bos, words.get(s.eos, 0)),
+            "tokenizer.ggml.eos_token_id": words.get(s.eos, 0)}
+    if s.kind == "chat":
+        meta["tokenizer.chat_template"] = s.template or ALPACA
+    tensors = [(name, w, DTYPES["F32"] if w.ndim == 1 else
+                DTYPES["F16"] if w.shape[1] % per_block(dtype) else dtype)
+               for name, w in named(cfg, c.flat).items() if not name.startswith("mtp.")]
+    u4, u8 = (lambda x: np.uint32(x).tobytes()), (lambda x: np.uint64(x).tobytes())
+    head = b"GGUF" + u4(3) + u8([len(tensors), len(meta)])
     for key, v in meta.items():
-        kind, data = encoded(v)
-        head += [encoded(key)[1], number(kind), data]
-    end = 0
-    for name, w in tensors.items():
-        size = w.size // (32 if of(w).names else 1) * of(w).itemsize
-        shape = [number(n, 8) for n in w.shape[::-1]]
-        head += [encoded(gguf_name(name))[1], number(w.ndim), *shape, number(codes[of(w)]),
-                 number(end, 8)]
+        kind, data = gguf_value(v)
+        head += gguf_value(key)[1] + u4(kind) + data
+    for name, w, kind in tensors:
+        head += (gguf_value(gguf_name(name))[1] + u4(w.ndim) + u8(w.shape[::-1])
+                 + u4(GGML_CODES[kind]) + u8(end))
+        size = w.size // per_block(kind) * kind.itemsize
         end += size + -size % 32
-    pad = lambda data: data + bytes(-len(data) % 32)
-    write_file(path, itertools.chain([pad(b"".join(head))], (
-        pad(packed(neighbours(w, name, cfg), of(w)).tobytes()) for name, w in tensors.items())),
-        "free space or name another file")
+    yield head + bytes(-len(head) % 32)
+    for name, w, kind in tensors:
+        data = packed(neighbours(w, name, cfg), kind).tobytes()
+        yield data + bytes(-len(data) % 32)
 
-def export(file, dir, gguf, type, force):
-    """`export`: a checkpoint becomes a Hugging Face directory, or a GGUF file, or both."""
-    types = dict(f32=DTYPES["F32"], f16=DTYPES["F16"], q8_0=Q8_0)
-    if not (dir or gguf) or type not in types:
-        raise UserError(f"give a directory or --gguf, and a --type of {', '.join(types)}")
-    c, tensors, mtp = read_checkpoint(file), {}, {}
-    for name, w in named(c.cfg, c.flat).items():
-        (mtp if name.startswith("mtp.") else tensors)[name] = w
-    there = [path for path in (dir and os.path.join(dir, "config.json"), gguf)
-             if path and os.path.exists(path)]
-    if there and not force:
-        raise UserError(f"{there[0]} exists; name another place, or --force replaces it")
+def export(file, folder, gguf, matrices, force):
+    """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
+    kinds, at = dict(f32=DTYPES["F32"], f16=DTYPES["F16"], q8_0=Q8_0), os.path.join
+    if not (folder or gguf) or matrices not in kinds:
+        raise UserError(f"name a directory or --gguf FILE, and --matrices {', '.join(kinds)}")
+    c = read_checkpoint(file)
+    for path in (gguf, folder and at(folder, "config.json")):
+        if path and os.path.exists(path) and not force:
+            raise UserError(f"{path} exists; name another place, or --force replaces it")
     if gguf:
-        write_gguf(gguf, c, types[type])
-        print(f"{gguf}: {sum(w.size for w in tensors.values()):,} parameters, {type}")
-    if not dir:
+        write_file(gguf, gguf_pieces(c, kinds[matrices]), "free space or name another file")
+        print(f"{gguf}: for llama.cpp, {matrices}")
+    if not folder:
         return
-    os.makedirs(dir, exist_ok=True)
-    at, remedy = lambda name: os.path.join(dir, name), "free space or name another directory"
-    ends = {"bos_token": c.state.bos, "eos_token": c.state.eos}
-    ends = {key: name for key, name in ends.items() if name in c.tokenizer.specials}
-    ids = {f"{key}_id": c.tokenizer.specials[name] for key, name in ends.items()}
-    chat = {"chat_template": c.state.template or ALPACA} if c.state.kind == "chat" else {}
-    config = {theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA}
+    os.makedirs(folder, exist_ok=True)
+    s, words, remedy = c.state, c.tokenizer.specials, "free space or name another directory"
+    ends = {f"{end}_token": x for end, x in (("bos", s.bos), ("eos", s.eos)) if x in words}
+    ids = {f"{end}_id": words[x] for end, x in ends.items()}
+    chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
     for name, content in (
-            ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **config,
-                             "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-                             "torch_dtype": "float32", **ids}),
-            ("generation_config.json", {**asdict(Sampling()), "do_sample": True, **ids}),
+            ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+                             **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
+                             "hidden_act": "silu", "torch_dtype": "float32", **ids}),
+            ("generation_config.json", {"do_sample": True, **asdict(Sampling()), **ids}),
             ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ends, **chat,
                                        "clean_up_tokenization_spaces": False,
                                        "model_max_length": c.cfg.seq_len}),
             ("tokenizer.json", json.loads(c.tokenizer.to_json()))):
-        write_file(at(name), [json.dumps(content, indent=1, ensure_ascii=False).encode()], remedy)
-    if mtp:
-        write_tensors(at("mtp.safetensors"), {"format": "pt"}, mtp, remedy)
-    write_tensors(at("model.safetensors"), {"format": "pt"}, tensors, remedy)
-    print(f"{dir}: {sum(w.size for w in tensors.values()):,} parameters, a LlamaForCausalLM")
+        write_file(at(folder, name), [json.dumps(content, indent=1).encode()], remedy)
+    weights = named(c.cfg, c.flat)
+    heads = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
+    if heads:
+        write_tensors(at(folder, "mtp.safetensors"), {"format": "pt"}, heads, remedy)
+    write_tensors(at(folder, "model.safetensors"), {"format": "pt"}, weights, remedy)
+    print(f"{folder}: a LlamaForCausalLM" + f", and its heads 1 to {len(heads)}" * bool(heads))
+
 
 # ==== 13 Command line ====
 def compile_kernels(part=0):
@@ -2261,8 +2249,8 @@ def physical_cores():
 HELP = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
             seed="of the sampling", weights="in memory: f32, bf16 or int8",
             template="of a chat: alpaca or chatml; empty: the model's own",
-            part="0: what is not compiled yet, in two processes", gguf="write this file, too",
-            type="of the matrices in a GGUF file: f32, f16 or q8_0")
+            part="0: what is not compiled yet, in two processes", gguf="GGUF file to write",
+            matrices="of the GGUF file: f32, f16 or q8_0")
 FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
 CHAT = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
 FORCE = ("--force", dict(action="store_true", help="replace what is there"))
@@ -2307,7 +2295,7 @@ def parse(argv):
     p.verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])),
            out="loss.png")
     p.verb("export", "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
-           ("dir", dict(nargs="?", help="directory to write")), FORCE, gguf="", type="f32")
+           ("folder", dict(nargs="?", help="directory to write")), FORCE, gguf="", matrices="f32")
     p.verb("import", "a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint",
            ("source", dict(help="directory or .gguf")), ("out", dict(help="file to write")), FORCE)
     p.verb("info", "what is in a checkpoint", FILE)
