@@ -1678,7 +1678,7 @@ def read_log(path):
 
 
 # ==== 10 Inference ====
-PARALLEL = 1 << 20   # bytes of a matrix; two threads need some 10 us to start and to meet
+SHARED = 1 << 20     # bytes of a matrix; two threads need some 10 us to start and to meet
 
 @jit
 def dot_rows(y, w, scale, x):
@@ -1699,7 +1699,7 @@ def matvec_add(y, w, scale, x):
     """y += scale * (w x)     y, scale (N,), w (N, K) of any stored type, x (K,)
 
     The threads share what is too large for a cache: one core does not use up the memory's speed."""
-    if w.size * w.itemsize < PARALLEL:
+    if w.size * w.itemsize < SHARED:
         dot_rows(y, w, scale, x)
     else:
         dot_rows_parallel(y, w, scale, x)
@@ -1840,7 +1840,8 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
 SLOT = 0xF0000                               # private characters: they stand for what users say
 
 def squeezed(template):
-    return re.sub(r"\s", "", template.replace("\\n", "\n"))
+    """Without the spaces at the ends of tags and around +; a newline as Jinja spells it."""
+    return re.sub(r"(?<=[{%+]) +| +(?=[+%}])", "", template.replace("\n", "\\n"))
 
 def chatml(system):
     """The usual Jinja text of ChatML, with a system message where a conversation has none."""
@@ -1860,10 +1861,10 @@ def render(template, messages, state):
     Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
     if template in ("", "alpaca", ALPACA):
         return PROMPT.format(instruction=messages[-1][1])
-    system = re.search(r"<\|im_start\|>system\s*(.*?)<\|im_end\|>", template, re.S)
+    system = re.search(r"<\|im_start\|>system(?:\\n|\n)(.*?)<\|im_end\|>", template, re.S)
     system = system[1] if system else ""
     if template == "chatml" or squeezed(template) == squeezed(chatml(system)):
-        turns = [("system", system)] * bool(system) + messages
+        turns = [("system", system)] * (system > "" and messages[0][0] != "system") + messages
         return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + (
             "<|im_start|>assistant\n")
     try:
@@ -1907,12 +1908,12 @@ def speak(file, tokens, seed, prompt=None, decoder=Decoder, weights="f32", templ
             ids = chat_ids(template or c.state.template, said[:-1], c.state, c.tokenizer)
             same = [a == b for a, b in zip(state.tokens, ids[:-1])] + [False]
             state.tokens, ids = state.tokens[:same.index(False)], ids[same.index(False):]
-        for token in generate(state, ids, tokens, rng, options,
-                              c.tokenizer.specials.get(c.state.eos)):
-            piece = stream.feed(c.tokenizer.vocab[token])
+        end = c.tokenizer.specials.get(c.state.eos)
+        for token in itertools.chain(generate(state, ids, tokens, rng, options, end), [None]):
+            piece = stream.close() if token is None else stream.feed(c.tokenizer.vocab[token])
             said[-1] = "assistant", said[-1][1] + piece
             print(piece, end="", flush=True)
-        print(stream.close())
+        print()
 
     if prompt is not None:
         print("" if answers else prompt, end="")
