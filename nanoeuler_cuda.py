@@ -1347,7 +1347,7 @@ TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
 def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
-    f32, INF, LOG2E = types.float32, np.float32(math.inf), np.float32(1 / math.log(2))
+    f32, i32, INF, LOG2E = types.float32, types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
 
     # Where columns 8 chunk to 8 chunk + 7 of a row are in a tile: columns of 64 (of 32), whose
@@ -1361,16 +1361,6 @@ def tensor_attention(D, hopper):
         @inlined
         def at(row, chunk):
             return row * u32(64) + ((chunk ^ row >> u32(1) & u32(3)) << u32(4))
-
-    @inlined
-    def fetch(tile, source, row, last, col):
-        """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the last
-        are copies of it."""
-        thread, width = u32(cuda.threadIdx.x), source.shape[1]
-        for i in range(CHUNKS // 2):
-            r, chunk = (thread + u32(128 * i)) // u32(CHUNKS), (thread + u32(128 * i)) % u32(CHUNKS)
-            offset = min(row + r, last) * width + col + chunk * 8
-            cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
 
     @inlined
     def left(a, i, tile):
@@ -1387,14 +1377,32 @@ def tensor_attention(D, hopper):
         single_columns = wgmma(D, "registers", True)
 
         @inlined
-        def hold(a, kept):
-            pass
+        def begin(barriers):
+            if cuda.threadIdx.x == 0:
+                for i in range(3):
+                    mbarrier_init(barriers + u32(8 * i), u32(1))
+                mbarrier_fence()
+            cuda.syncthreads()               # the barriers exist
 
         @inlined
-        def arrived():
+        def expect(barrier, tiles):
+            if cuda.threadIdx.x == 0:
+                mbarrier_expect(barrier, u32(tiles * TILE_BYTES))
+
+        @inlined
+        def fetch(tile, source, row, last, col, barrier):
+            if cuda.threadIdx.x == 0:
+                tma_load(tile, global_address(source), u32(col), u32(row), barrier)
+
+        @inlined
+        def arrived(barrier, parity):
             cp_async_wait_all()
-            fence_async()                    # wgmma reads shared memory as the copy engine does
+            mbarrier_wait(barrier, u32(parity))
             cuda.syncthreads()
+
+        @inlined
+        def hold(a, kept):
+            pass
 
         @inlined
         def by_rows(s, a, kept, first, second):
@@ -1410,14 +1418,33 @@ def tensor_attention(D, hopper):
             single_columns(acc, a, descriptor(tile))
     else:
         @inlined
+        def begin(barriers):
+            pass
+
+        @inlined
+        def expect(barrier, tiles):
+            pass
+
+        @inlined
+        def fetch(tile, source, row, last, col, barrier):
+            """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the
+            last are copies of it."""
+            thread, width = u32(cuda.threadIdx.x), source.shape[1]
+            for i in range(CHUNKS // 2):
+                r = (thread + u32(128 * i)) // u32(CHUNKS)
+                chunk = (thread + u32(128 * i)) % u32(CHUNKS)
+                offset = min(row + r, last) * width + col + chunk * 8
+                cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
+
+        @inlined
+        def arrived(barrier, parity):
+            cp_async_wait_all()
+            cuda.syncthreads()
+
+        @inlined
         def hold(a, kept):
             left(a, 0, kept)
             left(a, LEFT, kept + u32(TILE_BYTES))
-
-        @inlined
-        def arrived():
-            cp_async_wait_all()
-            cuda.syncthreads()
 
         @inlined
         def by_rows(s, a, kept, first, second):
@@ -1489,7 +1516,7 @@ def tensor_attention(D, hopper):
         top, first = cuda.local.array(2, f32), 32 * which
         if beyond > -64:                     # the diagonal may pass through this tile
             for i in range(32):
-                if beyond + i // 4 * 8 + i % 2 > i // 2 % 2 * 8:
+                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
                     s[first + i] = -INF
         for i in range(2):
             top[i] = m[2 * which + i]
@@ -1508,45 +1535,49 @@ def tensor_attention(D, hopper):
             s[first + i] = exp2(s[first + i] * scale - top[i // 2 % 2])
             l[2 * which + i // 2 % 2] += s[first + i]
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
-    def forward(o, lse, qkv, T, HD, scale):
-        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)"""
+    @cuda.jit(cache=True, launch_bounds=(128, 3 if hopper else 1))
+    def forward(o, lse, qkv, T, G, scale):
+        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
+        qkv: the matrix, or its tensor map"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))         # of two places, and of Q
         s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
         m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r + 0, 8, 64, 72
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
-        v_col = k_col + G * D
-        tiles = smem + u32(2 * TILE_BYTES)               # behind Q: K and V, twice
+        k_col = o.shape[1] + h * G // cuda.gridDim.y * D
+        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
+        begin(barriers)
+        expect(barriers + u32(16), 2)
         for i in range(2):
-            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D)
-        fetch(tiles, qkv, row0, last, k_col)
-        fetch(tiles + u32(TILE_BYTES), qkv, row0, last, v_col)
+            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D,
+                  barriers + u32(16))
         cp_async_commit()
         for i in range(4):
             m[i], l[i] = -INF, f32(0)
         for i in range(BOTH_OUT):
             acc[i] = f32(0)
-        cp_async_wait_all()
-        cuda.syncthreads()                   # Q is there, from all threads
+        arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
-        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
-        for n in range(count):
-            k0, tile = n * 64, tiles + u32(n % 2 * 2 * TILE_BYTES)
-            arrived()                        # this tile is there, and nobody reads the last one
+        for n in range(-1, count):
+            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
+            if n >= 0:
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                following = tiles + u32((n + 1) % 2 * 2 * TILE_BYTES)
-                fetch(following, qkv, row0 + k0 + 64, last, k_col)
-                fetch(following + u32(TILE_BYTES), qkv, row0 + k0 + 64, last, v_col)
+                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
+                expect(barrier, 2)
+                for i in range(2):
+                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
+                          last, k_col + i * G * D, barrier)
                 cp_async_commit()
+            if n < 0:
+                continue
             by_rows(s, q, smem, tile, tile)
-            beyond = k0 + lane % 4 * 2 - r
+            beyond = i32(n * 64 + lane % 4 * 2 - r)
             soften(s, 0, acc, m, l, beyond, scale)
-            soften(s, 1, acc, m, l, beyond - 64, scale)
+            soften(s, 1, acc, m, l, i32(beyond - 64), scale)
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
             by_columns(acc, p, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
@@ -1563,31 +1594,32 @@ def tensor_attention(D, hopper):
     @cuda.jit(cache=True, launch_bounds=(128, 1))
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
-        one array of registers.     grid (T / 64, H, B)"""
+        one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))
         s, acc = cuda.local.array(64, f32), cuda.local.array(OUT, f32)
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
         mean, log = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
-        v_col = k_col + G * D
-        fetch(smem, qkv, row0 + t0, last, h * D)
-        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
-        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D)
+        G = (dqkv.shape[1] - HD) // (2 * D)
+        k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
+        kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
+        begin(barriers)
+        expect(kept, 3)
+        fetch(smem, qkv, row0 + t0, last, h * D, kept)
+        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D, kept)
+        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D, kept)       # for a moment
         cp_async_commit()
-        cp_async_wait_all()
-        cuda.syncthreads()                   # Q, dO and O are there
-        left(a, 0, smem + u32(2 * TILE_BYTES))           # O, for a moment
+        arrived(kept, 0)                     # Q, dO and O are there
+        left(a, 0, smem + u32(2 * TILE_BYTES))
         left(a, LEFT, smem + u32(TILE_BYTES))
         for i in range(2):
             mean[i] = f32(0)
         for i in range(LEFT):
             (u, v), (x, y) = halves(a[i]), halves(a[LEFT + i])
             mean[i % 2] += u * x + v * y
-        r = t0 + warp * 16 + lane // 4
         for i in range(2):
             mean[i], t = quad_sum(mean[i]), row0 + min(r + 8 * i, T - 1)
             log[i] = lse[h, t] * LOG2E
@@ -1596,25 +1628,25 @@ def tensor_attention(D, hopper):
         hold(a, smem)
         for i in range(OUT):
             acc[i] = f32(0)
-        cuda.syncthreads()                   # O is read: K and V may come
-        tiles = smem + u32(2 * TILE_BYTES)
-        fetch(tiles, qkv, row0, last, k_col)
-        fetch(tiles + u32(TILE_BYTES), qkv, row0, last, v_col)
-        cp_async_commit()
-        count = (min(t0 + 64, T) + 63) // 64
-        for n in range(count):
-            k0, tile = n * 64, tiles + u32(n % 2 * 2 * TILE_BYTES)
-            arrived()                        # this tile is there, and nobody reads the last one
+        cuda.syncthreads()                   # O is read: K may come
+        for n in range(-1, count):
+            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
+            if n >= 0:
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                following = tiles + u32((n + 1) % 2 * 2 * TILE_BYTES)
-                fetch(following, qkv, row0 + k0 + 64, last, k_col)
-                fetch(following + u32(TILE_BYTES), qkv, row0 + k0 + 64, last, v_col)
+                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
+                expect(barrier, 2)
+                for i in range(2):
+                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
+                          last, k_col + i * G * D, barrier)
                 cp_async_commit()
+            if n < 0:
+                continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
-            beyond = k0 + lane % 4 * 2 - r
+            beyond = i32(n * 64 + lane % 4 * 2 - r)
             if beyond > -64:                 # the diagonal may pass through this tile
                 for i in range(32):
-                    if beyond + i // 4 * 8 + i % 2 > i // 2 % 2 * 8:
+                    if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
                         s[i] = -INF
             for i in range(32):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
@@ -1625,11 +1657,12 @@ def tensor_attention(D, hopper):
             if r + 8 * i < T:
                 store_turned(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
+    @cuda.jit(cache=True, launch_bounds=(128, 3 if hopper else 1))
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
         s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)      # acc: dV, dK
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
@@ -1638,37 +1671,43 @@ def tensor_attention(D, hopper):
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
-        fetch(smem, qkv, row0 + k0, last, k_col)
-        fetch(smem + u32(TILE_BYTES), qkv, row0 + k0, last, v_col)
+        source = global_address(lse) if warp < 2 else global_address(delta)
+        begin(barriers)
+        expect(barriers + u32(16), 2)
+        for i in range(2):
+            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + k0, last, k_col + i * G * D,
+                  barriers + u32(16))
         cp_async_commit()
-        cp_async_wait_all()
-        cuda.syncthreads()                   # K and V are there
+        arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
         for i in range(BOTH_OUT):
             acc[i] = f32(0)
-        tiles, blocks = smem + u32(2 * TILE_BYTES), (T - k0 + 63) // 64
-        for n in range(-1, group * blocks):
+        h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
+        for n in range(-1, count):
+            t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
             if n >= 0:
-                arrived()                    # this tile is there, and nobody reads the last one
-            if n + 1 < group * blocks:
-                h, t = g * group + (n + 1) // blocks, row0 + k0 + (n + 1) % blocks * 64
-                following, place = tiles + u32((n + 1) % 2 * 2 * TILE_BYTES), (n + 1) % 2 * 128
-                fetch(following, qkv, t, last, h * D)
-                fetch(following + u32(TILE_BYTES), do, t, last, h * D)
-                source = global_address(lse) if warp < 2 else global_address(delta)
-                t = h * lse.shape[1] + min(t + cuda.threadIdx.x % 64, last)
-                cp_async_4(shared_address(numbers) + u32(4 * (place + cuda.threadIdx.x)),
-                           source + u64(4 * t))
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
+                t += 64
+                if t >= T:
+                    h, t = h + 1, k0
+            if n + 1 < count:
+                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
+                expect(barrier, 2)
+                fetch(smem + u32((2 + 2 * place) * TILE_BYTES), qkv, row0 + t, last, h * D, barrier)
+                fetch(smem + u32((3 + 2 * place) * TILE_BYTES), do, row0 + t, last, h * D, barrier)
+                column = h * lse.shape[1] + min(row0 + t + cuda.threadIdx.x % 64, last)
+                cp_async_4(shared_address(numbers) + u32(4 * (128 * place + cuda.threadIdx.x)),
+                           source + u64(4 * column))
                 cp_async_commit()
             if n < 0:
                 continue
-            t0, tile = k0 + n % blocks * 64, tiles + u32(n % 2 * 2 * TILE_BYTES)
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
-            query, key = t0 + lane % 4 * 2, k0 + warp * 16 + lane // 4
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
+                before = i32(k0 + warp * 16 + lane // 4 - t0 - lane % 4 * 2)     # key - query
+                end = i32(T - t0 - lane % 4 * 2)
                 for i in range(32):
-                    t = query + i // 4 * 8 + i % 2
-                    if t < key + i // 2 % 2 * 8 or t >= T:
+                    if i32(i // 4 * 8 + i % 2 - i // 2 % 2 * 8) < before or (
+                            i32(i // 4 * 8 + i % 2) >= end):
                         s[i] = -INF
             for j in range(8):
                 load_two(log, numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
@@ -1696,9 +1735,10 @@ def attention_forward(o, lse, qkv, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
     H, B = HD // D, BT // T
     if on_tensor_cores(qkv, D):
-        k = tensor_attention(D, capability() == (9, 0) and D == 64)
-        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse, qkv, T, HD, scale,
-                      smem=k.smem)
+        hopper, G = capability() == (9, 0) and D == 64, (qkv.shape[1] - HD) // (2 * D)
+        k = tensor_attention(D, hopper)
+        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse,
+                      map_of(qkv, 64) if hopper else qkv, T, G, scale, smem=k.smem)
     k = attention_kernels(D, computing(qkv.dtype).itemsize)
     launch(k.forward, (-(-T // k.N), H, B), (16, 8), o, lse, qkv, T, HD, scale, smem=k.smem_forward)
 
@@ -1707,7 +1747,9 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
     H, G, B = HD // D, (qkv.shape[1] - HD) // (2 * D), BT // T
     if on_tensor_cores(qkv, D):
-        k = tensor_attention(D, capability() == (9, 0) and D == 64)
+        hopper = capability() == (9, 0) and D == 64
+        k = tensor_attention(D, hopper)
+        do, o, qkv = (map_of(x, 64) if hopper else x for x in (do, o, qkv))
         for function, heads in ((k.dq, H), (k.dkv, G)):
             launch(function, (-(-T // 64), heads, B), 128, dqkv, delta, do, o, lse, qkv, cos, sin,
                    T, HD, scale, smem=k.smem)

@@ -173,47 +173,61 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(qkv.shape[0], self.block)
         self.vectors(qkv, cos, sin)
 
-    def attention(self, qkv, T, HD, tensor_cores, *rows):
-        """What six kernels share.  rows: one number for each head and row.  Returns B, H, G, and
-        the kernels for this D."""
+    def attention(self, qkv, T, HD, *rows):
+        """What six kernels share.  rows: one number for each head and row.  Returns B, H, G, D."""
         (BT, QKV), H = qkv.shape, rows[0].shape[0]
         D, G = HD // H, (QKV - HD) // (2 * (HD // H))
         assert BT % T == 0 and HD == H * D and QKV == (H + 2 * G) * D and H % G == 0
         assert all(x.shape == (H, BT) for x in rows)
-        if tensor_cores:
-            assert extent(qkv)[0] % 16 == 0 == 2 * QKV % 16 and D in (32, 64, 128)
-            hopper = constants(self.kernel)["hopper"] if "hopper" in constants(self.kernel) else (
-                nc.capability() == (9, 0) and D == 64)
-            return BT // T, H, G, nc.tensor_attention(D, hopper)
-        return BT // T, H, G, nc.attention_kernels(D, max(4, qkv.dtype.itemsize))
+        return BT // T, H, G, D
+
+    def portable_attention(self, qkv, T, HD, *rows):
+        B, H, G, D = self.attention(qkv, T, HD, *rows)
+        return B, H, G, nc.attention_kernels(D, max(4, qkv.dtype.itemsize))
+
+    def matrices(self, *sources):
+        """What the copy engine is told of, or the matrices themselves."""
+        maps = self.args[0].gpu_data.device.maps
+        if sources[0].dtype != np.uint64:
+            assert all(extent(x)[0] % 16 == 0 == 2 * x.shape[1] % 16 for x in sources)
+            return sources
+        keys = [maps[x.gpu_data.address] for x in sources]
+        assert all(key[4] == 64 and key[3] == key[2] for key in keys)
+        return [SimpleNamespace(shape=key[1:3], first=key[0]) for key in keys]
+
+    def tensor_attention(self, qkv, T, HD, *rows):
+        B, H, G, D = self.attention(qkv, T, HD, *rows)
+        hopper = nc.capability() == (9, 0) and D == 64
+        assert D in (32, 64, 128) and self.kernel in nc.tensor_attention(D, hopper)
+        return B, H, G, D, nc.tensor_attention(D, hopper)
 
     def attention_kernels_forward(self, o, lse, qkv, T, HD, scale):
-        B, H, _, k = self.attention(qkv, T, HD, False, lse)
+        B, H, _, k = self.portable_attention(qkv, T, HD, lse)
         assert o.shape == (qkv.shape[0], HD)
         self.runs((tiles(T, k.N), H, B), (16, 8), k.smem_forward)
         apart(o, qkv)
 
     def attention_kernels_dq(self, dqkv, do, lse, delta, qkv, T, HD, scale):
-        B, H, G, k = self.attention(qkv, T, HD, False, lse, delta)
+        B, H, G, k = self.portable_attention(qkv, T, HD, lse, delta)
         assert do.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
         self.runs((tiles(T, k.N), H if self.kernel is k.dq else G, B), (16, 8), k.smem_backward)
         apart(dqkv, qkv, do)
 
     attention_kernels_dkv = attention_kernels_dq
 
-    def tensor_attention_forward(self, o, lse, qkv, T, HD, scale):
-        B, H, _, k = self.attention(qkv, T, HD, True, lse)
-        assert o.shape == (qkv.shape[0], HD)
+    def tensor_attention_forward(self, o, lse, qkv, T, G, scale):
+        [qkv] = self.matrices(qkv)
+        B, H, groups, D, k = self.tensor_attention(qkv, T, o.shape[1], lse)
+        assert o.shape[0] == qkv.shape[0] and G == groups
         self.runs((tiles(T, 128), H, B), 128, k.smem)
-        apart(o, qkv)
 
     def tensor_attention_dq(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
-        B, H, G, k = self.attention(qkv, T, HD, True, lse, delta)
-        assert do.shape == o.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
-        assert cos.shape == sin.shape == (len(cos), HD // H // 2) and len(cos) >= T
-        assert extent(do)[0] % 16 == 0 == extent(o)[0] % 16
+        do, o, qkv = self.matrices(do, o, qkv)
+        B, H, G, D, k = self.tensor_attention(qkv, T, HD, lse, delta)
+        assert tuple(do.shape) == tuple(o.shape) == (qkv.shape[0], HD)
+        assert tuple(dqkv.shape) == tuple(qkv.shape)
+        assert cos.shape == sin.shape == (len(cos), D // 2) and len(cos) >= T
         self.runs((tiles(T, 64), H if self.kernel is k.dq else G, B), 128, k.smem)
-        apart(dqkv, qkv, do, o)
 
     tensor_attention_dkv = tensor_attention_dq
 
