@@ -247,13 +247,14 @@ def buffer_table(cfg, B, T, dtype, naive=False):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
 
     a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]).
+    What RMSNorm makes of x, the backward pass makes again: one layer's is enough.
     d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
     largest = max(C * QKV, C * HD, 2 * C * F, P * V * C)
-    a = [("x", (2 * L + 1, BT, C)), ("attn_in", (L, BT, C)), ("qkv", (L, BT, QKV)),
-         ("att", (L, BT, HD)), ("mlp_in", (L, BT, C)), ("gate_up", (L, BT, 2 * F)),
+    a = [("x", (2 * L + 1, BT, C)), ("attn_in", (BT, C)), ("qkv", (L, BT, QKV)),
+         ("att", (L, BT, HD)), ("mlp_in", (BT, C)), ("gate_up", (L, BT, 2 * F)),
          ("swiglu", (L, BT, F)), ("final_in", (BT, C)), ("logits", (R, P * V))]
     d = [("x", (BT, C)), ("norm", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
          ("swiglu", (BT, F))]
@@ -307,6 +308,14 @@ def exp(typing, x):
         ex2 = ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f")
         return builder.call(ex2, [builder.fmul(args[0], log2e)])
     return x(x), codegen
+
+@intrinsic
+def exp2(typing, x):
+    """2^x, float32, relative error 2^-22     PTX ex2.approx"""
+    def codegen(context, builder, sig, args):
+        fnty = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
+        return builder.call(ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f"), args)
+    return types.float32(types.float32), codegen
 
 def memory(context, builder, sig, args, n):
     """Where argument n, an array, begins."""
@@ -454,6 +463,7 @@ def address(kind):
 shared_address, global_address = address("shared"), address("global")
 
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
+cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
 cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
 cp_async_wait_all = ptx("cp.async.wait_group 0;")
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
@@ -509,31 +519,57 @@ def pack_bf16(typing, low, high):
         return asm(builder, ir.IntType(32), "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", args[::-1])
     return u32(types.float32, types.float32), codegen
 
+@inlined
+def descriptor(tile):
+    """What wgmma is told of an operand at this address of shared memory, 64 columns of bfloat16 in
+    rows of 128 bytes: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run
+    along M or N, 8,192 bytes between columns of 64.  All in units of 16 bytes."""
+    return u64((1 << 62) | (64 << 32) | (512 << 16)) | u64(tile >> u32(4))
+
 @functools.cache
-def wgmma(N, a_mn, b_mn):
-    """The device function acc += A B of a warpgroup: A (64, 64), B (64, N), bfloat16 in shared
-    memory; acc: N / 2 float32 in the registers of each thread.     PTX wgmma.mma_async, sm_90a
+def wgmma(N, a_kind, b_mn, count=1, adds=True):
+    """The device function acc [+]= A B of a warpgroup, A (64, 64), B (64, N), bfloat16; acc: N / 2
+    float32 in the registers of each thread.  `count` such products are in flight at once, acc holds
+    one result after the other.     PTX wgmma.mma_async, sm_90a
 
-    a, b: matrix descriptors.  A step of 16 along K is 32 bytes further in a tile whose rows run
-    along K, 16 rows of 128 bytes in one whose rows run along M or N (a_mn, b_mn)."""
-    n, step = N // 2, (2, 128)
+    Arguments: acc, and for each product the descriptors of A and B in shared memory.  A step of 16
+    along K is 32 bytes further in a tile whose rows run along K, 16 rows of 128 bytes in one whose
+    rows run along M or N (b_mn; a_kind 1).  Where a_kind is "registers", A is one local array of 16
+    numbers a product, laid out as `mma` has it, and then come the descriptors of B."""
+    n, total, given, strides = N // 2, N // 2 * count, a_kind == "registers", (2, 128)
 
-    @intrinsic
-    def multiply(typing, acc, a, b):
-        def codegen(context, builder, sig, args):
-            at = elements(context, builder, sig, args, 0, n)
-            sums = "{" + ",".join(f"${i}" for i in range(n)) + "}"
-            text = "{ .reg .u64 a, b; wgmma.fence.sync.aligned; " + "".join(
-                f"add.u64 a, ${n}, {step[a_mn] * k}; add.u64 b, ${n + 1}, {step[b_mn] * k}; "
-                f"wgmma.mma_async.sync.aligned.m64n{N}k16.f32.bf16.bf16 {sums}, a, b, 1, 1, 1, "
-                f"{int(a_mn)}, {int(b_mn)}; " for k in range(4))
-            text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
-            constraints = ",".join(["=f"] * n + ["l", "l"] + [str(i) for i in range(n)])
-            asm_into(builder, at, text, constraints + ",~{memory}",
-                     [args[1], args[2], *map(builder.load, at)])
-            return context.get_dummy_value()
-        return types.void(acc, u64, u64), codegen
-    return multiply
+    def codegen(context, builder, sig, args):
+        at, values = elements(context, builder, sig, args, 0, total), list(args[1:])
+        if given:
+            a = elements(context, builder, sig, args, 1, 16 * count)
+            values = [*args[2:], *map(builder.load, a)]
+        old = [builder.load(p) for p in at] if adds else []
+        text = ("{ .reg .u64 a, b; .reg .pred never; setp.ne.u32 never, 0, 0; "
+                "wgmma.fence.sync.aligned; ")
+        for i in range(count):
+            sums = ",".join(f"${n * i + j}" for j in range(n))
+            b = total + (i if given else 2 * i + 1)
+            for k in range(4):
+                first = total + count + 16 * i + 4 * k
+                left = "{" + ",".join(f"${first + j}" for j in range(4)) + "}" if given else "a"
+                if not given:
+                    text += f"add.u64 a, ${b - 1}, {strides[a_kind] * k}; "
+                text += (f"add.u64 b, ${b}, {strides[b_mn] * k}; wgmma.mma_async.sync.aligned."
+                         f"m64n{N}k16.f32.bf16.bf16 {{{sums}}}, {left}, b, "
+                         f"{1 if adds or k else 'never'}, 1, 1"
+                         f"{'' if given else f', {a_kind}'}, {int(b_mn)}; ")
+        text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
+        kinds = ["l" if v.type == ir.IntType(64) else "r" for v in values]
+        constraints = ["=f"] * total + kinds + [str(i) for i in range(len(old))] + ["~{memory}"]
+        asm_into(builder, at, text, ",".join(constraints), [*values, *old])
+        return context.get_dummy_value()
+
+    if count == 1:
+        return intrinsic(lambda typing, acc, a, b: (
+            types.void(acc, a if given else u64, u64), codegen))
+    if given:
+        return intrinsic(lambda typing, acc, a, b, c: (types.void(acc, a, u64, u64), codegen))
+    return intrinsic(lambda typing, acc, a, b, c, d: (types.void(acc, u64, u64, u64, u64), codegen))
 
 # Butterflies: every lane adds in the same order, so all have the same bits.
 @inlined
@@ -685,10 +721,6 @@ BM, BN, BK, STAGES, BAND = 128, 256, 64, 3, 16
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
 WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 16 + 1024   # 1,024: to align
-# Descriptor: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run along M or
-# N, 8,192 bytes between columns of 64.  All in units of 16 bytes.
-DESCRIPTOR = (1 << 62) | (64 << 32) | (512 << 16)
-
 @inlined
 def tile_at(i, M, N, K, splits):
     """(part, row, column, first slice, last slice) of the i-th tile that is visited."""
@@ -704,7 +736,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
     """The kernel for one layout of the operands.  a_mn: A is given as A^T (K, M); b_mn: B as
     (K, N), and not as B^T (N, K).  single: the output is float32 parts, and not bfloat16;
     adds: base is added."""
-    multiply = wgmma(BN, a_mn, b_mn)
+    multiply = wgmma(BN, int(a_mn), b_mn)
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
 
     @inlined
@@ -775,8 +807,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                 for s in range(first, last):
                     a = start + stage * u32(STAGE)
                     mbarrier_wait(full + u32(8) * stage, phase)
-                    multiply(acc, u64(DESCRIPTOR) | u64((a + row * u32(2 * BK)) >> u32(4)),
-                             u64(DESCRIPTOR) | u64((a + u32(A_BYTES)) >> u32(4)))
+                    multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)))
                     if lane == u32(0):
                         mbarrier_arrive(empty + u32(8) * stage)
                     stage += u32(1)
@@ -900,8 +931,10 @@ def matmul_dw(dw, dy, x, parts):
     (N, K), M = dw.shape, dy.shape[0]
     if not tensor_cores(dy, x):
         return batched_matmul(dw, transposed(dy), x, dw)
-    tiles = -(-N // BM) * -(-K // BN)
-    splits = max(1, min(2 * multiprocessors() // tiles, parts.size // dw.size, -(-M // BK)))
+    tiles, most = -(-N // BM) * -(-K // BN), max(1, min(parts.size // dw.size, -(-M // BK)))
+    # rounds of tiles, each of 1 / s of the work, and the bytes of the parts, in the same unit
+    splits = min(range(1, most + 1), key=lambda s: (
+        -(-tiles * s // multiprocessors()) / s + s * dw.size / M / 5400))
     wgmma_matmul(view(parts, 0, (splits, N, K)), dy, x, True, True, N, K, M, splits=splits)
     launch(add_slices_kernel(8), -(-dw.size // 2048), 256, view(dw, 0, (dw.size,)),
            view(parts, 0, (splits, dw.size)))
@@ -927,104 +960,131 @@ def embedding_backward_kernel(W):
     def backward(dwte, dx, tokens):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
 
-        One block of 128 threads per v and 1,024 columns, 8 a thread.  Each of its warps looks
-        through all tokens, W a lane; ballots say where v stands."""
+        One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
+        the tokens, a ballot says where v stands, and adds those rows; then the warps' sums."""
+        sums, acc = cuda.shared.array((8, 256), ctype(dx)), cuda.local.array(W, ctype(dx))
+        row, found = cuda.local.array(W, ctype(dx)), 0
         v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
-        lane, c0 = cuda.threadIdx.x % 32, cuda.blockIdx.y * 1024 + cuda.threadIdx.x
-        acc, zero, found = cuda.local.array(8, ctype(dx)), ctype(dx).type(0), False
-        ids = cuda.local.array(W, types.int32)
-        for j in range(8):
-            acc[j] = zero
-        for i in range(0, BT, 32 * W):
-            load(ids, tokens, min(i + lane * W, BT - W))
-            for n in range(W):
-                hits = cuda.ballot_sync(ALL, i + lane * W < BT and ids[n] == v) & ALL    # unsigned
-                while hits:
-                    bt, found = i + (cuda.ffs(hits) - 1) * W + n, True
-                    hits &= hits - 1
-                    for j in range(8):
-                        if c0 + 128 * j < C:
-                            acc[j] += value(dx[bt, c0 + 128 * j])
-        if found:
-            for j in range(8):
-                if c0 + 128 * j < C:
-                    dwte[v, c0 + 128 * j] += acc[j]
+        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        c = (32 * cuda.blockIdx.y + lane) * W
+        for i in range(W):
+            acc[i] = ctype(dx).type(0)
+        for i in range(warp * BT // 8, (warp + 1) * BT // 8, 32):
+            here = i + lane < (warp + 1) * BT // 8
+            token = tokens[min(i + lane, BT - 1)]
+            hits = cuda.ballot_sync(ALL, here and token == v) & ALL  # unsigned
+            while hits:
+                bt, found = i + cuda.ffs(hits) - 1, 1
+                hits &= hits - 1
+                load(row, dx, bt * C + min(c, C - W))
+                for j in range(W):
+                    acc[j] += row[j]
+        if cuda.syncthreads_or(found):
+            for i in range(W):
+                sums[warp, 32 * i + lane] = acc[i]
+            cuda.syncthreads()               # the sums of all warps are there
+            if cuda.threadIdx.x < 32 * W:
+                x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
+                s = sums[0, x]
+                for i in range(1, 8):
+                    s += sums[i, x]
+                if c < C:
+                    dwte[v, c] += s
     return backward
 
 def embedding_backward(dwte, dx, tokens):
     (V, C) = dwte.shape
-    backward = embedding_backward_kernel(4 if tokens.size % 4 == 0 else 1)
-    launch(backward, (V, -(-C // 1024)), 128, dwte, dx, tokens)
+    W = width(C)
+    launch(embedding_backward_kernel(W), (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
 
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
-PARTS = 264                                  # blocks, and partial sums, of a gain's gradient
+PARTS = 528                                  # blocks, and partial sums, of a gain's gradient
 
 @functools.cache
-def rmsnorm_kernels(W):
+def rmsnorm_kernels(C, W):
+    """A warp has a row of C in its registers: CHUNKS times W neighbours a lane.  Lanes beyond the
+    row's end load its last W, and do not count them."""
+    CHUNKS = -(-C // (WARP * W))
+    KEPT = CHUNKS * W
     load, store = vector(W)
 
     @kernel
     def forward(y, rstd, x, w, eps):
-        """One warp per row, lanes stride the columns.     grid BT / ROWS, block (32, ROWS)
-        y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
-        (BT, C), v, gain = x.shape, cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
+        """One warp per row.     grid BT / ROWS, block (32, ROWS)     math: nanoeuler.rmsnorm_forward
+        y, x (BT, C), rstd (BT,), w (C,)"""
+        v, few = cuda.local.array(KEPT, ctype(x)), cuda.local.array(W, ctype(x))
+        gain, ss, one = cuda.local.array(W, w.dtype), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-        if bt < BT:                          # for a whole warp or for none: shuffles are legal
-            ss, one = ctype(x).type(0), ctype(x).type(1)
-            for c in range(lane * W, C, WARP * W):       # neighbours read neighbours: coalesced
-                load(v, x, bt * C + c)
+        if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
+            for j in range(CHUNKS):          # neighbours read neighbours: coalesced
+                c = (WARP * j + lane) * W
+                load(few, x, bt * C + min(c, C - W))
                 for i in range(W):
-                    ss += v[i] * v[i]
+                    v[j * W + i] = few[i]
+                    ss += few[i] * few[i] if c < C else ctype(x).type(0)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
-            for c in range(lane * W, C, WARP * W):
-                load(v, x, bt * C + c)
-                load(gain, w, c)
+            for j in range(CHUNKS):
+                c = (WARP * j + lane) * W
+                load(gain, w, min(c, C - W))
                 for i in range(W):
-                    v[i] *= gain[i] * r
-                store(y, bt * C + c, v)
+                    few[i] = v[j * W + i] * gain[i] * r
+                if c < C:
+                    store(y, bt * C + c, few)
             if lane == 0:
                 rstd[bt] = r
 
     @kernel
-    def backward(dx, partial, dy, x, w, rstd):
+    def backward(dx, dy, partial, x, w, rstd):
         """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)), in place: dx holds the gradient
-        that passes the block by.   partial[i, c] = sum of dy * u over the rows of block i
+        that passes the block by.   partial[i, c] = sum of dy * u over the rows of block i.
+        In place as well: dy becomes y = w * u, what forward made.
 
-        One warp per row, striding.  grid PARTS, block (32, warps), shared memory (warps, C): each
-        warp has sums of its own."""
-        (BT, C), sums, warps = x.shape, cuda.shared.array(0, ctype(x)), cuda.blockDim.y
-        v, d = cuda.local.array(W, ctype(x)), cuda.local.array(W, ctype(x))
-        old, gain = cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
-        lane, mine = cuda.threadIdx.x, cuda.threadIdx.y * C
-        for c in range(lane, C, WARP):
-            sums[mine + c] = 0
-        cuda.syncwarp()
+        One warp per row, striding.     grid PARTS, block (32, warps), shared memory (warps, C)"""
+        v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
+        old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
+        sums, zero = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0)
+        a, b, few = (cuda.local.array(W, ctype(x)), cuda.local.array(W, ctype(x)),
+                     cuda.local.array(W, ctype(x)))
+        lane, warps, BT = cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
+        for j in range(CHUNKS):
+            c = (WARP * j + lane) * W
+            load(few, w, min(c, C - W))
+            for i in range(W):
+                gain[j * W + i], sums[j * W + i] = few[i] if c < C else zero, zero
         first, last = cuda.blockIdx.x * BT // PARTS, (cuda.blockIdx.x + 1) * BT // PARTS
         for bt in range(first + cuda.threadIdx.y, last, warps):
-            r, m = rstd[bt], ctype(x).type(0)
-            for c in range(lane * W, C, WARP * W):
-                load(v, x, bt * C + c)
-                load(d, dy, bt * C + c)
-                load(gain, w, c)
+            r, m = rstd[bt], zero
+            for j in range(CHUNKS):
+                at = bt * C + min((WARP * j + lane) * W, C - W)
+                load(a, x, at)
+                load(b, dy, at)
+                load(few, dx, at)
                 for i in range(W):
-                    m += gain[i] * d[i] * v[i]
-            m = warp_sum(m) * r * r / ctype(x).type(C)
-            for c in range(lane * W, C, WARP * W):
-                load(v, x, bt * C + c)
-                load(d, dy, bt * C + c)
-                load(gain, w, c)
-                load(old, dx, bt * C + c)
+                    v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], few[i]
+                    m += gain[j * W + i] * b[i] * v[j * W + i]
+            m = warp_sum(m) / ctype(x).type(C)
+            for j in range(CHUNKS):
                 for i in range(W):
-                    sums[mine + c + i] += d[i] * v[i] * r
-                    old[i] += r * (gain[i] * d[i] - v[i] * m)
-                store(dx, bt * C + c, old)
+                    u, g = v[j * W + i], gain[j * W + i]
+                    sums[j * W + i] += d[j * W + i] * u
+                    a[i], b[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
+                c = (WARP * j + lane) * W
+                if c < C:
+                    store(dx, bt * C + c, a)
+                    store(dy, bt * C + c, b)
+        shared = cuda.shared.array(0, ctype(x))
+        for j in range(CHUNKS):
+            for i in range(W):
+                c = (WARP * j + lane) * W + i
+                if c < C:
+                    shared[cuda.threadIdx.y * C + c] = sums[j * W + i]
         cuda.syncthreads()                   # the sums of all warps are there
         for c in range(cuda.threadIdx.y * WARP + lane, C, warps * WARP):
-            s = sums[c]
+            s = shared[c]
             for i in range(1, warps):
-                s += sums[i * C + c]
+                s += shared[i * C + c]
             partial[cuda.blockIdx.x, c] = s
     return forward, backward
 
@@ -1044,15 +1104,15 @@ def add_parts_kernel(dw, partial):
         dw[c] += s
 
 def rmsnorm_forward(y, rstd, x, w, eps):
-    forward, _ = rmsnorm_kernels(width(x.shape[1]))
+    forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
     launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, rstd, x, w, number(x, eps))
 
-def rmsnorm_backward(dx, dw, partial, dy, x, w, rstd):
-    """dx += ..., dw += sum_bt dy * u     partial (PARTS, C) is scratch"""
+def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
+    """dx += ..., dw += sum_bt dy * u, dy becomes y     partial (PARTS, C) is scratch"""
     C, size = x.shape[1], partial.dtype.itemsize
-    warps = max(1, min(8, (48 << 10) // (C * size)))
-    _, backward = rmsnorm_kernels(width(C))
-    launch(backward, PARTS, (WARP, warps), dx, partial, dy, x, w, rstd, smem=warps * C * size)
+    warps = max(1, min(4, (48 << 10) // (C * size)))
+    _, backward = rmsnorm_kernels(C, width(C))
+    launch(backward, PARTS, (WARP, warps), dx, dy, partial, x, w, rstd, smem=warps * C * size)
     launch(add_parts_kernel, -(-C // 32), (32, 8), dw, partial)
 
 
@@ -1274,87 +1334,189 @@ def attention_delta_kernel(delta, do, o, D):
         if cuda.threadIdx.x == 0:
             delta[h, bt] = s
 
-# The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block has 4 warps; each keeps 16
-# rows (forward: 32) of the left operand in registers and walks over tiles of 64 rows of the right
-# ones, which arrive in two buffers by turns.  What a warp computes for its rows, S, P or dS, has in
-# its registers the layout of a left operand: it goes into the next product without shared memory.
-TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem_forward smem_backward")
+# The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: it keeps
+# two tiles of 64 rows, and walks over pairs of others, which arrive in two places by turns.  A warp
+# computes 16 rows of S, P or dS at a time, and has them in the registers as a left operand has to
+# be: they go into the next product without shared memory.  The products are two rungs: `mma` keeps
+# its left operand in registers and reads the right one once a warp; Hopper's `wgmma`, for D = 64,
+# once a warpgroup, with a pair of products in flight.
+# Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
+TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
 
 @functools.cache
-def tensor_attention(D):
-    SHIFT, MASK = (0, 7) if D >= 64 else (1, 3)          # rows of 128 bytes: 8 chunks turn by row
+def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
-    LEFT, OUT, WIDE_LEFT, WIDE_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
-    f32, INF = types.float32, np.float32(math.inf)
+    LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
+    f32, i32, INF, LOG2E = types.float32, types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
+    load_two, _ = vector(2)
+
+    # Where columns 8 chunk to 8 chunk + 7 of a row are in a tile: columns of 64 (of 32), whose
+    # chunks turn by row, so that eight rows of a chunk hit all banks.  It is what wgmma expects.
+    if D >= 64:
+        @inlined
+        def at(row, chunk):
+            return (chunk >> u32(3)) * u32(8192) + row * u32(128) + (
+                (chunk & u32(7) ^ row & u32(7)) << u32(4))
+    else:
+        @inlined
+        def at(row, chunk):
+            return row * u32(64) + ((chunk ^ row >> u32(1) & u32(3)) << u32(4))
 
     @inlined
-    def at(row, chunk):
-        """Offset in a tile of the 16 bytes that hold columns 8 chunk to 8 chunk + 7 of a row."""
-        return row * u32(2 * D) + ((chunk ^ (row >> u32(SHIFT) & u32(MASK))) << u32(4))
-
-    @inlined
-    def fetch(tile, source, row, last, col, tiles):
-        """Orders rows row.. of `source`, columns col to col + D, into 64-row tiles; rows beyond the
-        last are copies of it."""
-        thread, width = u32(cuda.threadIdx.x), source.shape[1]
-        for i in range(tiles * CHUNKS // 2):
-            r, chunk = (thread + u32(128 * i)) // u32(CHUNKS), (thread + u32(128 * i)) % u32(CHUNKS)
-            offset = min(row + r, last) * width + col + chunk * 8
-            cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
-
-    @inlined
-    def left(a, i, tile, row):
-        """a[i..] = rows row to row + 15 of a tile, as a left operand."""
+    def left(a, i, tile):
+        """a[i..] = the warp's 16 rows of a tile, as a left operand."""
         lane, part = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+        row = (u32(cuda.threadIdx.x) >> u32(5) << u32(4)) + (lane & u32(15))
         for k in range(STEPS):
-            ldmatrix_rows(part, tile + at(row + (lane & u32(15)), u32(2 * k) + (lane >> u32(4))))
+            ldmatrix_rows(part, tile + at(row, u32(2 * k) + (lane >> u32(4))))
             for n in range(4):
                 a[i + 4 * k + n] = part[n]
 
-    @inlined
-    def by_rows(acc, a, tile, M):
-        """acc (16 M, 64) += A (16 M, D) tile^T"""
-        lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
-        row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
-        for k in range(STEPS):
-            for n in range(4):
-                ldmatrix_rows(b, tile + at(row + u32(16 * n), chunk + u32(2 * k)))
-                for i in range(M):
-                    mma(acc, 32 * i + 8 * n, a, LEFT * i + 4 * k, b, 0)
-                    mma(acc, 32 * i + 8 * n + 4, a, LEFT * i + 4 * k, b, 2)
+    if hopper:
+        rows, columns = wgmma(64, 0, False, 2, adds=False), wgmma(D, "registers", True, 2)
+        single_columns = wgmma(D, "registers", True)
+
+        @inlined
+        def begin(barriers):
+            if cuda.threadIdx.x == 0:
+                for i in range(3):
+                    mbarrier_init(barriers + u32(8 * i), u32(1))
+                mbarrier_fence()
+            cuda.syncthreads()               # the barriers exist
+
+        @inlined
+        def expect(barrier, tiles):
+            if cuda.threadIdx.x == 0:
+                mbarrier_expect(barrier, u32(tiles * TILE_BYTES))
+
+        @inlined
+        def fetch(tile, source, row, last, col, barrier):
+            if cuda.threadIdx.x == 0:
+                tma_load(tile, global_address(source), u32(col), u32(row), barrier)
+
+        @inlined
+        def arrived(barrier, parity):
+            cp_async_wait_all()
+            mbarrier_wait(barrier, u32(parity))
+            cuda.syncthreads()
+
+        @inlined
+        def hold(a, kept):
+            pass
+
+        @inlined
+        def by_rows(s, a, kept, first, second):
+            rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
+                 descriptor(second))
+
+        @inlined
+        def by_columns(acc, a, first, second):
+            columns(acc, a, descriptor(first), descriptor(second))
+
+        @inlined
+        def one_by_columns(acc, a, tile):
+            single_columns(acc, a, descriptor(tile))
+    else:
+        @inlined
+        def begin(barriers):
+            pass
+
+        @inlined
+        def expect(barrier, tiles):
+            pass
+
+        @inlined
+        def fetch(tile, source, row, last, col, barrier):
+            """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the
+            last are copies of it."""
+            thread, width = u32(cuda.threadIdx.x), source.shape[1]
+            for i in range(CHUNKS // 2):
+                r = (thread + u32(128 * i)) // u32(CHUNKS)
+                chunk = (thread + u32(128 * i)) % u32(CHUNKS)
+                offset = min(row + r, last) * width + col + chunk * 8
+                cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
+
+        @inlined
+        def arrived(barrier, parity):
+            cp_async_wait_all()
+            cuda.syncthreads()
+
+        @inlined
+        def hold(a, kept):
+            left(a, 0, kept)
+            left(a, LEFT, kept + u32(TILE_BYTES))
+
+        @inlined
+        def by_rows(s, a, kept, first, second):
+            """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
+            both, it is read once."""
+            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+            row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
+            for i in range(64):
+                s[i] = f32(0)
+            for k in range(STEPS):
+                for n in range(4):
+                    where = at(row + u32(16 * n), chunk + u32(2 * k))
+                    ldmatrix_rows(b, first + where)
+                    mma(s, 8 * n, a, 4 * k, b, 0)
+                    mma(s, 8 * n + 4, a, 4 * k, b, 2)
+                    if second != first:
+                        ldmatrix_rows(b, second + where)
+                    mma(s, 32 + 8 * n, a, LEFT + 4 * k, b, 0)
+                    mma(s, 36 + 8 * n, a, LEFT + 4 * k, b, 2)
+
+        @inlined
+        def by_columns(acc, a, first, second):
+            """acc += two products (64, D), A (64, 64) tile"""
+            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+            for k in range(4):
+                for n in range(STEPS):
+                    where = at(u32(16 * k) + (lane & u32(15)), u32(2 * n) + (lane >> u32(4)))
+                    ldmatrix_columns(b, first + where)
+                    mma(acc, 8 * n, a, 4 * k, b, 0)
+                    mma(acc, 8 * n + 4, a, 4 * k, b, 2)
+                    if second != first:
+                        ldmatrix_columns(b, second + where)
+                    mma(acc, OUT + 8 * n, a, 16 + 4 * k, b, 0)
+                    mma(acc, OUT + 8 * n + 4, a, 16 + 4 * k, b, 2)
+
+        @inlined
+        def one_by_columns(acc, a, tile):
+            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+            for k in range(4):
+                for n in range(STEPS):
+                    ldmatrix_columns(b, tile + at(u32(16 * k) + (lane & u32(15)),
+                                                  u32(2 * n) + (lane >> u32(4))))
+                    mma(acc, 8 * n, a, 4 * k, b, 0)
+                    mma(acc, 8 * n + 4, a, 4 * k, b, 2)
 
     @inlined
-    def by_columns(acc, a, tile, M):
-        """acc (16 M, D) += A (16 M, 64) tile"""
-        lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
-        for k in range(4):
-            for n in range(STEPS):
-                ldmatrix_columns(b, tile + at(u32(16 * k) + (lane & u32(15)),
-                                              u32(2 * n) + (lane >> u32(4))))
-                for i in range(M):
-                    mma(acc, OUT * i + 8 * n, a, 16 * i + 4 * k, b, 0)
-                    mma(acc, OUT * i + 8 * n + 4, a, 16 * i + 4 * k, b, 2)
+    def store(out, low, high, row, col):
+        """Two neighbours."""
+        store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
 
     @inlined
-    def as_left(a, s, M):
-        """a = s (16 M, 64) rounded to bfloat16, as a left operand."""
-        for i in range(16 * M):
-            a[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-
-    @inlined
-    def store(out, acc, i, row, col):
-        """Two neighbours: acc[i], acc[i + 1] to out[row, col..]."""
-        store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)),
-                   pack_bf16(acc[i], acc[i + 1]))
+    def store_turned(out, acc, first, row, col, cos, sin, t, scale):
+        """A row of acc, times scale, its pairs (c, c + D / 2) turned back by the angles of t: the
+        gradient of q or k before RoPE."""
+        c = cuda.threadIdx.x % 4 * 2
+        u, v = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        for j in range(CHUNKS // 2):
+            for n in range(2):
+                x, y = acc[first + 4 * j + n] * scale, acc[first + OUT // 2 + 4 * j + n] * scale
+                cosine, sine = cos[t, 8 * j + c + n], sin[t, 8 * j + c + n]
+                u[n], v[n] = x * cosine + y * sine, y * cosine - x * sine
+            store(out, u[0], u[1], row, col + 8 * j + c)
+            store(out, v[0], v[1], row, col + D // 2 + 8 * j + c)
 
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
-        """One step of the running softmax for one of the 16-row tiles of s: S becomes exp(S - m).
+        """One step of the running softmax for one of the 64-row halves of s: S becomes 2^(S - m).
         beyond: the thread's first column minus its first row, positive above the diagonal."""
         top, first = cuda.local.array(2, f32), 32 * which
         if beyond > -64:                     # the diagonal may pass through this tile
             for i in range(32):
-                if beyond + i // 4 * 8 + i % 2 > i // 2 % 2 * 8:
+                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
                     s[first + i] = -INF
         for i in range(2):
             top[i] = m[2 * which + i]
@@ -1362,200 +1524,209 @@ def tensor_attention(D):
             top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
         for i in range(2):
             top[i] = quad_max(top[i])
-            shrink = exp((m[2 * which + i] - top[i]) * scale)
+            shrink = exp2((m[2 * which + i] - top[i]) * scale)
             m[2 * which + i] = top[i]
+            top[i] *= scale
             l[2 * which + i] *= shrink
             for j in range(CHUNKS):
                 acc[which * OUT + 4 * j + 2 * i] *= shrink
                 acc[which * OUT + 4 * j + 2 * i + 1] *= shrink
         for i in range(32):
-            s[first + i] = exp((s[first + i] - top[i // 2 % 2]) * scale)
+            s[first + i] = exp2(s[first + i] * scale - top[i // 2 % 2])
             l[2 * which + i // 2 % 2] += s[first + i]
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
-    def forward(o, lse, qkv, T, HD, scale):
-        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)"""
-        smem = shared_address(cuda.shared.array(0, types.uint16))
-        s, acc = cuda.local.array(64, f32), cuda.local.array(WIDE_OUT, f32)
-        q, p = cuda.local.array(WIDE_LEFT, u32), cuda.local.array(32, u32)
-        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r + 0, 8, 16, 24
+    @cuda.jit(cache=True, launch_bounds=(128, 3 if hopper else 1))
+    def forward(o, lse, qkv, T, G, scale):
+        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
+        qkv: the matrix, or its tensor map"""
+        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))         # of two places, and of Q
+        s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)
+        q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
+        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r + 0, 8, 64, 72
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, row0 = cuda.blockIdx.y, cuda.blockIdx.z * T
+        h, row0, scale = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
-        v_col = k_col + G * D
-        tiles = smem + u32(2 * TILE_BYTES)               # behind Q: K and V, twice
-        fetch(smem, qkv, row0 + t0, last, h * D, 2)
-        fetch(tiles, qkv, row0, last, k_col, 1)
-        fetch(tiles + u32(TILE_BYTES), qkv, row0, last, v_col, 1)
+        k_col = o.shape[1] + h * G // cuda.gridDim.y * D
+        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
+        begin(barriers)
+        expect(barriers + u32(16), 2)
+        for i in range(2):
+            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D,
+                  barriers + u32(16))
         cp_async_commit()
         for i in range(4):
             m[i], l[i] = -INF, f32(0)
-        for i in range(WIDE_OUT):
+        for i in range(BOTH_OUT):
             acc[i] = f32(0)
-        cp_async_wait_all()
-        cuda.syncthreads()                   # Q is there, from all threads
-        left(q, 0, smem, u32(warp * 32))
-        left(q, LEFT, smem, u32(warp * 32 + 16))
-        count = (min(t0 + 128, T) + 63) // 64
-        for n in range(count):
-            k0, tile = n * 64, tiles + u32(n % 2 * 2 * TILE_BYTES)
-            cp_async_wait_all()
-            cuda.syncthreads()               # this tile is there, and nobody reads the last one
+        arrived(barriers + u32(16), 0)       # Q is there
+        hold(q, smem)
+        for n in range(-1, count):
+            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
+            if n >= 0:
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                following = tiles + u32((n + 1) % 2 * 2 * TILE_BYTES)
-                fetch(following, qkv, row0 + k0 + 64, last, k_col, 1)
-                fetch(following + u32(TILE_BYTES), qkv, row0 + k0 + 64, last, v_col, 1)
+                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
+                expect(barrier, 2)
+                for i in range(2):
+                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
+                          last, k_col + i * G * D, barrier)
                 cp_async_commit()
-            for i in range(64):
-                s[i] = f32(0)
-            by_rows(s, q, tile, 2)
-            beyond = k0 + lane % 4 * 2 - (t0 + warp * 32 + lane // 4)
+            if n < 0:
+                continue
+            by_rows(s, q, smem, tile, tile)
+            beyond = i32(n * 64 + lane % 4 * 2 - r)
             soften(s, 0, acc, m, l, beyond, scale)
-            soften(s, 1, acc, m, l, beyond - 16, scale)
-            as_left(p, s, 2)
-            by_columns(acc, p, tile + u32(TILE_BYTES), 2)
+            soften(s, 1, acc, m, l, i32(beyond - 64), scale)
+            for i in range(32):
+                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            by_columns(acc, p, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
         for i in range(4):
-            t, total = t0 + warp * 32 + i * 8 + lane // 4, quad_sum(l[i])
+            t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
                 for j in range(CHUNKS):
                     n = i // 2 * OUT + j * 4 + i % 2 * 2
-                    acc[n] /= total
-                    acc[n + 1] /= total
-                    store(o, acc, n, row0 + t, h * D + j * 8 + lane % 4 * 2)
+                    store(o, acc[n] / total, acc[n + 1] / total, row0 + t,
+                          h * D + j * 8 + lane % 4 * 2)
                 if lane % 4 == 0:
-                    lse[h, row0 + t] = m[i] * scale + math.log(total)
+                    lse[h, row0 + t] = m[i] * scale / LOG2E + math.log(total)
 
     @cuda.jit(cache=True, launch_bounds=(128, 1))
-    def dq(dqkv, delta, do, o, lse, qkv, T, HD, scale):
-        """dQ = dS K, and delta = <dO, O> for dkv.  64 query rows a block.   grid (T / 64, H, B)"""
-        smem = shared_address(cuda.shared.array(0, types.uint16))
-        s, dp = cuda.local.array(32, f32), cuda.local.array(32, f32)
-        q, g = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32)
-        acc, p = cuda.local.array(OUT, f32), cuda.local.array(16, u32)
+    def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
+        one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
+        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))
+        s, acc = cuda.local.array(64, f32), cuda.local.array(OUT, f32)
+        a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
         mean, log = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, row0 = cuda.blockIdx.y, cuda.blockIdx.z * T
+        h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
-        v_col = k_col + G * D
-        fetch(smem, qkv, row0 + t0, last, h * D, 1)
-        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D, 1)
-        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D, 1)
+        G = (dqkv.shape[1] - HD) // (2 * D)
+        k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
+        kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
+        begin(barriers)
+        expect(kept, 3)
+        fetch(smem, qkv, row0 + t0, last, h * D, kept)
+        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D, kept)
+        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D, kept)       # for a moment
         cp_async_commit()
-        cp_async_wait_all()
-        cuda.syncthreads()                   # Q, dO and O are there
-        left(q, 0, smem + u32(2 * TILE_BYTES), u32(warp * 16))       # O, for a moment
-        left(g, 0, smem + u32(TILE_BYTES), u32(warp * 16))
+        arrived(kept, 0)                     # Q, dO and O are there
+        left(a, 0, smem + u32(2 * TILE_BYTES))
+        left(a, LEFT, smem + u32(TILE_BYTES))
         for i in range(2):
             mean[i] = f32(0)
         for i in range(LEFT):
-            (a, b), (c, d) = halves(q[i]), halves(g[i])
-            mean[i % 2] += a * c + b * d
-        r = t0 + warp * 16 + lane // 4
+            (u, v), (x, y) = halves(a[i]), halves(a[LEFT + i])
+            mean[i % 2] += u * x + v * y
         for i in range(2):
             mean[i], t = quad_sum(mean[i]), row0 + min(r + 8 * i, T - 1)
-            log[i] = lse[h, t]
+            log[i] = lse[h, t] * LOG2E
             if lane % 4 == 0 and r + 8 * i < T:
                 delta[h, t] = mean[i]
-        left(q, 0, smem, u32(warp * 16))
+        hold(a, smem)
         for i in range(OUT):
             acc[i] = f32(0)
-        cuda.syncthreads()                   # all fragments are read: K and V may come
-        fetch(smem, qkv, row0, last, k_col, 1)
-        fetch(smem + u32(TILE_BYTES), qkv, row0, last, v_col, 1)
-        cp_async_commit()
-        count = (min(t0 + 64, T) + 63) // 64
-        for n in range(count):
-            k0, tile = n * 64, smem + u32(n % 2 * 2 * TILE_BYTES)
-            cp_async_wait_all()
-            cuda.syncthreads()               # this tile is there, and nobody reads the last one
+        cuda.syncthreads()                   # O is read: K may come
+        for n in range(-1, count):
+            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
+            if n >= 0:
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                following = smem + u32((n + 1) % 2 * 2 * TILE_BYTES)
-                fetch(following, qkv, row0 + k0 + 64, last, k_col, 1)
-                fetch(following + u32(TILE_BYTES), qkv, row0 + k0 + 64, last, v_col, 1)
+                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
+                expect(barrier, 2)
+                for i in range(2):
+                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
+                          last, k_col + i * G * D, barrier)
                 cp_async_commit()
+            if n < 0:
+                continue
+            by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
+            beyond = i32(n * 64 + lane % 4 * 2 - r)
+            if beyond > -64:                 # the diagonal may pass through this tile
+                for i in range(32):
+                    if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
+                        s[i] = -INF
             for i in range(32):
-                s[i], dp[i] = f32(0), f32(0)
-            by_rows(s, q, tile, 1)
-            by_rows(dp, g, tile + u32(TILE_BYTES), 1)
-            c = k0 + lane % 4 * 2
-            for i in range(32):
-                x = exp(s[i] * scale - log[i // 2 % 2])
-                if c + i // 4 * 8 + i % 2 > r + i // 2 % 2 * 8:
-                    x = f32(0)
-                s[i] = x * (dp[i] - mean[i // 2 % 2]) * scale
-            as_left(p, s, 1)
-            by_columns(acc, p, tile, 1)
+                s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
+            for i in range(16):
+                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            one_by_columns(acc, p, tile)
         for i in range(2):
             if r + 8 * i < T:
-                for j in range(CHUNKS):
-                    store(dqkv, acc, 4 * j + 2 * i, row0 + r + 8 * i, h * D + j * 8 + lane % 4 * 2)
+                store_turned(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
-    def dkv(dqkv, delta, do, o, lse, qkv, T, HD, scale):
-        """dK = sum_h dS^T Q,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its registers:
-        a row is a key, a column a query.     grid (T / 64, G, B)"""
-        smem = shared_address(cuda.shared.array(0, types.uint16))
-        s, dp = cuda.local.array(32, f32), cuda.local.array(32, f32)
-        dk, dv = cuda.local.array(OUT, f32), cuda.local.array(OUT, f32)
-        k, v = cuda.local.array(LEFT, u32), cuda.local.array(LEFT, u32)
-        p = cuda.local.array(16, u32)
+    @cuda.jit(cache=True, launch_bounds=(128, 3 if hopper else 1))
+    def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
+        registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
+        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))
+        numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
+        s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)      # acc: dV, dK
+        a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
+        log, mean = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
-        k_col, v_col = HD + g * D, HD + (G + g) * D
-        fetch(smem, qkv, row0 + k0, last, k_col, 1)
-        fetch(smem + u32(TILE_BYTES), qkv, row0 + k0, last, v_col, 1)
+        k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
+        source = global_address(lse) if warp < 2 else global_address(delta)
+        begin(barriers)
+        expect(barriers + u32(16), 2)
+        for i in range(2):
+            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + k0, last, k_col + i * G * D,
+                  barriers + u32(16))
         cp_async_commit()
-        cp_async_wait_all()
-        cuda.syncthreads()                   # K and V are there
-        left(k, 0, smem, u32(warp * 16))
-        left(v, 0, smem + u32(TILE_BYTES), u32(warp * 16))
-        for i in range(OUT):
-            dk[i], dv[i] = f32(0), f32(0)
-        cuda.syncthreads()                   # all fragments are read: Q and dO may come
-        fetch(smem, qkv, row0 + k0, last, g * group * D, 1)
-        fetch(smem + u32(TILE_BYTES), do, row0 + k0, last, g * group * D, 1)
-        cp_async_commit()
-        blocks = (T - k0 + 63) // 64
-        for n in range(group * blocks):
-            h, t0 = g * group + n // blocks, k0 + n % blocks * 64
-            tile = smem + u32(n % 2 * 2 * TILE_BYTES)
-            cp_async_wait_all()
-            cuda.syncthreads()               # this tile is there, and nobody reads the last one
-            if n + 1 < group * blocks:
-                following = smem + u32((n + 1) % 2 * 2 * TILE_BYTES)
-                h2, t2 = g * group + (n + 1) // blocks, row0 + k0 + (n + 1) % blocks * 64
-                fetch(following, qkv, t2, last, h2 * D, 1)
-                fetch(following + u32(TILE_BYTES), do, t2, last, h2 * D, 1)
+        arrived(barriers + u32(16), 0)       # K and V are there
+        hold(a, smem)
+        for i in range(BOTH_OUT):
+            acc[i] = f32(0)
+        h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
+        for n in range(-1, count):
+            t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
+            if n >= 0:
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
+                t += 64
+                if t >= T:
+                    h, t = h + 1, k0
+            if n + 1 < count:
+                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
+                expect(barrier, 2)
+                fetch(smem + u32((2 + 2 * place) * TILE_BYTES), qkv, row0 + t, last, h * D, barrier)
+                fetch(smem + u32((3 + 2 * place) * TILE_BYTES), do, row0 + t, last, h * D, barrier)
+                column = h * lse.shape[1] + min(row0 + t + cuda.threadIdx.x % 64, last)
+                cp_async_4(shared_address(numbers) + u32(4 * (128 * place + cuda.threadIdx.x)),
+                           source + u64(4 * column))
                 cp_async_commit()
+            if n < 0:
+                continue
+            by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
+            if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
+                before = i32(k0 + warp * 16 + lane // 4 - t0 - lane % 4 * 2)     # key - query
+                end = i32(T - t0 - lane % 4 * 2)
+                for i in range(32):
+                    if i32(i // 4 * 8 + i % 2 - i // 2 % 2 * 8) < before or (
+                            i32(i // 4 * 8 + i % 2) >= end):
+                        s[i] = -INF
+            for j in range(8):
+                load_two(log, numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
+                load_two(mean, numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
+                for i in range(4):
+                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - log[i % 2] * LOG2E)
+                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - mean[i % 2])
             for i in range(32):
-                s[i], dp[i] = f32(0), f32(0)
-            by_rows(s, k, tile, 1)
-            by_rows(dp, v, tile + u32(TILE_BYTES), 1)
-            key, query = k0 + warp * 16 + lane // 4, t0 + lane % 4 * 2
-            for i in range(32):
-                t = query + i // 4 * 8 + i % 2
-                x = exp(s[i] * scale - lse[h, row0 + min(t, T - 1)])
-                if t < key + i // 2 % 2 * 8 or t >= T:
-                    x = f32(0)
-                s[i] = x
-                dp[i] = x * (dp[i] - delta[h, row0 + min(t, T - 1)]) * scale
-            as_left(p, s, 1)
-            by_columns(dv, p, tile + u32(TILE_BYTES), 1)
-            as_left(p, dp, 1)
-            by_columns(dk, p, tile, 1)
+                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            by_columns(acc, p, tile + u32(TILE_BYTES), tile)
         for i in range(2):
             t = k0 + warp * 16 + lane // 4 + 8 * i
             if t < T:
                 for j in range(CHUNKS):
-                    store(dqkv, dk, 4 * j + 2 * i, row0 + t, k_col + j * 8 + lane % 4 * 2)
-                    store(dqkv, dv, 4 * j + 2 * i, row0 + t, v_col + j * 8 + lane % 4 * 2)
+                    store(dqkv, acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1], row0 + t,
+                          v_col + j * 8 + lane % 4 * 2)
+                store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
 
-    return TensorAttention(forward, dq, dkv, 6 * TILE_BYTES, 4 * TILE_BYTES)
+    return TensorAttention(forward, dq, dkv, 6 * TILE_BYTES + 1024)
 
 def on_tensor_cores(qkv, D):
     return qkv.dtype == np.uint16 and capability() >= (8, 0) and D in (32, 64, 128)
@@ -1564,26 +1735,31 @@ def attention_forward(o, lse, qkv, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
     H, B = HD // D, BT // T
     if on_tensor_cores(qkv, D):
-        k = tensor_attention(D)
-        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse, qkv, T, HD, scale,
-                      smem=k.smem_forward)
+        hopper, G = capability() == (9, 0) and D == 64, (qkv.shape[1] - HD) // (2 * D)
+        k = tensor_attention(D, hopper)
+        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse,
+                      map_of(qkv, 64) if hopper else qkv, T, G, scale, smem=k.smem)
     k = attention_kernels(D, computing(qkv.dtype).itemsize)
     launch(k.forward, (-(-T // k.N), H, B), (16, 8), o, lse, qkv, T, HD, scale, smem=k.smem_forward)
 
-def attention_backward(dqkv, delta, do, o, lse, qkv, T, D):
+def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
+    """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
     H, G, B = HD // D, (qkv.shape[1] - HD) // (2 * D), BT // T
     if on_tensor_cores(qkv, D):
-        k = tensor_attention(D)
+        hopper = capability() == (9, 0) and D == 64
+        k = tensor_attention(D, hopper)
+        do, o, qkv = (map_of(x, 64) if hopper else x for x in (do, o, qkv))
         for function, heads in ((k.dq, H), (k.dkv, G)):
-            launch(function, (-(-T // 64), heads, B), 128, dqkv, delta, do, o, lse, qkv, T, HD,
-                   scale, smem=k.smem_backward)
+            launch(function, (-(-T // 64), heads, B), 128, dqkv, delta, do, o, lse, qkv, cos, sin,
+                   T, HD, scale, smem=k.smem)
         return
     k = attention_kernels(D, computing(qkv.dtype).itemsize)
     launch(attention_delta_kernel, (-(-BT // ROWS), H), (WARP, ROWS), delta, do, o, D)
     for function, heads in ((k.dq, H), (k.dkv, G)):
         launch(function, (-(-T // k.N), heads, B), (16, 8), dqkv, do, lse, delta, qkv, T, HD, scale,
                smem=k.smem_backward)
+    rope(dqkv, cos, sin, T, H + G, -1)
 
 # The naive way, T x T matrices in memory, as the reference and for `--attention naive`.
 @kernel
@@ -1856,16 +2032,16 @@ class Model:
         embedding_forward(a.x[0], self.tokens, p.wte)
         for l in range(cfg.n_layer):
             x, x1, x2 = a.x[2 * l], a.x[2 * l + 1], a.x[2 * l + 2]
-            rmsnorm_forward(a.attn_in[l], a.attn_rstd[l], x, p.attn_norm[l], cfg.norm_eps)
-            matmul(a.qkv[l], a.attn_in[l], w.qkv[l])
+            rmsnorm_forward(a.attn_in, a.attn_rstd[l], x, p.attn_norm[l], cfg.norm_eps)
+            matmul(a.qkv[l], a.attn_in, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
             if self.naive:
                 naive_forward(a.att[l], a.probs[l], a.qkv[l], T, D)
             else:
                 attention_forward(a.att[l], a.lse[l], a.qkv[l], T, D)
             matmul(x1, a.att[l], w.attn_proj[l], base=x)
-            rmsnorm_forward(a.mlp_in[l], a.mlp_rstd[l], x1, p.mlp_norm[l], cfg.norm_eps)
-            matmul(a.gate_up[l], a.mlp_in[l], w.gate_up[l])
+            rmsnorm_forward(a.mlp_in, a.mlp_rstd[l], x1, p.mlp_norm[l], cfg.norm_eps)
+            matmul(a.gate_up[l], a.mlp_in, w.gate_up[l])
             swiglu_forward(a.swiglu[l], a.gate_up[l])
             matmul(x2, a.swiglu[l], w.down[l], base=x1)
         rmsnorm_forward(a.final_in, a.final_rstd, a.x[2 * cfg.n_layer], p.final_norm, cfg.norm_eps)
@@ -1899,27 +2075,28 @@ class Model:
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
         launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), number(d.x, 0))
-        rmsnorm_backward(d.x, g.final_norm, d.partial, d.norm, a.x[2 * L], p.final_norm,
+        rmsnorm_backward(d.x, g.final_norm, d.norm, d.partial, a.x[2 * L], p.final_norm,
                          a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
             matmul_dw(g.down[l], d.x, a.swiglu[l], d.parts)
             swiglu_backward(a.gate_up[l], d.swiglu)
             matmul_dx(d.norm, a.gate_up[l], w.gate_up[l])
-            matmul_dw(g.gate_up[l], a.gate_up[l], a.mlp_in[l], d.parts)
-            rmsnorm_backward(d.x, g.mlp_norm[l], d.partial, d.norm, a.x[2 * l + 1], p.mlp_norm[l],
+            rmsnorm_backward(d.x, g.mlp_norm[l], d.norm, d.partial, a.x[2 * l + 1], p.mlp_norm[l],
                              a.mlp_rstd[l])
+            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, d.parts)       # now mlp_in
             matmul_dx(d.att, d.x, w.attn_proj[l])
             matmul_dw(g.attn_proj[l], d.x, a.att[l], d.parts)
             if self.naive:
                 naive_backward(d.qkv, d.probs, d.att, a.probs[l], a.qkv[l], T, D)
+                rope(d.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, -1)
             else:
-                attention_backward(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], T, D)
-            rope(d.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, -1)
+                attention_backward(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos,
+                                   self.sin, T, D)
             matmul_dx(d.norm, d.qkv, w.qkv[l])
-            matmul_dw(g.qkv[l], d.qkv, a.attn_in[l], d.parts)
-            rmsnorm_backward(d.x, g.attn_norm[l], d.partial, d.norm, a.x[2 * l], p.attn_norm[l],
+            rmsnorm_backward(d.x, g.attn_norm[l], d.norm, d.partial, a.x[2 * l], p.attn_norm[l],
                              a.attn_rstd[l])
+            matmul_dw(g.qkv[l], d.qkv, d.norm, d.parts)                  # now attn_in
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
@@ -2022,30 +2199,45 @@ def norm_kernel(results, partial):
     if cuda.threadIdx.x == 0:
         results[results.size - 1] = math.sqrt(s)
 
-@kernel
-def adamw_kernel(p, w, g, m, v, n_decay, hyper, results):
-    """As nanoeuler.adamw, a thread per entry, striding.  All that changes from step to step is read
-    from device memory: hyper (8,) float64, |g| = results[-1].  w: p for the matmuls, bfloat16."""
-    norm, dtype = results[results.size - 1], p.dtype.type
-    if not math.isfinite(norm):
-        return
-    lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
-    scale, rate = dtype(min(1.0, hyper[5] / (norm + 1e-30))), dtype(lr / hyper[6])
-    b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
-    root, one, keep = dtype(1 / math.sqrt(hyper[7])), dtype(1), dtype(1 - lr * hyper[4])
-    for i in range(cuda.grid(1), p.size, cuda.gridsize(1)):
-        x = g[i] * scale
-        mi, vi = b1 * m[i] + c1 * x, b2 * v[i] + c2 * x * x
-        m[i], v[i], g[i] = mi, vi, 0
-        decay = keep if i < n_decay else one
-        p[i] = decay * p[i] - rate * mi / (math.sqrt(vi) * root + eps)
-        w[i] = stored(w, p[i])
+@functools.cache
+def adamw_kernel(W):
+    load, store = vector(W)
+
+    @kernel
+    def step(p, w, g, m, v, n_decay, hyper, results):
+        """As nanoeuler.adamw, W entries a thread, striding.  All that changes from step to step is
+        read from device memory: hyper (8,) float64, |g| = results[-1].  w: p for the matmuls."""
+        norm, dtype = results[results.size - 1], p.dtype.type
+        if not math.isfinite(norm):
+            return
+        lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
+        scale, rate = dtype(min(1.0, hyper[5] / (norm + 1e-30))), dtype(lr / hyper[6])
+        b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
+        root, one, keep = dtype(1 / math.sqrt(hyper[7])), dtype(1), dtype(1 - lr * hyper[4])
+        pi, gi = cuda.local.array(W, p.dtype), cuda.local.array(W, p.dtype)
+        mi, vi = cuda.local.array(W, p.dtype), cuda.local.array(W, p.dtype)
+        for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
+            load(pi, p, i)
+            load(gi, g, i)
+            load(mi, m, i)
+            load(vi, v, i)
+            for j in range(W):
+                x, decay = gi[j] * scale, keep if i + j < n_decay else one
+                mi[j], vi[j], gi[j] = b1 * mi[j] + c1 * x, b2 * vi[j] + c2 * x * x, dtype(0)
+                pi[j] = decay * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * root + eps)
+            store(p, i, pi)
+            store(w, i, pi)
+            store(m, i, mi)
+            store(v, i, vi)
+            store(g, i, gi)
+    return step
 
 def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
     launch(square_sums_kernel, SUMS, 256, partial, g)
     launch(norm_kernel, 1, 256, results, partial)
-    launch(adamw_kernel, 1024, 256, p, w, g, m, v, n_decay, hyper, results)
+    launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
+           results)
 
 
 # ==== 10 Inference ====
@@ -2247,8 +2439,8 @@ def op_tests(quick):
              [x, exact(w), 1e-5])
         dx, dgain = np.zeros((BT, C)), dw.copy()
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
-        test("rmsnorm_backward", [dx, dgain], rmsnorm_backward, [dnext, exact(dw)],
-             [exact(np.zeros((PARTS, C))), dy, x, exact(w), exact(rstd)])
+        test("rmsnorm_backward", [dx, dgain, y], rmsnorm_backward, [dnext, exact(dw), dy],
+             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)])
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34)):
         HD, QKV = H * D, (H + 2 * G) * D
@@ -2268,9 +2460,12 @@ def op_tests(quick):
             ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
             lse[:, s] = one
             ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
+        before = dqkv.copy()
+        for b in range(B):
+            ne.rope(before[b * T:b * T + T], cos, sin, H + G, -1.0)
         test("attention_forward", [o, lse], attention_forward, [0 * o, exact(0 * lse)], [qkv, T, D])
-        test("attention_backward", [dqkv], attention_backward, [0 * dqkv],
-             [exact(0 * lse), do, o, exact(lse), qkv, T, D])
+        test("attention_backward", [before], attention_backward, [0 * dqkv],
+             [exact(0 * lse), do, o, exact(lse), qkv, exact(cos), exact(sin), T, D])
         probs = np.zeros((B, H, T, T))
         test("naive attention", [o, dqkv], naive_both, [0 * o, 0 * dqkv],
              [probs, probs, do, qkv, T, D])

@@ -140,21 +140,23 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def embedding_backward_kernel_backward(self, dwte, dx, tokens):
         assert dx.shape == (tokens.size, dwte.shape[1])
-        self.runs((len(dwte), tiles(dx.shape[1], 1024)), 128)
-        self.vectors(tokens)
+        W = self.vectors(dx)
+        self.runs((len(dwte), tiles(dx.shape[1], 32 * W)), 256)
 
     def rmsnorm_kernels_forward(self, y, rstd, x, w, eps):
         assert y.shape == x.shape and rstd.size == x.shape[0] and w.shape == x.shape[1:]
         self.runs(tiles(x.shape[0], 8), (32, 8))
         self.vectors(y, x, w)
 
-    def rmsnorm_kernels_backward(self, dx, partial, dy, x, w, rstd):
+    def rmsnorm_kernels_backward(self, dx, dy, partial, x, w, rstd):
         assert dx.shape == dy.shape == x.shape and w.shape == partial.shape[1:] == x.shape[1:]
         assert rstd.size == x.shape[0]
         warps = self.block[1]
         self.runs(len(partial), (32, warps), warps * partial.shape[1] * partial.dtype.itemsize)
         self.vectors(dx, dy, x, w)
         apart(dx, dy, x)
+        apart(dy, x)
+        assert constants(self.kernel)["C"] == x.shape[1]
 
     def add_parts_kernel(self, dw, partial):
         assert dw.shape == partial.shape[1:]
@@ -171,44 +173,61 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(qkv.shape[0], self.block)
         self.vectors(qkv, cos, sin)
 
-    def attention(self, qkv, T, HD, tensor_cores, *rows):
-        """What six kernels share.  rows: one number for each head and row.  Returns B, H, G, and
-        the kernels for this D."""
+    def attention(self, qkv, T, HD, *rows):
+        """What six kernels share.  rows: one number for each head and row.  Returns B, H, G, D."""
         (BT, QKV), H = qkv.shape, rows[0].shape[0]
         D, G = HD // H, (QKV - HD) // (2 * (HD // H))
         assert BT % T == 0 and HD == H * D and QKV == (H + 2 * G) * D and H % G == 0
         assert all(x.shape == (H, BT) for x in rows)
-        if tensor_cores:
-            assert extent(qkv)[0] % 16 == 0 == 2 * QKV % 16 and D in (32, 64, 128)
-            return BT // T, H, G, nc.tensor_attention(D)
-        return BT // T, H, G, nc.attention_kernels(D, max(4, qkv.dtype.itemsize))
+        return BT // T, H, G, D
+
+    def portable_attention(self, qkv, T, HD, *rows):
+        B, H, G, D = self.attention(qkv, T, HD, *rows)
+        return B, H, G, nc.attention_kernels(D, max(4, qkv.dtype.itemsize))
+
+    def matrices(self, *sources):
+        """What the copy engine is told of, or the matrices themselves."""
+        maps = self.args[0].gpu_data.device.maps
+        if sources[0].dtype != np.uint64:
+            assert all(extent(x)[0] % 16 == 0 == 2 * x.shape[1] % 16 for x in sources)
+            return sources
+        keys = [maps[x.gpu_data.address] for x in sources]
+        assert all(key[4] == 64 and key[3] == key[2] for key in keys)
+        return [SimpleNamespace(shape=key[1:3], first=key[0]) for key in keys]
+
+    def tensor_attention(self, qkv, T, HD, *rows):
+        B, H, G, D = self.attention(qkv, T, HD, *rows)
+        hopper = nc.capability() == (9, 0) and D == 64
+        assert D in (32, 64, 128) and self.kernel in nc.tensor_attention(D, hopper)
+        return B, H, G, D, nc.tensor_attention(D, hopper)
 
     def attention_kernels_forward(self, o, lse, qkv, T, HD, scale):
-        B, H, _, k = self.attention(qkv, T, HD, False, lse)
+        B, H, _, k = self.portable_attention(qkv, T, HD, lse)
         assert o.shape == (qkv.shape[0], HD)
         self.runs((tiles(T, k.N), H, B), (16, 8), k.smem_forward)
         apart(o, qkv)
 
     def attention_kernels_dq(self, dqkv, do, lse, delta, qkv, T, HD, scale):
-        B, H, G, k = self.attention(qkv, T, HD, False, lse, delta)
+        B, H, G, k = self.portable_attention(qkv, T, HD, lse, delta)
         assert do.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
         self.runs((tiles(T, k.N), H if self.kernel is k.dq else G, B), (16, 8), k.smem_backward)
         apart(dqkv, qkv, do)
 
     attention_kernels_dkv = attention_kernels_dq
 
-    def tensor_attention_forward(self, o, lse, qkv, T, HD, scale):
-        B, H, _, k = self.attention(qkv, T, HD, True, lse)
-        assert o.shape == (qkv.shape[0], HD)
-        self.runs((tiles(T, 128), H, B), 128, k.smem_forward)
-        apart(o, qkv)
+    def tensor_attention_forward(self, o, lse, qkv, T, G, scale):
+        [qkv] = self.matrices(qkv)
+        B, H, groups, D, k = self.tensor_attention(qkv, T, o.shape[1], lse)
+        assert o.shape[0] == qkv.shape[0] and G == groups
+        self.runs((tiles(T, 128), H, B), 128, k.smem)
 
-    def tensor_attention_dq(self, dqkv, delta, do, o, lse, qkv, T, HD, scale):
-        B, H, G, k = self.attention(qkv, T, HD, True, lse, delta)
-        assert do.shape == o.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
-        assert extent(do)[0] % 16 == 0 == extent(o)[0] % 16
-        self.runs((tiles(T, 64), H if self.kernel is k.dq else G, B), 128, k.smem_backward)
-        apart(dqkv, qkv, do, o)
+    def tensor_attention_dq(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        do, o, qkv = self.matrices(do, o, qkv)
+        B, H, G, D, k = self.tensor_attention(qkv, T, HD, lse, delta)
+        assert tuple(do.shape) == tuple(o.shape) == (qkv.shape[0], HD)
+        assert tuple(dqkv.shape) == tuple(qkv.shape)
+        assert cos.shape == sin.shape == (len(cos), D // 2) and len(cos) >= T
+        self.runs((tiles(T, 64), H if self.kernel is k.dq else G, B), 128, k.smem)
 
     tensor_attention_dkv = tensor_attention_dq
 
@@ -254,7 +273,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def norm_kernel(self, results, partial):
         self.runs(1, 256)
 
-    def adamw_kernel(self, p, w, g, m, v, n_decay, hyper, results):
+    def adamw_kernel_step(self, p, w, g, m, v, n_decay, hyper, results):
         assert p.shape == w.shape == g.shape == m.shape == v.shape and 0 <= n_decay <= p.size
         assert hyper.shape == (8,) and self.block == (256, 1, 1)
         apart(p, g, m, v)
@@ -634,7 +653,7 @@ ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 
 # kernels with float64 arguments: why
 DOUBLE = {
     "cross_entropy_kernel_fused": "weight of the loss: 1 / count of all targets of a step",
-    "adamw_kernel": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
+    "adamw_kernel_step": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
     "sum_loss_kernel": "sums of losses", "square_sums_kernel": "sums of squares",
     "norm_kernel": "sums of squares"}
 # those of them that may make a float64 of a float32, because they sum
