@@ -363,7 +363,7 @@ def to_bf16(x):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 def from_bf16(x):
-    return (x.astype(np.uint32) << 16).view(np.float32)
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -1981,7 +1981,7 @@ def unpacked(x):
     """A tensor as it lies in a file, rows of numbers or of blocks, as float32
     bf16: uint16     Q8_0: d q     Q4_0: d (q - 8)     Q4_1: d q + m"""
     if x.dtype.names is None:
-        return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
+        return from_bf16(x).astype(np.float32)
     q, d = x["q"], x["d"].astype(np.float32)[..., None]
     if x.dtype != Q8_0:                      # the lower halves of the bytes, then the upper ones
         q = np.concatenate((q & 15, q >> 4), -1)

@@ -56,7 +56,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler import UserError
+from nanoeuler import UserError, from_bf16, to_bf16
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
 
@@ -207,14 +207,6 @@ def new(shape, dtype):
 
 def to_device(x, dtype=None):
     return cuda.to_device(np.ascontiguousarray(x, dtype), stream=stream)
-
-def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-def from_bf16(x):
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 def view(x, start, shape, strides=None):
     """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
@@ -2306,13 +2298,17 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
 class Decoder(ne.Decoder):
     """nanoeuler.Decoder with its cache on the device; a token is one graph."""
 
-    def __init__(self, cfg, flat):
-        """flat: the parameters, on the device or on the host"""
+    def __init__(self, cfg, flat, weights="f32"):
+        """flat: the parameters, on the device, or on the host if the matrices are to be bf16"""
         open_device()
+        if weights not in ("f32", "bf16"):
+            raise UserError(f"--weights is {weights}, expected f32 or bf16 on the GPU")
         T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
         self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
-        self.cfg, self.p, self.tokens = cfg, views(self.flat, ne.param_table(cfg)), []
+        table, self.cfg, self.tokens = ne.param_table(cfg), cfg, []
+        matrices = to_device(to_bf16(flat)) if weights == "bf16" else self.flat
+        self.p = ne.Params(*views(matrices, table)[:6], *views(self.flat, table)[6:])
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
         self.kc, self.vc, self.scores, self.x, self.y, self.rstd = (
             new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), 1))

@@ -456,6 +456,21 @@ def test_every_launch_fits_its_arguments(name, kind, naive, dry):
     assert naive == any(x.name == "softmax_kernel" for x in dry.launches)
 
 
+@pytest.mark.parametrize("name", ["small", "tied", "head_dim 34"])
+def test_a_decoder_of_bf16_matrices(name, dry):
+    """They are read as they are; the vectors of the norms stay float32."""
+    cfg = RUNS[name][0]
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
+    products = [x.args for x in dry.launches if x.name == "matvec_kernel"]
+    assert len(products) == 4 * cfg.n_layer + 1
+    assert {w.dtype for _, _, w, *_ in products} == {np.dtype(np.uint16)}
+    assert {y.dtype for y, *_ in products} == {np.dtype(np.float32)}
+    assert decoder.p.attn_norm.dtype == np.float32
+    with pytest.raises(ne.UserError, match="f32 or bf16"):
+        nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
+
+
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))
 @settings(max_examples=60)
 def test_launches_of_any_shape(data, kind, naive, B):
