@@ -53,6 +53,7 @@ import json
 import math
 import mmap
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -942,10 +943,8 @@ def excerpt(text, pieces=256):
 
 def read_tokens(path, meta):
     """The two parts in a file of `tokenize`, memory-mapped; an error of DAMAGE if it is another."""
-    found, tensors, digest = map_tensors(path)
-    for x in tensors.values():
-        digest.update(x)
-    bpe.need({**found, **meta, "sha256": digest.hexdigest()} == found, "damaged, or another text's")
+    found, tensors = map_tensors(path)
+    bpe.need({**found, **meta} == found, "another text's")
     return [tensors["train"], tensors["val"]]
 
 def tokenize(path, parts, tokenizer, text_sha256):
@@ -1146,18 +1145,10 @@ def tensor_shapes(cfg, moments=False):
                 + [("model.norm.weight", (C,))]
                 + [(f"adamw.{x}", (n_params(cfg),)) for x in "mv" if moments])
 
-def named(cfg, flat):
-    """name -> view of the flat buffer."""
-    shapes = tensor_shapes(cfg)
-    return dict(zip(shapes, slices(flat, shapes.values())))
-
-def header_entries(shapes, dtype=DTYPES["F32"]):
-    """name -> dtype, shape, offsets (bytes), as the header has them; and where the data end."""
-    out, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        out[name] = {"dtype": CODES[dtype], "shape": [*shape], "data_offsets": [start, end]}
-    return out, end
+def named(cfg, flat, *moments):
+    """name -> view of the flat buffer, and the moments."""
+    names, shapes = zip(*tensor_shapes(cfg).items())
+    return dict(zip((*names, "adamw.m", "adamw.v"), (*slices(flat, shapes), *moments)))
 
 def write_file(path, pieces, remedy):
     """All or nothing: a temporary file beside `path`, fsync, rename."""
@@ -1180,42 +1171,44 @@ def write_file(path, pieces, remedy):
                         f"{remedy}") from None
 
 def write_tensors(path, meta, tensors, remedy):
-    """A safetensors file of {name: array}, all of one dtype."""
-    arrays = [np.ascontiguousarray(x) for x in tensors.values()]
-    entries, _ = header_entries({name: x.shape for name, x in tensors.items()}, arrays[0].dtype)
-    meta = {**meta, "sha256": NO_HASH}
+    """A safetensors file of {name: array}."""
+    entries, end, meta = {}, 0, {**meta, "sha256": NO_HASH}
+    for name, x in tensors.items():
+        start, end = end, end + x.nbytes
+        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
 
     def header():
         text = json.dumps({"__metadata__": meta, **entries}, separators=(",", ":")).encode()
         return text + b" " * (-(8 + len(text)) % 64)     # the data starts on a cache line
 
     digest = hashlib.sha256(header())
-    for x in arrays:
+    for x in tensors.values():
         digest.update(x)
     meta["sha256"] = digest.hexdigest()
-    write_file(path, [len(header()).to_bytes(8, "little"), header(), *arrays], remedy)
-
-def read_header(f):
-    """(metadata, tensors, sha256 so far) of an open safetensors file, which is then at its data."""
-    size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
-    bpe.need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
-    header = f.read(length)
-    tensors = json.loads(header)
-    meta = tensors.pop("__metadata__", {})               # others need not have any
-    return meta, tensors, hashlib.sha256(
-        header.replace(meta.get("sha256", "-").encode(), NO_HASH.encode(), 1))
+    write_file(path, [len(header()).to_bytes(8, "little"), header(), *tensors.values()], remedy)
 
 def map_tensors(path):
-    """(metadata, {name: array}, sha256 so far) of a safetensors file, the arrays memory-mapped."""
+    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
+
+    No size in the header is believed before the file has shown to be as long."""
     with open(path, "rb") as f:
-        meta, entries, digest = read_header(f)
-        data, arrays = np.memmap(f, np.uint8, "r", offset=f.tell()), {}
+        size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
+        bpe.need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
+        header, tensors = f.read(length), {}
+        data = np.memmap(f, np.uint8, "r", offset=f.tell())
+    entries = json.loads(header)
+    meta = entries.pop("__metadata__", {})
     for name, t in entries.items():
-        start, end = t["data_offsets"]
-        bpe.need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}; save it as F32 or BF16")
-        arrays[name] = data[start:end].view(DTYPES[t["dtype"]]).reshape(t["shape"])
-    bpe.need(sum(x.nbytes for x in arrays.values()) <= data.size, "its tensors overlap")
-    return meta, arrays, digest
+        bpe.need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
+        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
+        tensors[name] = x.reshape(t["shape"])
+    end = sum(x.nbytes for x in tensors.values())
+    bpe.need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    if "sha256" in meta:
+        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+        digest.update(data)
+        bpe.need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+    return meta, tensors
 
 # what reading a file of someone else's making may raise
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -1224,36 +1217,28 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
-    tensors = {**named(cfg, flat), **{f"adamw.{x}": m for x, m in zip("mv", moments)}}
-    write_tensors(path, meta, {name: x.astype("<f4", copy=False) for name, x in tensors.items()},
-                  "free space or choose another --out")
+    buffers = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
+    write_tensors(path, meta, named(cfg, *buffers), "free space or choose another --out")
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
 def read_checkpoint(path):
-    """Every number in the header is checked against the file's size before it sizes a buffer."""
     need = bpe.need
     try:
-        with open(path, "rb") as f:
-            meta, tensors, digest = read_header(f)
-            size, start = os.fstat(f.fileno()).st_size, f.tell()
-            need(meta["format"] == "nanoeuler", "another program wrote it")
-            cfg = Config(**json.loads(meta["config"])).check()
-            state = State(**json.loads(meta["state"])).check()
-            n, moments = n_params(cfg), "adamw.m" in tensors
-            need(4 * n <= size, f"its model has {n:,} parameters, the file {size:,} bytes")
-            expected, data = header_entries(tensor_shapes(cfg, moments))
-            need(tensors == expected, "its tensors are not those of its configuration")
-            need(size == start + data, f"{size} bytes, expected {start + data}")
-            buffers = [aligned((n,), np.float32) for _ in range(3 if moments else 1)]
-            for x in buffers:
-                f.readinto(memoryview(x).cast("B"))
-                digest.update(x)
-            need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
-            tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
-            need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
-            need(tokenizer.vocab_size == cfg.vocab_size,
-                 f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+        meta, tensors = map_tensors(path)
+        need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
+        cfg = Config(**json.loads(meta["config"])).check()
+        state = State(**json.loads(meta["state"])).check()
+        moments = "adamw.m" in tensors
+        found = {name: x.shape for name, x in tensors.items() if x.dtype == DTYPES["F32"]}
+        need(found == tensor_shapes(cfg, moments), "its tensors are not those of its configuration")
+        flat, *moments = (aligned((n_params(cfg),), np.float32) for _ in "pmv"[:1 + 2 * moments])
+        for name, x in named(cfg, flat, *moments).items():
+            x[...] = tensors[name]
+        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
+        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
+        need(tokenizer.vocab_size == cfg.vocab_size,
+             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; make it with: "
                         f"python nanoeuler.py train --out {path}") from None
@@ -1262,25 +1247,18 @@ def read_checkpoint(path):
     except (UserError, *DAMAGE) as e:
         raise UserError(f"{path} is not a usable checkpoint: {e or type(e).__name__}; name another "
                         f"file, or train a new one with --force") from None
-    return Checkpoint(cfg, tokenizer, state, buffers[0], buffers[1:])
+    return Checkpoint(cfg, tokenizer, state, flat, moments)
+
+def keep(path, force, more=""):
+    """Refuses to replace a file without --force."""
+    if os.path.exists(path) and not force:
+        raise UserError(f"{path} exists;{more} name another, or --force replaces it")
 
 def print_table(title, rows):
     print(title)
     for name, value in rows:
         print(f"  {name:<16} {value}")
     print(flush=True)
-
-def info(file):
-    """Prints what a checkpoint holds."""
-    c = read_checkpoint(file)
-    s = c.state
-    print_table(file, [
-        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
-        ("validation", f"{s.bits_per_byte:.4f} bits/byte"),
-        ("text", f"{s.options.get('data')}, sha256 {s.text_sha256[:12]}"),
-        ("AdamW moments", "yes" if c.moments else "no"),
-        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
 
 # ==== 9 Training ====
@@ -1625,9 +1603,7 @@ def launch(run, engine, fresh, out, resume, force, **chosen):
         if not start.moments:
             raise UserError(f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
-        if os.path.exists(out) and not force:
-            raise UserError(f"{out} exists; --resume goes on with it, --out NAME keeps it, --force "
-                            f"replaces it")
+        keep(out, force, " --resume goes on with it,")
         options = run.Options(**{k: v for k, v in chosen.items() if k not in shape}).check()
         start = fresh(shape)
     if engine is Model:
@@ -1949,22 +1925,21 @@ LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, con
          ("rope_theta", "rope_theta", "llama.rope.freq_base"),
          ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
          ("tie_embeddings", "tie_word_embeddings", "")]
-GGUF_NAMES = [("model.embed_tokens", "token_embd"), ("model.layers", "blk"), ("_proj", ""),
-              ("model.norm", "output_norm"), ("lm_head", "output"), ("mlp.", "ffn_"),
-              ("self_attn.o", "attn_output"), ("self_attn.", "attn_"),
-              ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")]
 Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])         # a block of 32 numbers, two in a byte
 Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
 Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 GGML_TYPES = {0: DTYPES["F32"], 1: DTYPES["F16"], 2: Q4_0, 3: Q4_1, 8: Q8_0, 30: DTYPES["BF16"]}
-GGML_CODES = {dtype: code for code, dtype in GGML_TYPES.items()}
 VALUES = "u1 i1 <u2 <i2 <u4 <i4 <f4 ? string array <u8 <i8 <f8".split()      # by number
-DIGITS = {"gpt-2": False, "smollm": True}    # tokenizer.ggml.pre: is each digit a word?
-REMEDY = ("give a Llama with a byte-level BPE, as GGUF of f32, f16, bf16, q4_0, q4_1 or q8_0, or a "
+PRE = ["gpt-2", "smollm"]                    # tokenizer.ggml.pre: many digits a word, or one
+LLAMAS = ("give a Llama with a byte-level BPE, as GGUF of f32, f16, bf16, q4_0, q4_1 or q8_0, or a "
           "directory of config.json, safetensors, tokenizer.json and tokenizer_config.json")
 
 def gguf_name(name):
-    for ours, theirs in GGUF_NAMES:
+    for ours, theirs in (("model.embed_tokens", "token_embd"), ("model.layers", "blk"),
+                         ("model.norm", "output_norm"), ("lm_head", "output"), ("_proj", ""),
+                         ("self_attn.o", "attn_output"), ("self_attn.", "attn_"), ("mlp.", "ffn_"),
+                         ("input_layernorm", "attn_norm"),
+                         ("post_attention_layernorm", "ffn_norm")):
         name = name.replace(ours, theirs)
     return name
 
@@ -1989,7 +1964,7 @@ def unpacked(x):
     return (y + x["m"][..., None] if x.dtype == Q4_1 else y).reshape(*x.shape[:-1], -1)
 
 def packed(w, dtype):
-    """float32 as it lies in a GGUF file; a block of Q8_0 has d = max |w| / 127, q = round(w / d)."""
+    """float32 as it lies in a GGUF file     Q8_0: d = max |w| / 127, q = round(w / d)"""
     if dtype != Q8_0:
         return w.astype(dtype)
     w = w.reshape(*w.shape[:-1], -1, 32)
@@ -2032,29 +2007,27 @@ def read_gguf(path):
 
 def llama_config(c, n_mtp=1):
     """Config of a config.json; what this engine does not compute is refused."""
-    c = {key: v for key, v in c.items() if v is not None}        # null: the default
     rope, H = c.get("rope_parameters") or c.get("rope_scaling") or {}, c["num_attention_heads"]
-    c = {"num_key_value_heads": H, "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-         "max_position_embeddings": 2048, "tie_word_embeddings": False, "attention_bias": False,
-         "head_dim": c["hidden_size"] // H, "mlp_bias": False, "partial_rotary_factor": 1,
-         "rope_type": rope.get("type", "default"), **rope, **c}
-    for key, expected in (("model_type", "llama"), ("rope_type", "default"), ("hidden_act", "silu"),
-                          ("attention_bias", False), ("mlp_bias", False),
-                          ("partial_rotary_factor", 1)):
-        bpe.need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
+    expected = {"model_type": "llama", "rope_type": "default", "hidden_act": "silu",
+                "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1}
+    c = {**expected, "model_type": None, "num_key_value_heads": H, "rope_theta": 10000.0,
+         "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+         "head_dim": c["hidden_size"] // H, "rope_type": rope.get("type", "default"), **rope,
+         **{key: v for key, v in c.items() if v is not None}}
+    for key, v in expected.items():
+        bpe.need(c[key] == v, f"its {key} is {c[key]}, expected {v}")
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
 def llama_of_gguf(path):
     """As `llama_of_folder`."""
     meta, tensors = read_gguf(path)
-    word = lambda key, default=None: meta.get(f"tokenizer.ggml.{key}", default)
-    config, tokens, pre = {hf: meta.get(key) for _, hf, key in LLAMA}, word("tokens"), word("pre")
-    bpe.need(word("model") == "gpt2" and pre in DIGITS and not word("add_bos_token"),
-             f"its tokenizer is {word('model')} {pre}, expected gpt2 with {' or '.join(DIGITS)} and "
-             f"no token before every text")
-    scaling = meta.get("llama.rope.scaling.type", "none")
-    cfg = llama_config({**config, "model_type": meta["general.architecture"],
-                        "vocab_size": len(tokens),
+    word = lambda key: meta.get(f"tokenizer.ggml.{key}")
+    tokens, pre, scaling = word("tokens"), word("pre"), meta.get("llama.rope.scaling.type", "none")
+    bpe.need(word("model") == "gpt2" and pre in PRE and not word("add_bos_token"),
+             f"its tokenizer is {word('model')} {pre}, expected gpt2 {' or '.join(PRE)}, without a "
+             f"token before every text")
+    cfg = llama_config({**{hf: meta.get(key) for _, hf, key in LLAMA}, "vocab_size": len(tokens),
+                        "model_type": meta["general.architecture"],
                         "rope_type": "default" if scaling == "none" else scaling,
                         "tie_word_embeddings": "output.weight" not in tensors})
     D = meta.get("llama.rope.dimension_count", cfg.head_dim)
@@ -2062,49 +2035,43 @@ def llama_of_gguf(path):
     for name in tensor_shapes(cfg):
         if (theirs := gguf_name(name)) in tensors:
             tensors[name] = neighbours(tensors.pop(theirs), name, cfg, back=True)
-    bos, eos = ("" if (k := word(f"{end}_token_id")) is None else tokens[k]
-                for end in ("bos", "eos"))
-    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges"), (), DIGITS[pre])
-    return cfg, tokenizer, (meta.get("tokenizer.chat_template", ""), bos, eos), tensors
+    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges"),
+                              digits=pre == PRE[1])
+    ends = (word("bos_token_id"), word("eos_token_id"))
+    return cfg, tokenizer, tensors, (meta.get("tokenizer.chat_template", ""),
+                                     *("" if k is None else tokens[k] for k in ends))
 
 def llama_of_folder(folder):
-    """Config, Tokenizer, (chat template, names of bos and eos), {our name: tensor, see `unpacked`}"""
-    at, tensors, shards = lambda name: os.path.join(folder, name), {}, ["model.safetensors"]
-
-    def text(name):
-        with open(at(name), encoding="utf-8") as f:
-            return f.read()
-
-    if os.path.exists(at(index := "model.safetensors.index.json")):
-        shards = sorted(set(json.loads(text(index))["weight_map"].values()))
-    if os.path.exists(at("mtp.safetensors")):            # heads 1.. of `export`
+    """Config, Tokenizer, {our name: tensor, see `unpacked`}, (chat template, bos, eos)"""
+    at, tensors, shards = pathlib.Path(folder).joinpath, {}, ["model.safetensors"]
+    text = lambda name: at(name).read_text(encoding="utf-8") if at(name).exists() else ""
+    if index := text("model.safetensors.index.json"):
+        shards = sorted(set(json.loads(index)["weight_map"].values()))
+    if at("mtp.safetensors").exists():       # heads 1.. of `export`
         shards.append("mtp.safetensors")
     for shard in shards:
         tensors |= map_tensors(at(shard))[1]
-    words, config = json.loads(text("tokenizer_config.json")), json.loads(text("config.json"))
+    config, words = (json.loads(at(name).read_text(encoding="utf-8"))
+                     for name in ("config.json", "tokenizer_config.json"))
     bpe.need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
-    name = lambda x: x["content"] if isinstance(x, dict) else x or ""
-    alone = os.path.exists(at("chat_template.jinja"))
-    template = text("chat_template.jinja") if alone else words.get("chat_template") or ""
+    name = lambda token: token["content"] if isinstance(token, dict) else token or ""
     cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
-    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), (
-        template, name(words.get("bos_token")), name(words.get("eos_token"))), tensors
+    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), tensors, (
+        text("chat_template.jinja") or words.get("chat_template") or "",
+        name(words.get("bos_token")), name(words.get("eos_token")))
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
     need, read = bpe.need, llama_of_folder if os.path.isdir(source) else llama_of_gguf
-    if os.path.exists(out) and not force:
-        raise UserError(f"{out} exists; name another file, or --force replaces it")
+    keep(out, force)
     try:
-        cfg, tokenizer, (template, bos, eos), tensors = read(source)
+        cfg, tokenizer, tensors, (template, bos, eos) = read(source)
         state = State(kind="chat" if template else "base", template=template, bos=bos, eos=eos,
                       options={"data": source}).check()
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-        shapes = tensor_shapes(cfg)
-        strange = [name for name in tensors if name not in {*shapes, "lm_head.weight"}
-                   and not name.endswith("inv_freq")]
-        need(not strange, f"a Llama has no tensor {strange[:1]}")
+        for name in tensors.keys() - {*(shapes := tensor_shapes(cfg)), "lm_head.weight"}:
+            need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
         for name, shape in shapes.items():
             need(name in tensors, f"it has no tensor {name}")
             *rows, K = tensors[name].shape
@@ -2114,38 +2081,36 @@ def import_llama(source, out, force):
         for name, x in named(cfg, flat).items():
             x[...] = unpacked(tensors[name])
     except OSError as e:
-        raise UserError(f"cannot read {e.filename}: {e.strerror}; {REMEDY}") from None
+        raise UserError(f"cannot read {e.filename}: {e.strerror}; {LLAMAS}") from None
     except (UserError, bpe.TokenizerError) as e:
-        raise UserError(f"{source} cannot be imported: {e}; {REMEDY}") from None
+        raise UserError(f"{source} cannot be imported: {e}; {LLAMAS}") from None
     except DAMAGE as e:
-        raise UserError(f"{source} is damaged, {type(e).__name__} {e}; {REMEDY}") from None
+        raise UserError(f"{source} is damaged, {type(e).__name__} {e}; {LLAMAS}") from None
     write_checkpoint(out, cfg, tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
           f"    python nanoeuler.py chat {out}")
 
 def gguf_value(v):
-    """(type, bytes) of metadata: a string, bool, u32, f32, a list of strings or of i32."""
-    if isinstance(v, list):
-        parts = [gguf_value(x) if isinstance(x, str) else (5, np.int32(x).tobytes()) for x in v]
-        return 9, (np.uint32([parts[0][0] if parts else 8]).tobytes() + np.uint64(len(v)).tobytes()
-                   + b"".join(data for _, data in parts))
+    """(type, bytes) of metadata: a string, bool, u32, f32, or a list of strings or i32."""
     if isinstance(v, str):
         return 8, np.uint64(len(v.encode())).tobytes() + v.encode()
+    if isinstance(v, list):
+        kind = 8 if not v or isinstance(v[0], str) else 5
+        items = [gguf_value(x)[1] for x in v] if kind == 8 else [np.int32(v).tobytes()]
+        return 9, np.uint32(kind).tobytes() + np.uint64(len(v)).tobytes() + b"".join(items)
     kind = {bool: 7, int: 4, float: 6}[type(v)]
     return kind, np.array(v, VALUES[kind]).tobytes()
 
 def gguf_pieces(c, dtype):
-    """The bytes of a GGUF file.  Vectors are float32, rows that do not fill Q8_0's blocks float16.
-    """
+    """The bytes of a GGUF file; vectors are float32, rows of no whole blocks of Q8_0 float16."""
     cfg, s, words, end = c.cfg, c.state, c.tokenizer.specials, 0
     model = json.loads(c.tokenizer.to_json())["model"]
     types = {f.name: f.type for f in fields(Config)}     # an int is a float where that is expected
-    pre = next(pre for pre, digits in DIGITS.items() if digits == c.tokenizer.digits)
     meta = {"general.architecture": "llama", "general.name": "NanoEuler",
             **{key: types[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
             "llama.attention.value_length": cfg.head_dim,
             "llama.rope.dimension_count": cfg.head_dim,
-            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
             "tokenizer.ggml.tokens": list(model["vocab"]),
             "tokenizer.ggml.token_type": [3 if t in words else 1 for t in model["vocab"]],
             "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
@@ -2157,13 +2122,14 @@ def gguf_pieces(c, dtype):
                 DTYPES["F16"] if w.shape[1] % per_block(dtype) else dtype)
                for name, w in named(cfg, c.flat).items() if not name.startswith("mtp.")]
     u4, u8 = (lambda x: np.uint32(x).tobytes()), (lambda x: np.uint64(x).tobytes())
-    head = b"GGUF" + u4(3) + u8([len(tensors), len(meta)])
+    head, codes = b"GGUF" + u4(3) + u8([len(tensors), len(meta)]), {
+        kind: code for code, kind in GGML_TYPES.items()}
     for key, v in meta.items():
         kind, data = gguf_value(v)
         head += gguf_value(key)[1] + u4(kind) + data
     for name, w, kind in tensors:
         head += (gguf_value(gguf_name(name))[1] + u4(w.ndim) + u8(w.shape[::-1])
-                 + u4(GGML_CODES[kind]) + u8(end))
+                 + u4(codes[kind]) + u8(end))
         size = w.size // per_block(kind) * kind.itemsize
         end += size + -size % 32
     yield head + bytes(-len(head) % 32)
@@ -2178,8 +2144,7 @@ def export(file, folder, gguf, matrices, force):
         raise UserError(f"name a directory or --gguf FILE, and --matrices {', '.join(kinds)}")
     c = read_checkpoint(file)
     for path in (gguf, folder and at(folder, "config.json")):
-        if path and os.path.exists(path) and not force:
-            raise UserError(f"{path} exists; name another place, or --force replaces it")
+        keep(path or "", force)
     if gguf:
         write_file(gguf, gguf_pieces(c, kinds[matrices]), "free space or name another file")
         print(f"{gguf}: for llama.cpp, {matrices}")
@@ -2307,9 +2272,9 @@ def bench(name):
     """A verb that is a script of its own: the function `name` of bench/name.py."""
     return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
 
-VERBS = {"train": train, "sft": sft, "dpo": dpo, "chat": speak, "generate": speak, "info": info,
+VERBS = {"train": train, "sft": sft, "dpo": dpo, "chat": speak, "generate": speak,
          "export": export, "import": import_llama, "compile": compile_kernels,
-         "lens": bench("lens"), "plot": bench("plot")}
+         "lens": bench("lens"), "plot": bench("plot"), "info": bench("info")}
 
 def main(argv=None, parse=parse, verbs=VERBS):
     """Another engine hands in its own verbs, such as partial(train, engine=Model)."""

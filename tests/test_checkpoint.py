@@ -180,9 +180,10 @@ def test_bad_file_in_a_process(kind, checkpoint):
 
 
 FUZZ = '''
-import contextlib, hashlib, io, json, pathlib, random, resource, signal, sys
+import contextlib, hashlib, io, json, math, pathlib, random, resource, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import bpe, nanoeuler as ne
+from bench.info import info
 from test_checkpoint import put_together, take_apart
 
 good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
@@ -257,8 +258,10 @@ def mutated(i):
         with contextlib.suppress(Exception):
             if config["n_layer"] < 100 and config["n_mtp"] <= 16:
                 shapes = ne.tensor_shapes(ne.Config(**config), "adamw.m" in h)
-                tensors, _ = ne.header_entries(shapes)
-                h = {{"__metadata__": meta, **tensors}}
+                h, end = {{"__metadata__": meta}}, 0
+                for name, shape in shapes.items():
+                    start, end = end, end + 4 * math.prod(shape)
+                    h[name] = dict(dtype="F32", shape=list(shape), data_offsets=[start, end])
     if not isinstance(h, dict) or not isinstance(h.get("__metadata__"), dict):
         text = json.dumps(h).encode()
         return work.write_bytes(len(text).to_bytes(8, "little") + text + data)
@@ -271,7 +274,7 @@ results = {{}}
 for i in range({count}):
     mutated(i)
     signal.alarm(20)                         # a hang ends the process
-    for what in (lambda: ne.info(str(work)),
+    for what in (lambda: info(str(work)),
                  lambda: ne.train("small", run=Run, out=str(work), resume=True, force=False),
                  lambda: ne.speak(str(work), 0, 1, "A")):
         try:

