@@ -30,7 +30,6 @@ import contextlib
 import functools
 import gc
 import importlib.metadata
-import inspect
 import itertools
 import json
 import math
@@ -226,18 +225,14 @@ def ceiling_rows(options):
 # ---- matmul
 @contextlib.contextmanager
 def rung(name):
-    """What is launched or recorded inside multiplies that way: wgmma, mma or portable.  Gives the
-    options of nc.Model that ask for it."""
-    if "matmul" in inspect.signature(nc.Model).parameters:
-        yield {"matmul": name}
-    elif name == "portable" and hasattr(nc, "tensor_cores"):
-        before, nc.tensor_cores = nc.tensor_cores, lambda *matrices: False
-        try:
-            yield {}
-        finally:
-            nc.tensor_cores = before
-    else:
-        raise Skip(f"this engine has no matmul to choose by the name {name}")
+    """What is launched or recorded inside multiplies that way: wgmma, mma or portable."""
+    before, nc.highest = nc.highest, name
+    try:
+        if nc.rung() != name:
+            raise Skip(f"this GPU has no {name}")
+        yield
+    finally:
+        nc.highest = before
 
 def launched(f):
     """The kernels that f launches."""
@@ -338,8 +333,10 @@ def attention_row(cfg, B, T):
     lse, delta = arrays(n, H, BT, dtype=torch.float32), one(H, BT)
     QKVS, DO, O, DQKV = ([shared(t) for t in ts] for ts in (qkv, do, o, dqkv))
     forward = lambda i: nc.attention_forward(O[i % n], lse[i % n], QKVS[i % n], T, D)
+    still = [nc.to_device(x) for x in (np.ones((T, D // 2), np.float32),     # turns by nothing
+                                       np.zeros((T, D // 2), np.float32))]
     backward = lambda i: nc.attention_backward(DQKV[i % n], delta, DO[i % n], O[i % n], lse[i % n],
-                                               QKVS[i % n], T, D)
+                                               QKVS[i % n], *still, T, D)
     forwards, backwards, notes = {"ours": ours(forward)}, {"ours": ours(backward)}, {}
     synchronize()
     heads = lambda t: t.view(B, T, -1, D).transpose(1, 2)
@@ -415,7 +412,7 @@ def kernel_cases(cfg, B, T):
     def rmsnorm_backward(n):
         dx, dy, x = (arrays(n, BT, C) for _ in range(3))
         w, dw, rstd, partial = one(C), one(C), one(BT), one(nc.PARTS, C)
-        return lambda i: nc.rmsnorm_backward(dx[i % n], dw, partial, dy[i % n], x[i % n], w, rstd)
+        return lambda i: nc.rmsnorm_backward(dx[i % n], dw, dy[i % n], partial, x[i % n], w, rstd)
 
     def rope(n):
         qkv, (cos, sin) = arrays(n, BT, QKV), map(nc.to_device, ne.rope_table(cfg, np.float32))
@@ -463,7 +460,7 @@ def kernel_cases(cfg, B, T):
 
     table = 4 * V * C
     return {"rmsnorm_forward": (2 * BT * C * 2 + 4 * BT, rmsnorm_forward),
-            "rmsnorm_backward": (4 * BT * C * 2 + 4 * BT, rmsnorm_backward),
+            "rmsnorm_backward": (5 * BT * C * 2 + 4 * BT, rmsnorm_backward),
             "rope": (2 * BT * HEADS * D * 2, rope),
             "swiglu_forward": (3 * BT * F_ * 2, swiglu_forward),
             "swiglu_backward": (5 * BT * F_ * 2, swiglu_backward),
@@ -610,10 +607,10 @@ def ablation_rows(options):
 def ablation_row(B, T, naive=False, graph=True, matmul=None):
     cfg, flat = replace(ne.PRESETS["base"], seq_len=T), initial("base")
     size = sizes(cfg, B, T, naive)
-    with rung(matmul) if matmul else contextlib.nullcontext({}) as options:
+    with rung(matmul) if matmul else contextlib.nullcontext():
         enabled, nc.Graph.enabled = nc.Graph.enabled, graph and nc.Graph.enabled
         try:
-            step, facts = built(lambda: our_step(cfg, flat, B, T, naive=naive, **options))
+            step, facts = built(lambda: our_step(cfg, flat, B, T, naive=naive))
             times = pace({"": step}, rounds=3, seconds=0.3)[""]
         except ne.UserError as e:
             raise Skip(str(e)) from None
