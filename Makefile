@@ -14,9 +14,10 @@ TEST_DEPS := $(VENV)/test
 BENCH_DEPS := $(VENV)/bench
 DATA_DEPS := $(VENV)/data
 GPU_DEPS := $(VENV)/gpu
+GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train chat check test gpu-test bench pipeline gpu-pipeline data help clean
+.PHONY: all train chat check test gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -49,6 +50,9 @@ bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, 
 	$(PY) bench/bench_bpe.py
 	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
 
+gpu-bench: $(GPU_BENCH_DEPS)  ## on a GPU: side by side with cuBLAS, SDPA, torch.compile (5 minutes)
+	$(PY) bench/bench_gpu.py $(ARGS)
+
 data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of web pages, answers
 	$(PY) data/get_gutenberg.py
 	$(PY) data/get_web.py --gb $(GB)
@@ -75,6 +79,10 @@ $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/gpu: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[cuda,dev]'
+	@touch $@
+
+$(VENV)/gpu-bench: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[cuda,torch]'
 	@touch $@
 
 $(VENV)/data: pyproject.toml | $(VENV)/bin/python

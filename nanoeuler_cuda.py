@@ -84,8 +84,8 @@ def doctor(problem=None):
             major, minor = cuda.get_current_device().compute_capability
             free, total = cuda.current_context().get_memory_info()
             rows += [("capability", f"sm_{major}{minor}"),
-                     ("matmul", "wgmma" if (major, minor) == (9, 0) else "portable tiles"),
-                     ("attention", "mma.sync" if major >= 8 else "portable tiles"),
+                     ("matmul, attention", {"wgmma": "wgmma", "mma": "mma.sync",
+                                            "portable": "portable tiles"}[rung()]),
                      ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     ne.print_table("what nanoeuler_cuda.py finds here", rows)
     print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
@@ -187,6 +187,15 @@ Graph.enabled = True
 @functools.cache
 def capability():
     return cuda.get_current_device().compute_capability
+
+RUNGS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
+highest = "wgmma"                            # --matmul: none above this one
+
+def rung():
+    """The highest that this GPU has, and that is allowed."""
+    major, minor = capability()
+    has = "wgmma" if (major, minor) == (9, 0) else "mma" if major >= 8 else "portable"
+    return min(has, highest, key=RUNGS.index)
 
 @functools.cache
 def multiprocessors():
@@ -458,6 +467,8 @@ cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)  
 cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
 cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
 cp_async_wait_all = ptx("cp.async.wait_group 0;")
+cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
+cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
 
 def ldmatrix(transposed):
@@ -505,11 +516,26 @@ def halves(typing, pair):
     return types.UniTuple(types.float32, 2)(u32), codegen
 
 @intrinsic
+def load_pair(typing, address):
+    """The uint32 there."""
+    def codegen(context, builder, sig, args):
+        return asm(builder, ir.IntType(32), "ld.global.b32 $0, [$1];", "=r,l,~{memory}", args)
+    return u32(u64), codegen
+
+@intrinsic
 def pack_bf16(typing, low, high):
     """Two float32 as two bfloat16 in a uint32."""
     def codegen(context, builder, sig, args):
         return asm(builder, ir.IntType(32), "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", args[::-1])
     return u32(types.float32, types.float32), codegen
+
+@inlined
+def swizzled(row, chunk):
+    """Where columns 8 chunk to 8 chunk + 7 of a row are in a tile of bfloat16: columns of 64, in
+    rows of 128 bytes, whose chunks of 16 turn by row: eight rows of a chunk hit all banks.  64 rows
+    a column of 64; the copy engine's 128-byte swizzle."""
+    return (chunk >> u32(3)) * u32(8192) + row * u32(128) + (
+        (chunk & u32(7) ^ row & u32(7)) << u32(4))
 
 @inlined
 def descriptor(tile):
@@ -704,17 +730,13 @@ def wide(x):
     strides = [s // x.dtype.itemsize for s in x.strides]
     return view(x, 0, (1, 1, *x.shape), (1 << 20, 1 << 20, *strides)) if x.ndim == 2 else x
 
-# The same on Hopper's tensor cores.  A block of three warpgroups stays on its multiprocessor and
-# takes one 128 x 256 tile of the output after another.  Warpgroup 0 only orders copies: 64 deep
-# slices of A and B flow through STAGES buffers, `full` and `empty` barriers between it and the two
-# others, each of which multiplies 64 of the 128 rows.  Tiles are visited in bands of BAND rows, so
-# that what neighbours read is still in L2.
-BM, BN, BK, STAGES, BAND = 128, 256, 64, 3, 16
-A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
-OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 16 + 1024   # 1,024: to align
+# The same on tensor cores, bfloat16, three ways to lay out the operands: a_mn means that A is given
+# as A^T (K, M), b_mn that B is given as (K, N), and not as B^T (N, K).  Tiles of the output are
+# visited in bands of BAND rows of tiles, so that what neighbours read is still in L2.
+BK, BAND = 64, 16                            # depth of a slice of A and B
+
 @inlined
-def tile_at(i, M, N, K, splits):
+def tile_at(i, M, N, K, splits, BM, BN):
     """(part, row, column, first slice, last slice) of the i-th tile that is visited."""
     down, across = u32((M + BM - 1) // BM), u32((N + BN - 1) // BN)
     tiles, slices, band = down * across, u32((K + BK - 1) // BK), u32(BAND) * across
@@ -723,11 +745,124 @@ def tile_at(i, M, N, K, splits):
     return (part, (t // band * u32(BAND) + t % band % high) * u32(BM), t % band // high * u32(BN),
             part * slices // u32(splits), (part + u32(1)) * slices // u32(splits))
 
+# Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
+# of 16 bytes (cp.async) fill three buffers in turn, while `mma` works on what came two slices ago.
+# 96 KB of shared memory, what an RTX 40 has.
+MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
+
+@functools.cache
+def mma_kernel(a_mn, b_mn, single, adds):
+    @inlined
+    def fetch(tile, source, row0, col0, mn):
+        """Orders 128 rows of 64, or (mn) 64 rows of 128; zeros beyond the edge of the matrix."""
+        R, C, chunks = u32(source.shape[0]), u32(source.shape[1]), u32(16 if mn else 8)
+        for i in range(8):
+            n = u32(cuda.threadIdx.x) + u32(128 * i)
+            r, c = row0 + n // chunks, col0 + n % chunks * u32(8)
+            inside = r < R and c < C
+            place = u64(r) * u64(source.strides[0]) + u64(c) * u64(2) if inside else u64(0)
+            cp_async_or_zero(tile + swizzled(n // chunks, n % chunks),
+                             global_address(source) + place, u32(16) if inside else u32(0))
+
+    @inlined
+    def load_a(a, tile, m, k):
+        """a[4 i..] = rows m + 16 i of the tile's A, columns k to k + 15, i < 4"""
+        lane, part = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+        for i in range(4):
+            if a_mn:
+                ldmatrix_columns(part, tile + swizzled(
+                    u32(k) + (lane & u32(7)) + (lane >> u32(4) << u32(3)),
+                    (m >> u32(3)) + u32(2 * i) + (lane >> u32(3) & u32(1))))
+            else:
+                ldmatrix_rows(part, tile + swizzled(m + u32(16 * i) + (lane & u32(15)),
+                                                    u32(k // 8) + (lane >> u32(4))))
+            for n in range(4):
+                a[4 * i + n] = part[n]
+
+    @inlined
+    def load_b(b, tile, n, k):
+        """b = columns n to n + 15 of the tile's B, rows k to k + 15"""
+        lane = u32(cuda.threadIdx.x) & u32(31)
+        if b_mn:
+            ldmatrix_columns(b, tile + swizzled(u32(k) + (lane & u32(15)),
+                                                (n >> u32(3)) + (lane >> u32(4))))
+        else:
+            ldmatrix_rows(b, tile + swizzled(n + (lane & u32(7)) + (lane >> u32(4) << u32(3)),
+                                             u32(k // 8) + (lane >> u32(3) & u32(1))))
+
+    @inlined
+    def finish(out, base, part, r, c, acc, i):           # two neighbours in a row
+        low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c)
+        if adds:
+            low, high = halves(load_pair(global_address(base) + u64(r) * u64(base.strides[0]) + at))
+        store_pair(global_address(out) + u64(r) * u64(out.strides[0]) + at,
+                   pack_bf16(acc[i] + low, acc[i + 1] + high))
+    if single:
+        @inlined
+        def finish(out, base, part, r, c, acc, i):
+            out[part, r, c], out[part, r, c + u32(1)] = acc[i], acc[i + 1]
+
+    @cuda.jit(cache=True, launch_bounds=(128, 1))
+    def kernel(out, base, a, b, M, N, K, splits):
+        """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
+        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        acc, fa, fb = (cuda.local.array(128, types.float32), cuda.local.array(16, u32),
+                       cuda.local.array(4, u32))
+        part, m0, n0, first, last = tile_at(u32(cuda.blockIdx.x), M, N, K, splits, MMA_TILE,
+                                            MMA_TILE)
+        lane, warp = u32(cuda.threadIdx.x) & u32(31), u32(cuda.threadIdx.x) >> u32(5)
+        m, n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
+        for i in range(128):
+            acc[i] = types.float32(0)
+        begin, end = types.int64(first), types.int64(last)
+        for s in range(begin - 2, end):
+            if s >= begin:
+                cp_async_wait_one()          # all but the youngest slice is there
+                cuda.syncthreads()           # and nobody reads the one before
+            if s + 2 < end:
+                tile, k = smem + u32((s + 2) % 3 * MMA_STAGE), u32((s + 2) * BK)
+                if a_mn:
+                    fetch(tile, a, k, m0, True)
+                else:
+                    fetch(tile, a, m0, k, False)
+                if b_mn:
+                    fetch(tile + u32(MMA_STAGE // 2), b, k, n0, True)
+                else:
+                    fetch(tile + u32(MMA_STAGE // 2), b, n0, k, False)
+            cp_async_commit()
+            if s < begin:
+                continue
+            tile = smem + u32(s % 3 * MMA_STAGE)
+            for k in range(4):
+                load_a(fa, tile, m, 16 * k)
+                for j in range(4):
+                    load_b(fb, tile + u32(MMA_STAGE // 2), n + u32(16 * j), 16 * k)
+                    for i in range(4):
+                        mma(acc, 32 * i + 8 * j, fa, 4 * i, fb, 0)
+                        mma(acc, 32 * i + 8 * j + 4, fa, 4 * i, fb, 2)
+        for i in range(4):
+            for j in range(8):
+                c = n0 + n + u32(8 * j) + lane % u32(4) * u32(2)
+                r = m0 + m + u32(16 * i) + lane // u32(4)
+                if c < u32(N) and r < u32(M):
+                    finish(out, base, part, r, c, acc, 32 * i + 4 * j)
+                if c < u32(N) and r + u32(8) < u32(M):
+                    finish(out, base, part, r + u32(8), c, acc, 32 * i + 4 * j + 2)
+    return kernel
+
+# Rung 2, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one 128 x
+# 256 tile after another.  Warpgroup 0 only orders copies: slices of A and B flow through STAGES
+# buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
+# the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
+# memory, once a warpgroup.
+BM, BN, STAGES = 128, 256, 3
+A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
+OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
+WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 16 + 1024   # 1,024: to align
+
 @functools.cache
 def wgmma_kernel(a_mn, b_mn, single, adds):
-    """The kernel for one layout of the operands.  a_mn: A is given as A^T (K, M); b_mn: B as
-    (K, N), and not as B^T (N, K).  single: the output is float32 parts, and not bfloat16;
-    adds: base is added."""
+    """single: the output is float32 parts, and not bfloat16; adds: base is added."""
     multiply = wgmma(BN, int(a_mn), b_mn)
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
 
@@ -762,7 +897,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
         if group == u32(0):
             give_registers()
             while i < blocks and thread == u32(0):
-                _, m, n, first, last = tile_at(i, M, N, K, splits)
+                _, m, n, first, last = tile_at(i, M, N, K, splits, BM, BN)
                 for s in range(first, last):
                     a, k = start + stage * u32(STAGE), u32(s) * u32(BK)
                     ready = full + u32(8) * stage
@@ -787,7 +922,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
             base = added + u32(8) * (group - u32(1))
             turn, old = u32(0), cuda.local.array(4, u32)
             while i < blocks:
-                part, m, n, first, last = tile_at(i, M, N, K, splits)
+                part, m, n, first, last = tile_at(i, M, N, K, splits, BM, BN)
                 if adds and leads:           # base comes into the place of the output meanwhile
                     tma_stored()
                     mbarrier_expect(base, u32(OUT_BYTES))
@@ -870,32 +1005,55 @@ def map_of(x, box_rows):
     return tensor_map(int(x.gpu_data.device_pointer), *x.shape, x.strides[0] // 2, box_rows)
 
 def tensor_cores(*matrices):
-    """Whether wgmma takes them: bfloat16 on Hopper, rows that start at multiples of 16 bytes."""
-    return capability() == (9, 0) and all(
-        x.dtype == np.uint16 and x.strides[0] % 16 == 0 and x.strides[1] == 2
+    """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
+    return rung() != "portable" and all(
+        x.dtype == np.uint16 and x.strides[0] % 16 == x.shape[1] % 8 == 0 and x.strides[1] == 2
         and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
 
-def wgmma_matmul(out, a, b, a_mn, b_mn, M, N, K, base=None, splits=1):
-    single, map_a = out.dtype == np.float32, map_of(a, BK if a_mn else BM)
-    map_out = map_a if single else map_of(out, 64)       # map_a: of those that nobody reads
-    map_base = map_a if base is None else map_of(base, 64)
-    tiles = -(-M // BM) * -(-N // BN) * splits
-    launch(wgmma_kernel(a_mn, b_mn, single, base is not None), min(tiles, multiprocessors()), 384,
-           map_a, map_of(b, BK if b_mn else BN), map_out, map_base, out, M, N, K, splits,
-           smem=WGMMA_SMEM)
+def tensor_matmul(out, a, b, a_mn, b_mn, base=None, parts=None):
+    """out (M, N) = [base +] A B.  With `parts`, float32 scratch, out is float32 and added to: where
+    it has few tiles and K is long, several blocks share a tile, each takes a share of K into its
+    part, and the parts are added in their order."""
+    (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
+    rows, columns, at_once = (BM, BN, 1) if wide else (MMA_TILE, MMA_TILE, 2)
+    tiles, slots, splits, target = -(-M // rows) * -(-N // columns), multiprocessors(), 1, out
+    slots *= at_once
+    if parts is not None:    # rounds of tiles, each 1 / s of the work, and the bytes of the parts
+        most = max(1, min(parts.size // out.size, -(-K // BK)))
+        splits = min(range(1, most + 1), key=lambda s: (
+            -(-tiles * s // slots) / s + s * out.size / K / 5400))
+        target = view(parts, 0, (splits, M, N))
+    make, single, adds = wgmma_kernel if wide else mma_kernel, parts is not None, base is not None
+    if wide:
+        map_a = map_of(a, BK if a_mn else BM)            # and of what nobody reads
+        launch(make(a_mn, b_mn, single, adds), min(tiles * splits, slots), 384, map_a,
+               map_of(b, BK if b_mn else BN), map_a if single else map_of(out, 64),
+               map_of(base, 64) if adds else map_a, target, M, N, K, splits, smem=WGMMA_SMEM)
+    else:
+        launch(make(a_mn, b_mn, single, adds), tiles * splits, 128, target, base if adds else out,
+               a, b, M, N, K, splits, smem=3 * MMA_STAGE + 1024)
+    if single:
+        launch(add_slices_kernel(8), -(-out.size // 2048), 256, view(out, 0, (out.size,)),
+               view(parts, 0, (splits, out.size)))
 
 def matmul(out, x, w, base=None):
     """out = [base +] x w^T     out (M, N), x (M, K), w (N, K).  With a base it is an Euler step."""
-    if tensor_cores(out, x, w):
-        return wgmma_matmul(out, x, w, False, False, *out.shape, x.shape[1], base)
+    if tensor_cores(out, x, w, out if base is None else base):
+        return tensor_matmul(out, x, w, False, False, base)
     batched_matmul(out, x, transposed(w), base)
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
     base = dx if add else None
     if tensor_cores(dx, dy, w):
-        return wgmma_matmul(dx, dy, w, False, True, *dx.shape, dy.shape[1], base)
+        return tensor_matmul(dx, dy, w, False, True, base)
     batched_matmul(dx, dy, w, base)
+
+def matmul_dw(dw, dy, x, parts):
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     parts: scratch"""
+    if tensor_cores(dy, x) and dw.size % 8 == 0:
+        return tensor_matmul(dw, dy, x, True, True, parts=parts)
+    batched_matmul(dw, transposed(dy), x, dw)
 
 @functools.cache
 def add_slices_kernel(W):
@@ -914,22 +1072,6 @@ def add_slices_kernel(W):
                     d[j] += v[j]
             store(dw, i, d)
     return add
-
-def matmul_dw(dw, dy, x, parts):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)
-
-    dw has few tiles and M is long: on tensor cores several blocks share a tile, each takes a share
-    of M into its part of the scratch buffer `parts`, which are then added in their order."""
-    (N, K), M = dw.shape, dy.shape[0]
-    if not tensor_cores(dy, x):
-        return batched_matmul(dw, transposed(dy), x, dw)
-    tiles, most = -(-N // BM) * -(-K // BN), max(1, min(parts.size // dw.size, -(-M // BK)))
-    # rounds of tiles, each of 1 / s of the work, and the bytes of the parts, in the same unit
-    splits = min(range(1, most + 1), key=lambda s: (
-        -(-tiles * s // multiprocessors()) / s + s * dw.size / M / 5400))
-    wgmma_matmul(view(parts, 0, (splits, N, K)), dy, x, True, True, N, K, M, splits=splits)
-    launch(add_slices_kernel(8), -(-dw.size // 2048), 256, view(dw, 0, (dw.size,)),
-           view(parts, 0, (splits, dw.size)))
 
 
 # ==== 4.2 Embedding ====
@@ -1342,14 +1484,8 @@ def tensor_attention(D, hopper):
     f32, i32, INF, LOG2E = types.float32, types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
 
-    # Where columns 8 chunk to 8 chunk + 7 of a row are in a tile: columns of 64 (of 32), whose
-    # chunks turn by row, so that eight rows of a chunk hit all banks.  It is what wgmma expects.
-    if D >= 64:
-        @inlined
-        def at(row, chunk):
-            return (chunk >> u32(3)) * u32(8192) + row * u32(128) + (
-                (chunk & u32(7) ^ row & u32(7)) << u32(4))
-    else:
+    at = swizzled
+    if D == 32:                              # rows of 64 bytes
         @inlined
         def at(row, chunk):
             return row * u32(64) + ((chunk ^ row >> u32(1) & u32(3)) << u32(4))
@@ -1721,13 +1857,13 @@ def tensor_attention(D, hopper):
     return TensorAttention(forward, dq, dkv, 6 * TILE_BYTES + 1024)
 
 def on_tensor_cores(qkv, D):
-    return qkv.dtype == np.uint16 and capability() >= (8, 0) and D in (32, 64, 128)
+    return qkv.dtype == np.uint16 and rung() != "portable" and D in (32, 64, 128)
 
 def attention_forward(o, lse, qkv, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
     H, B = HD // D, BT // T
     if on_tensor_cores(qkv, D):
-        hopper, G = capability() == (9, 0) and D == 64, (qkv.shape[1] - HD) // (2 * D)
+        hopper, G = rung() == "wgmma" and D == 64, (qkv.shape[1] - HD) // (2 * D)
         k = tensor_attention(D, hopper)
         return launch(k.forward, (-(-T // 128), H, B), 128, o, lse,
                       map_of(qkv, 64) if hopper else qkv, T, G, scale, smem=k.smem)
@@ -1739,7 +1875,7 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
     H, G, B = HD // D, (qkv.shape[1] - HD) // (2 * D), BT // T
     if on_tensor_cores(qkv, D):
-        hopper = capability() == (9, 0) and D == 64
+        hopper = rung() == "wgmma" and D == 64
         k = tensor_attention(D, hopper)
         do, o, qkv = (map_of(x, 64) if hopper else x for x in (do, o, qkv))
         for function, heads in ((k.dq, H), (k.dkv, G)):
@@ -1944,9 +2080,13 @@ class Model:
         open_device()
         if options:
             dtype, naive = options.dtype, options.attention == "naive"
-            if options.dtype not in DTYPES or options.attention not in ("flash", "naive"):
-                raise UserError(f"--dtype is {dtype}, --attention {options.attention}, expected "
-                                f"{' or '.join(DTYPES)}, and flash or naive")
+            for name, values in (("dtype", DTYPES), ("attention", ("flash", "naive")),
+                                 ("matmul", RUNGS)):
+                if getattr(options, name) not in values:
+                    raise UserError(f"--{name} is {getattr(options, name)}, expected "
+                                    f"{' or '.join(values)}")
+            global highest
+            highest = options.matmul
         if dtype == "bf16" and capability() < (8, 0):
             raise UserError(f"bfloat16 needs a GPU of capability 8.0, this one has "
                             f"{capability()[0]}.{capability()[1]}; use --dtype f32")
@@ -2405,6 +2545,9 @@ def op_tests(quick):
     def test(name, expected, function, outputs, inputs, dtypes=tuple(DTYPES)):
         run = device_case(function, outputs, inputs)
         tests.setdefault(name, []).append((expected, run, dtypes))
+        if rung() == "wgmma" and function.__name__.startswith(("matmul", "attention")):
+            run = device_case(one_rung_below(function), outputs, inputs)
+            tests.setdefault(name + ", mma", []).append((expected, run, ("bf16",)))
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
@@ -2503,6 +2646,17 @@ def op_tests(quick):
         tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
     return tests
 
+def one_rung_below(function):
+    """The function on `mma`, where wgmma would be taken."""
+    def run(*args):
+        global highest
+        highest = "mma"
+        try:
+            function(*args)
+        finally:
+            highest = "wgmma"
+    return run
+
 def naive_both(o, dqkv, probs, dprobs, do, qkv, T, D):
     naive_forward(o, probs, qkv, T, D)
     naive_backward(dqkv, dprobs, do, probs, qkv, T, D)
@@ -2553,6 +2707,8 @@ class OnGpu:
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
     attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
+    matmul: str = field(default="wgmma", metadata={
+        "help": "highest rung of tensor cores to use: wgmma, mma, or portable"})
 
 @dataclass
 class Options(OnGpu, ne.Options):

@@ -2,7 +2,8 @@
 
 Decoder-only, pre-norm RMSNorm, half-split RoPE, grouped-query attention, SwiGLU, no biases, untied
 embedding, P output heads in one matrix.  Written as its own experts would: fused projections, SDPA,
-fused AdamW, torch.compile around the loss.  Parameters come and go as NumPy arrays under the names
+fused AdamW, torch.compile around the loss; on a GPU bfloat16 autocast over float32 weights and, if
+asked for, the whole step in one CUDA graph.  Parameters come and go as NumPy arrays under the names
 of nanoeuler's param_table, so that both programs can start from one state and compare gradients.
 
 Shapes: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab, P n_mtp.
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @dataclass
@@ -36,6 +38,9 @@ class PeerConfig:
 PRESETS = {"small": PeerConfig(),
            "big": PeerConfig(n_embd=320, n_head=10, n_kv_head=5, n_layer=8, seq_len=256,
                              n_hidden=856)}
+
+
+ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 def peer_config(cfg):
@@ -111,9 +116,10 @@ class Block(nn.Module):
 
 
 class Peer(nn.Module):
-    def __init__(self, cfg, dtype=torch.float32, seed=0):
+    def __init__(self, cfg, dtype=torch.float32, seed=0, residual=None):
+        """residual: the type of the residual stream, where it is not that of the weights"""
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.residual = cfg, residual or dtype
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))
         self.final_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
@@ -124,7 +130,7 @@ class Peer(nn.Module):
         angle = torch.outer(torch.arange(cfg.seq_len, dtype=torch.float64), freq)
         self.register_buffer("cos", angle.cos().to(dtype))
         self.register_buffer("sin", angle.sin().to(dtype))
-        gen = torch.Generator().manual_seed(seed)
+        gen = torch.Generator(self.wte.weight.device).manual_seed(seed)
         out_std = 0.02 / math.sqrt(2 * cfg.n_layer)
         for name, w in self.named_parameters():
             if w.dim() == 2:
@@ -133,7 +139,7 @@ class Peer(nn.Module):
 
     def trunk(self, idx):
         T = idx.shape[1]
-        x = self.wte(idx)
+        x = self.wte(idx).to(self.residual)  # autocast leaves what an embedding returns as it is
         for block in self.blocks:
             x = block(x, self.cos[:T], self.sin[:T])
         return self.final_norm(x)
@@ -156,7 +162,7 @@ class Peer(nn.Module):
     def decode(self, idx, pos, cache):
         """idx (1, 1), pos (1,) -> the greedy next token (1, 1); writes the cache."""
         cos, sin = self.cos[pos], self.sin[pos]
-        mask = torch.arange(self.cfg.seq_len) <= pos
+        mask = torch.arange(self.cfg.seq_len, device=pos.device) <= pos
         x = self.wte(idx)
         for block, (kc, vc) in zip(self.blocks, cache):
             x = block.decode(x, cos, sin, kc, vc, pos, mask)
@@ -167,9 +173,8 @@ class Peer(nn.Module):
         """Keys and values (1, G, T, D) of each layer: tensors of their own, else every write
         through a view would make Inductor copy the whole cache."""
         c = self.cfg
-        shape = (1, c.n_kv_head, c.seq_len, c.head_dim)
-        return [tuple(torch.zeros(shape, dtype=self.cos.dtype) for _ in "kv")
-                for _ in range(c.n_layer)]
+        empty = self.cos.new_zeros((1, c.n_kv_head, c.seq_len, c.head_dim))
+        return [tuple(empty.clone() for _ in "kv") for _ in range(c.n_layer)]
 
     # ---- parameters and gradients as the nine arrays of nanoeuler.param_table
     def table(self):
@@ -202,11 +207,11 @@ class Peer(nn.Module):
         return self
 
     def numpy_params(self):
-        return {name: torch.stack([w.detach() for w in ws]).reshape(shape).numpy()
+        return {name: torch.stack([w.detach() for w in ws]).reshape(shape).cpu().numpy()
                 for name, (ws, shape) in self.table().items()}
 
     def numpy_grads(self):
-        return {name: torch.stack([w.grad for w in ws]).reshape(shape).numpy()
+        return {name: torch.stack([w.grad for w in ws]).reshape(shape).cpu().numpy()
                 for name, (ws, shape) in self.table().items()}
 
 
@@ -216,18 +221,28 @@ def make_optimizer(model, lr=3e-3, weight_decay=0.1):
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [dict(params=matrices, weight_decay=weight_decay),
               dict(params=vectors, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True,
+                             capturable=matrices[0].is_cuda)
 
 
-def make_step(model, compiled=True, bf16=False, lr=3e-3):
-    """step(idx, targets) -> loss tensor: forward, backward, clip to norm 1, AdamW."""
+def make_step(model, compiled=True, bf16=False, lr=3e-3, mode=None, attention=None):
+    """step(idx, targets) -> loss tensor: forward, backward, clip to norm 1, AdamW.
+
+    mode is torch.compile's; attention: a name of ATTENTION, else SDPA chooses.  Nothing here waits
+    for the device."""
     opt = make_optimizer(model, lr)
-    loss_of = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+    loss_of = torch.compile(model, fullgraph=True, dynamic=False, mode=mode) if compiled else model
     params = list(model.parameters())
+    device = params[0].device.type
 
     def step(idx, targets):
-        cast = torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
-        with cast:
+        if mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        with contextlib.ExitStack() as inside:
+            if bf16:
+                inside.enter_context(torch.autocast(device, torch.bfloat16))
+            if attention:
+                inside.enter_context(sdpa_kernel(ATTENTION[attention]))
             loss = loss_of(idx, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(params, 1.0)
@@ -236,6 +251,29 @@ def make_step(model, compiled=True, bf16=False, lr=3e-3):
         return loss.detach()
 
     return step
+
+
+def captured(call, stream):
+    """call() recorded as a CUDA graph on a side stream: a function that replays it, and returns
+    what call returned then, with the numbers of this time.  What call reads must stay where it is,
+    and a backward pass inside must belong to a forward pass on the same stream."""
+    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    current.wait_stream(stream)
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            out = call()
+    finally:
+        torch.cuda.set_stream(current)       # a capture that fails leaves the other one
+
+    def replay():
+        graph.replay()
+        return out
+
+    return replay
 
 
 def make_decoder(model, compiled=True):

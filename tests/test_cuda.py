@@ -134,6 +134,18 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
             assert end <= pointer or pointer + 2 * ((rows - 1) * stride + columns) <= first
         self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
 
+    def mma_kernel_kernel(self, out, base, a, b, M, N, K, splits):
+        f = constants(self.kernel)
+        assert a.shape == ((K, M) if f["a_mn"] else (M, K))
+        assert b.shape == ((K, N) if f["b_mn"] else (N, K)) and N % 2 == 0
+        assert all(x.dtype == np.uint16 and x.strides[0] % 16 == extent(x)[0] % 16 == 0
+                   for x in (a, b))
+        single = out.dtype == np.float32
+        assert out.shape == ((splits, M, N) if single else (M, N)) and splits <= tiles(K, 64)
+        assert base.shape == out.shape or single
+        apart(out, a, b)
+        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, 3 * nc.MMA_STAGE + 1024)
+
     def embedding_forward_kernel(self, x, tokens, wte):
         assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
         self.runs(x.shape[0], 128)
@@ -197,7 +209,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def tensor_attention(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
-        hopper = nc.capability() == (9, 0) and D == 64
+        hopper = nc.rung() == "wgmma" and D == 64
         assert D in (32, 64, 128) and self.kernel in nc.tensor_attention(D, hopper)
         return B, H, G, D, nc.tensor_attention(D, hopper)
 
@@ -489,6 +501,7 @@ def test_launches_of_any_shape(data, kind, naive, B):
 def test_every_kernel_is_launched(dry):
     for naive in (False, True):
         everything(SMALL, 2, 64, naive=naive)
+    everything(SMALL, 2, 64, "bf16")
     dry.gpu.compute_capability = (9, 0)
     everything(SMALL, 2, 64, "bf16")
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")

@@ -1,0 +1,195 @@
+"""The tables of what bench_gpu.py measured.
+
+    python bench/gpu_report.py bench/results/gpu_h200.json
+"""
+import json
+import math
+import pathlib
+import sys
+
+TITLES = {"NanoEuler": "NanoEuler", "eager": "PyTorch eager", "compile": "torch.compile",
+          "graph": "torch.compile, the step in one CUDA graph",
+          "cudnn": "torch.compile, cuDNN attention",
+          "bf16-residual": "torch.compile, bfloat16 residual stream",
+          "reduce-overhead": "torch.compile, reduce-overhead",
+          "max-autotune": "torch.compile, max-autotune-no-cudagraphs"}
+
+
+def ms(x):
+    digits = 4 if x["ms"] < 0.1 else 3 if x["ms"] < 10 else 1
+    return f"{x['ms']:.{digits}f} ({x['low']:.{digits}f} - {x['high']:.{digits}f})"
+
+def good(rows):
+    """The rows that were measured."""
+    return {name: r for name, r in rows.items() if "failed" not in r and "skipped" not in r}
+
+def bad(rows):
+    """A line for each of the others."""
+    return [f"- {name}: {kind}: {r[kind]}" for name, r in rows.items()
+            for kind in ("failed", "skipped") if kind in r]
+
+def noted(rows):
+    """Notes, each once, with the rows that have it."""
+    found = {}
+    for name, r in rows.items():
+        for what, text in r.get("notes", {}).items():
+            found.setdefault((what, text), []).append(name)
+    return [f"- {what}: {text} ({'all' if len(names) == len(rows) else ', '.join(names)})"
+            for (what, text), names in found.items()]
+
+def equal_work(times):
+    """The peer's time for the work that ours does: the faster way where a sum comes after."""
+    sums = [v["ms"] for name, v in times.items() if name.startswith("cuBLAS, ")]
+    return min(sums or [times["cuBLAS"]["ms"]])
+
+def weighted(rows, side, peer):
+    """Time of all products of a step, the peer's over the side's."""
+    rows = [r for r in rows.values() if r["count"] and side in r["times"]]
+    mine = sum(r["count"] * r["times"][side]["ms"] for r in rows)
+    return sum(r["count"] * peer(r["times"]) for r in rows) / mine if mine else None
+
+def matmul_table(rows):
+    out = ["| product, times a step | M x N x K | NanoEuler, ms | TFLOP/s | cuBLAS, ms | TFLOP/s "
+           "| speed against it | with the float32 sum | mma.sync | difference |",
+           "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    tera = lambda r, side: f"{r['flop'] / r['times'][side]['ms'] / 1e9:.0f}"
+    for name, r in good(rows).items():
+        t, count = r["times"], f", {r['count']:g}" if r["count"] else ""
+        sums = f"{equal_work(t) / t['ours']['ms']:.2f}" if r["kind"] == "dW" else ""
+        mma = f"{t['cuBLAS']['ms'] / t['mma']['ms']:.2f}" if "mma" in t else ""
+        out.append(f"| {name}{count} | {' x '.join(map(str, r['shape']))} | {ms(t['ours'])} | "
+                   f"{tera(r, 'ours')} | {ms(t['cuBLAS'])} | {tera(r, 'cuBLAS')} | "
+                   f"{t['cuBLAS']['ms'] / t['ours']['ms']:.2f} | {sums} | {mma} | "
+                   f"{r['difference']:.1e}{'' if r['difference'] < 1e-2 else ' **wrong**'} |")
+    alone, complete = lambda t: t["cuBLAS"]["ms"], equal_work
+    missing = [name for name, r in rows.items() if name not in good(rows)]
+    for side, name in (("ours", "NanoEuler"), ("mma", "mma.sync")):
+        means = [weighted(good(rows), side, peer) for peer in (alone, complete)]
+        if all(means):
+            out += ["", f"All products of a step, each as often as it occurs: {name} runs at "
+                    f"{means[0]:.3f} of cuBLAS's speed where cuBLAS leaves dW a bfloat16 product, "
+                    f"at {means[1]:.3f} where it sums dW into float32 too, its faster way"
+                    + (f"; without {', '.join(missing)}" if missing else "") + "."]
+    return out + ["", "The rows + x add the residual stream to the product, cuBLAS by addmm.  "
+                  "Difference: |ours - cuBLAS| / |cuBLAS|."]
+
+def attention_table(rows):
+    names = {"ours": "NanoEuler", "flash": "FlashAttention-2", "cudnn": "cuDNN"}
+    out = ["| batch x T, pass | " + " | ".join(f"{n}, ms | TFLOP/s" for n in names.values())
+           + " | speed against FA-2 | against cuDNN |", "|---|" + "---:|" * 8]
+    for name, r in good(rows).items():
+        both = {side: {"ms": r["forward"][side]["ms"] + r["backward"][side]["ms"]}
+                for side in r["forward"] if side in r["backward"]}
+        for what, times, factor in (("forward", r["forward"], 1), ("backward", r["backward"], 2.5),
+                                    ("both", both, 3.5)):
+            cells = [f"{ms(times[s]) if 'low' in times[s] else '%.3f' % times[s]['ms']} | "
+                     f"{factor * r['flop'] / times[s]['ms'] / 1e9:.0f}" if s in times else "- | -"
+                     for s in names]
+            ratios = [f"{times[s]['ms'] / times['ours']['ms']:.2f}" if s in times else "-"
+                      for s in ("flash", "cudnn")]
+            out.append(f"| {name} {what} | " + " | ".join(cells + ratios) + " |")
+    return out + ["", "12 query heads, 4 key and value heads of size 64, causal.  2 B H T^2 D flop "
+                  "forward, 2.5 times that backward.  Differences: |ours - theirs| / |theirs| of "
+                  "the output, of the gradients."]
+
+def kernel_table(rows, ceiling):
+    copy = good(ceiling).get("copy")
+    rate = copy["bytes"] / copy["ms"] / 1e6 if copy else math.nan
+    out = ["| kernel | MB a call | ms | GB/s | of the copy's rate |", "|---|---:|---:|---:|---:|"]
+    for name, r in good(rows).items():
+        speed = r["bytes"] / r["ms"] / 1e6
+        out.append(f"| {name} | {r['bytes'] / 1e6:.1f} | {ms(r)} | {speed:,.0f} | "
+                   f"{speed / rate:.0%} |")
+    return out
+
+def step_table(r, results):
+    peak, square = results["machine"]["peak_flops"], good(results["ceiling"]).get("matmul")
+    top = square["flop"] / square["ms"] * 1e3 if square else math.nan
+    out = ["| | ms a step | tokens/s | model TFLOP/s | MFU | of 8192^3 | peak memory, GiB | ready "
+           "after, s |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for name, t in r["times"].items():
+        speed, f = r["flop"] / t["ms"] * 1e3, r["facts"][name]
+        held = f["driver"] if name == "NanoEuler" else f["allocated"]
+        mfu = f"{speed / peak:.1%}" if peak else "-"
+        out.append(f"| {TITLES.get(name, name)} | {ms(t)} | {1e3 * r['tokens'] / t['ms']:,.0f} | "
+                   f"{speed / 1e12:.0f} | {mfu} | {speed / top:.1%} | {held / 2**30:.1f} | "
+                   f"{f['first_s']:.1f} |")
+    peers = {name: t["ms"] for name, t in r["times"].items() if name != "NanoEuler"}
+    if peers and "NanoEuler" in r["times"]:
+        best = min(peers, key=peers.get)
+        mine, their = r["facts"]["NanoEuler"], r["facts"][best]
+        gap = [abs(mine["losses"][0] / f["losses"][0] - 1) for n, f in r["facts"].items()
+               if n not in ("NanoEuler", "graph")]       # which goes on where another one ended
+        gib = lambda size: f"{size / 2**30:.1f} GiB"
+        out += ["", f"Against the best of them, {TITLES.get(best, best)}: "
+                f"**{peers[best] / r['times']['NanoEuler']['ms']:.2f}** of its speed, "
+                f"{mine['driver'] / (their['allocated'] or math.nan):.2f} of its memory.  "
+                f"NanoEuler's buffers add up to {gib(r['buffers'])}, the driver misses "
+                f"{gib(mine['driver'])}; torch allocated {gib(their['allocated'])} at most, and "
+                f"reserved {gib(their['reserved'])}.  The loss of the first step is within "
+                f"{max(gap, default=math.nan):.1e} of theirs."]
+    return out
+
+def ablation_table(rows, results):
+    measured = good(rows)
+    base = measured.get("as it is", {}).get("ms", math.nan)
+    peers = [r["times"][n]["ms"] for name, r in good(results.get("step", {})).items()
+             if name == "base, 64 x 512" for n in r["times"] if n not in ("NanoEuler", "eager")]
+    out = ["| base preset, bfloat16 | ms a step | tokens/s | against the first row | against "
+           "torch.compile | GiB, buffers | GiB, driver |", "|---|---:|---:|---:|---:|---:|---:|"]
+    for name, r in measured.items():
+        same = " x " not in name
+        peer = f"{min(peers) / r['ms']:.2f}" if peers and same else ""
+        out.append(f"| {name} | {ms(r)} | {1e3 * r['tokens'] / r['ms']:,.0f} | "
+                   f"{base / r['ms']:.2f} | {peer} | {r['buffers'] / 2**30:.1f} | "
+                   f"{r['driver'] / 2**30:.1f} |")
+    return out + ["", "64 x 512 unless a row says otherwise; all have 32,768 tokens a step."]
+
+def decode_table(rows):
+    out = ["| | ms a token | tokens/s |", "|---|---:|---:|"]
+    return out + [f"| {name} | {ms(t)} | {1e3 / t['ms']:,.0f} |" for r in good(rows).values()
+                  for name, t in r["times"].items()]
+
+def markdown(results):
+    m, ceiling = results["machine"], good(results.get("ceiling", {}))
+    results = {"ceiling": ceiling, **results}
+    peak = m["peak_flops"]
+    out = [f"## {m['device']}, driver {m['driver']}", "",
+           f"{', '.join(f'{k} {v}' for k, v in m['versions'].items())}; commit {m['commit']}; "
+           f"{m['date']}.", "",
+           f"Medians, in brackets the lowest and the highest of the rounds; the sides take turns.  "
+           f"MFU is against {peak / 1e12:.0f} TFLOP/s, dense bfloat16 by data sheet."
+           if peak else "Medians, in brackets the lowest and the highest of the rounds."]
+    if "copy" in ceiling:
+        r = ceiling["copy"]
+        out += ["", f"- device-to-device copy: {r['bytes'] / r['ms'] / 1e6:,.0f} GB/s, read and "
+                f"written together"]
+    if "matmul" in ceiling:
+        r = ceiling["matmul"]
+        out += [f"- cuBLAS, 8192^3, bfloat16, back to back: {r['flop'] / r['ms'] / 1e9:.0f} "
+                f"TFLOP/s"]
+    out += bad(results["ceiling"])
+    for group, title, table in (
+            ("matmul", "Matrix products of a base step, 64 x 512", matmul_table),
+            ("attention", "Attention", attention_table),
+            ("kernels", "Kernels that wait for memory, base step, 64 x 512",
+             lambda rows: kernel_table(rows, ceiling))):
+        if rows := results.get(group):
+            out += ["", f"### {title}", "", *table(rows), *tail(rows)]
+    for name, r in results.get("step", {}).items():
+        out += ["", f"### Training step, {name}", ""]
+        out += step_table(r, results) if name in good(results["step"]) else []
+        out += tail({name: r})
+    if rows := results.get("ablation"):
+        out += ["", "### Without one of its parts", "", *ablation_table(rows, results), *tail(rows)]
+    if rows := results.get("decode"):
+        out += ["", "### Decoding, batch 1, base preset, whole contexts", "", *decode_table(rows),
+                *tail(rows)]
+    return "\n".join(out) + "\n"
+
+def tail(rows):
+    lines = bad(rows) + noted(good(rows))
+    return ["", *lines] if lines else []
+
+if __name__ == "__main__":
+    print(markdown(json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))), end="")
