@@ -45,9 +45,10 @@ pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (
 gpu-pipeline: $(GPU_DEPS)  ## the same on the GPU, with data/pretrain.txt
 	$(PY) bench/pipeline.py --gpu $(ARGS)
 
-bench: $(BENCH_DEPS)  ## side by side with PyTorch, nanoGPT's demo, tokenizers, tiktoken (40 minutes)
+bench: $(BENCH_DEPS)  ## side by side with PyTorch, transformers, nanoGPT's demo, tiktoken (50 minutes)
 	$(PY) bench/bench_cpu.py
 	$(PY) bench/bench_bpe.py
+	$(PY) bench/bench_llama.py
 	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
 
 gpu-bench: $(GPU_BENCH_DEPS)  ## on a GPU: side by side with cuBLAS, SDPA, torch.compile (5 minutes)
