@@ -470,8 +470,10 @@ class Tokenizer:
             off = [root.get("normalizer")] + [model.get(key) for key in (
                 "dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")]
             off.append(None if set(CHARS) <= set(model["vocab"]) else model.get("unk_token"))
-            need(not any(off), "normalizer, dropout, ignore_merges, prefix, suffix, stand-in for a "
-                               f"byte without an id are {off}")
+            after = (root.get("post_processor") or {}).get("type", "ByteLevel")
+            need(not any(off) and after == "ByteLevel", "normalizer, dropout, ignore_merges, "
+                 "prefix, suffix, stand-in for a byte without an id, post_processor are "
+                 f"{off + [after]}")
             added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
             return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
 

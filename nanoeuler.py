@@ -1837,7 +1837,7 @@ def render(template, messages, state):
     Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
     if template in ("", "alpaca", ALPACA):
         return PROMPT.format(instruction=messages[-1][1])
-    system = re.search(r"<\|im_start\|>system(?:\\n|\n)(.*?)<\|im_end\|>", template, re.S)
+    system = re.search(r"<\|im_start\|>system(?:\\n|\n)([^\\]*?)<\|im_end\|>", template)
     system = system[1] if system else ""
     if template == "chatml" or squeezed(template) == squeezed(chatml(system)):
         turns = [("system", system)] * (system > "" and messages[0][0] != "system") + messages
@@ -2285,19 +2285,19 @@ def main(argv=None, parse=parse, verbs=VERBS):
             raise UserError(f"--threads is {threads}, expected 0 (one a physical core) to {most}")
         set_num_threads(threads or min(physical_cores(), most))
         return verbs[verb](**a)
-    except (UserError, bpe.TokenizerError) as e:
-        print(f"nanoeuler: {e}", file=sys.stderr)
-        return 2
-    except MemoryError as e:
-        print(f"nanoeuler: out of memory ({e}); use a smaller --micro-batch", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:                  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UserError, bpe.TokenizerError) as e:
+        problem = e
+    except MemoryError as e:
+        problem = f"out of memory ({e}); use a smaller --micro-batch, or --weights int8"
     except OSError as e:
-        print(f"nanoeuler: {e.filename or 'a file'}: {e.strerror}; see --out", file=sys.stderr)
-        return 2
+        problem = f"{e.filename or 'a file'}: {e.strerror}; see --out"
+    print(f"nanoeuler: {problem}", file=sys.stderr)
+    return 2
 
 if __name__ == "__main__":
     # As `nanoeuler`, not `__main__`: Numba's cache knows the named tuples by their module's name.

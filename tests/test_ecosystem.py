@@ -372,6 +372,20 @@ def test_a_conversation_goes_on(tokenizer, tmp_path):
     assert alpaca.returncode == 0 and alpaca.stdout != f"{first}\n"
 
 
+def test_an_imported_model_is_fine_tuned(tokenizer, tmp_path):
+    """Its own token ends a response then; the template is Alpaca's."""
+    path = write(tmp_path / "a.bin", replace(TINY, seq_len=300, vocab_size=512, n_mtp=1), tokenizer,
+                 kind="chat", template=PLAIN, eos="<|im_end|>")
+    run("export", path, tmp_path / "hf")
+    run("import", tmp_path / "hf", tmp_path / "b.bin")
+    data = [dict(instruction=f"Add {a} and 1.", output=str(a + 1)) for a in range(150)]
+    (tmp_path / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    run("sft", tmp_path / "b.bin", "--data", tmp_path / "data.json", "--steps", 2, "--batch", 600,
+        "--out", tmp_path / "c.bin")
+    state = ne.read_checkpoint(str(tmp_path / "c.bin")).state
+    assert (state.kind, state.template, state.eos, state.step) == ("chat", "", "<|im_end|>", 2)
+
+
 # ---- stored weights
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("tied", [False, True])
@@ -516,6 +530,8 @@ DAMAGED = {
         f / "tokenizer.json"),
     "tokenizer of WordPiece": lambda f: change(f / "tokenizer.json", pre_tokenizer=dict(
         type="Whitespace")),
+    "a token before every text, by template": lambda f: change(
+        f / "tokenizer.json", post_processor=dict(type="TemplateProcessing")),
     "a token before every text": lambda f: change(f / "tokenizer_config.json", add_bos_token=True),
     "a template that is a list": lambda f: change(f / "tokenizer_config.json", chat_template=[1]),
 }
