@@ -1232,7 +1232,7 @@ def read_checkpoint(path):
         moments = "adamw.m" in tensors
         found = {name: x.shape for name, x in tensors.items() if x.dtype == DTYPES["F32"]}
         need(found == tensor_shapes(cfg, moments), "its tensors are not those of its configuration")
-        flat, *moments = (aligned((n_params(cfg),), np.float32) for _ in "pmv"[:1 + 2 * moments])
+        flat, *moments = (aligned((n_params(cfg),), np.float32) for _ in range(1 + 2 * moments))
         for name, x in named(cfg, flat, *moments).items():
             x[...] = tensors[name]
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
