@@ -763,14 +763,15 @@ def mma_kernel(a_mn, b_mn, single, adds):
     @inlined
     def fetch(tile, source, row0, col0, mn):
         """Orders 128 rows of 64, or (mn) 64 rows of 128; zeros beyond the edge of the matrix."""
-        R, C, chunks = u32(source.shape[0]), u32(source.shape[1]), u32(16 if mn else 8)
+        shift, rows = (u32(4), 8) if mn else (u32(3), 16)            # of what 128 threads copy
+        thread, stride = u32(cuda.threadIdx.x), u64(source.strides[0])
+        row, chunk = thread >> shift, thread & (u32(1) << shift) - u32(1)
+        r, c, to = row0 + row, col0 + chunk * u32(8), tile + swizzled(row, chunk)
+        place = global_address(source) + u64(r) * stride + u64(2) * u64(c)
         for i in range(8):
-            n = u32(cuda.threadIdx.x) + u32(128 * i)
-            r, c = row0 + n // chunks, col0 + n % chunks * u32(8)
-            inside = r < R and c < C
-            place = u64(r) * u64(source.strides[0]) + u64(c) * u64(2) if inside else u64(0)
-            cp_async_or_zero(tile + swizzled(n // chunks, n % chunks),
-                             global_address(source) + place, u32(16) if inside else u32(0))
+            inside = r + u32(rows * i) < u32(source.shape[0]) and c < u32(source.shape[1])
+            cp_async_or_zero(to + u32(128 * rows * i), place + u64(rows * i) * stride,
+                             u32(16) if inside else u32(0))
 
     @inlined
     def load_a(a, tile, m, k):
@@ -799,6 +800,17 @@ def mma_kernel(a_mn, b_mn, single, adds):
                                              u32(k // 8) + (lane >> u32(3) & u32(1))))
 
     @inlined
+    def step(acc, tile, m, n, k):
+        """acc (64, 64) of the warp += A B of columns and rows k to k + 15"""
+        a, b = cuda.local.array(16, u32), cuda.local.array(4, u32)
+        load_a(a, tile, m, k)
+        for j in range(4):
+            load_b(b, tile + u32(MMA_STAGE // 2), n + u32(16 * j), k)
+            for i in range(4):
+                mma(acc, 32 * i + 8 * j, a, 4 * i, b, 0)
+                mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 2)
+
+    @inlined
     def finish(out, base, part, r, c, acc, i):           # two neighbours in a row
         low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c)
         if adds:
@@ -814,8 +826,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
     def kernel(out, base, a, b, M, N, K, splits):
         """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc, fa, fb = (cuda.local.array(128, types.float32), cuda.local.array(16, u32),
-                       cuda.local.array(4, u32))
+        acc = cuda.local.array(128, types.float32)
         part, m0, n0, first, last = tile_at(u32(cuda.blockIdx.x), M, N, K, splits, MMA_TILE,
                                             MMA_TILE)
         lane, warp = u32(cuda.threadIdx.x) & u32(31), u32(cuda.threadIdx.x) >> u32(5)
@@ -841,13 +852,10 @@ def mma_kernel(a_mn, b_mn, single, adds):
             if s < begin:
                 continue
             tile = smem + u32(s % 3 * MMA_STAGE)
-            for k in range(4):
-                load_a(fa, tile, m, 16 * k)
-                for j in range(4):
-                    load_b(fb, tile + u32(MMA_STAGE // 2), n + u32(16 * j), 16 * k)
-                    for i in range(4):
-                        mma(acc, 32 * i + 8 * j, fa, 4 * i, fb, 0)
-                        mma(acc, 32 * i + 8 * j + 4, fa, 4 * i, fb, 2)
+            step(acc, tile, m, n, 0)         # written out: the compiler would keep a loop
+            step(acc, tile, m, n, 16)
+            step(acc, tile, m, n, 32)
+            step(acc, tile, m, n, 48)
         for i in range(4):
             for j in range(8):
                 c = n0 + n + u32(8 * j) + lane % u32(4) * u32(2)
@@ -863,16 +871,17 @@ def mma_kernel(a_mn, b_mn, single, adds):
 # buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
 # the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
 # memory, once a warpgroup.
-BM, BN, STAGES = 128, 256, 3
+BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 16 + 1024   # 1,024: to align
+WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 4 + 16 + 1024          # 1,024: to align
 
 @functools.cache
 def wgmma_kernel(a_mn, b_mn, single, adds):
     """single: the output is float32 parts, and not bfloat16; adds: base is added."""
     multiply = wgmma(BN, int(a_mn), b_mn)
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
+    STAGES = 4 if single else 3              # the fourth lies where others stage the output
 
     @inlined
     def finish(out, part, r, c, acc, i):     # two neighbours in a row
@@ -888,7 +897,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
         """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
         smem = cuda.shared.array(0, types.uint16)
         start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
-        staging, full = start + u32(STAGES * STAGE), start + u32(STAGES * STAGE + 2 * OUT_BYTES)
+        staging, full = start + u32(STAGES * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
         empty, added = full + u32(8 * STAGES), full + u32(16 * STAGES)
         thread = u32(cuda.threadIdx.x)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
