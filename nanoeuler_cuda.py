@@ -1104,32 +1104,38 @@ def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
 
 @functools.cache
-def embedding_backward_kernel(W):
+def embedding_backward_kernel(W, N):
     load, _ = vector(W)
+    load_ids, _ = vector(N)
 
     @kernel
     def backward(dwte, dx, tokens):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
 
         One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
-        the tokens, a ballot says where v stands, and adds those rows; then the warps' sums."""
+        the tokens, N a lane; ballots say where v stands; it adds those rows; then the warps' sums."""
         sums, acc = cuda.shared.array((8, 256), ctype(dx)), cuda.local.array(W, ctype(dx))
-        row, found = cuda.local.array(W, ctype(dx)), 0
-        v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
+        row, ids, found = cuda.local.array(W, ctype(dx)), cuda.local.array(N, types.int32), 0
+        v, groups, C = cuda.blockIdx.x, tokens.size // N, dx.shape[1]
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         c = (32 * cuda.blockIdx.y + lane) * W
         for i in range(W):
             acc[i] = ctype(dx).type(0)
-        for i in range(warp * BT // 8, (warp + 1) * BT // 8, 32):
-            here = i + lane < (warp + 1) * BT // 8
-            token = tokens[min(i + lane, BT - 1)]
-            hits = cuda.ballot_sync(ALL, here and token == v) & ALL  # unsigned
-            while hits:
-                bt, found = i + cuda.ffs(hits) - 1, 1
-                hits &= hits - 1
-                load(row, dx, bt * C + min(c, C - W))
-                for j in range(W):
-                    acc[j] += row[j]
+        first, last = warp * groups // 8, (warp + 1) * groups // 8
+        for i in range(first, last, 32):
+            load_ids(ids, tokens, min(i + lane, last - 1) * N)
+            here = False
+            for n in range(N):
+                here |= ids[n] == v
+            if cuda.any_sync(ALL, i + lane < last and here):
+                for n in range(N):
+                    hits = cuda.ballot_sync(ALL, i + lane < last and ids[n] == v) & ALL   # unsigned
+                    while hits:
+                        bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
+                        hits &= hits - 1
+                        load(row, dx, bt * C + min(c, C - W))
+                        for j in range(W):
+                            acc[j] += row[j]
         if cuda.syncthreads_or(found):
             for i in range(W):
                 sums[warp, 32 * i + lane] = acc[i]
@@ -1146,7 +1152,8 @@ def embedding_backward_kernel(W):
 def embedding_backward(dwte, dx, tokens):
     (V, C) = dwte.shape
     W = width(C)
-    launch(embedding_backward_kernel(W), (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
+    backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
+    launch(backward, (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
 
 
 # ==== 4.3 RMSNorm ====
