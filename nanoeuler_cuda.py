@@ -139,7 +139,8 @@ def allow_shared(compiled, config):
     """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it."""
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
-    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, driver.CUdevice(0)))
+    device = driver.CUdevice(cuda.get_current_device().id)
+    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
 
 def ok(result):
     """The values of a driver call, without its error code, which must be zero."""
@@ -170,10 +171,15 @@ class Graph:
         handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-            ok(driver.cuStreamBeginCapture(handle, mode))
-            with cuda.defer_cleanup():       # freeing memory is not allowed while recording
-                self.function()
-            self.recorded = ok(driver.cuStreamEndCapture(handle))
+            gc.disable()                     # neither freeing memory nor destroying the graph of a
+            ok(driver.cuStreamBeginCapture(handle, mode))            # dead model is allowed now
+            try:
+                with cuda.defer_cleanup():
+                    self.function()
+            finally:
+                recorded = driver.cuStreamEndCapture(handle)
+                gc.enable()
+            self.recorded = ok(recorded)
             self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
         ok(driver.cuGraphLaunch(self.graph, handle))
 

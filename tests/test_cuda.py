@@ -3,6 +3,7 @@ compiled and assembled for three architectures, and what a user without a driver
 import ast
 import contextlib
 import functools
+import gc
 import importlib.util
 import inspect
 import json
@@ -554,6 +555,37 @@ def test_what_changes_between_steps_lies_in_device_memory(kind, naive, dry):
     assert min(map(len, first)) > 2
     losses()                                 # an evaluation comes between
     assert [recorded(dry, f) for f in (gradient, update, decode)] == first
+
+
+def test_a_recording_ends_whatever_happens(monkeypatch):
+    """A stream that is left recording refuses all that follows; what the garbage collector finds
+    meanwhile may destroy the graph of a dead model, which is not allowed."""
+    said = []
+    call = lambda name, result=(0, "x"): lambda *_: said.append(name) or result
+    names = ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphLaunch",
+             "cuGraphExecDestroy", "cuGraphDestroy")
+    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+        CUstream=int, CUstreamCaptureMode=SimpleNamespace(
+            CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), **{name: call(name) for name in names}))
+    monkeypatch.setattr(nc, "stream", SimpleNamespace(handle=0))
+    monkeypatch.setattr(cuda, "defer_cleanup", contextlib.nullcontext)
+    outcomes = iter([None, RuntimeError("a kernel"), None])
+
+    def function():
+        said.append(f"runs, collecting {gc.isenabled()}")
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    graph = nc.Graph(function)
+    graph()
+    with pytest.raises(RuntimeError, match="a kernel"):
+        graph()
+    assert said[1:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture"]
+    assert gc.isenabled()
+    graph()
+    assert said[4:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture",
+                        "cuGraphInstantiate", "cuGraphLaunch"] and gc.isenabled()
+    graph.graph = None                       # it is none
 
 
 def test_a_full_context_slides(dry):
