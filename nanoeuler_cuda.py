@@ -1649,6 +1649,24 @@ def tensor_attention(D, hopper):
                     mma(acc, 8 * n + 4, a, 4 * k, b, 2)
 
     @inlined
+    def order(smem, barriers, n, one, col1, other, col2, row, last):
+        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
+        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
+        expect(barrier, 2)
+        fetch(tile, one, row, last, col1, barrier)
+        fetch(tile + u32(TILE_BYTES), other, row, last, col2, barrier)
+        cp_async_commit()
+
+    @inlined
+    def mask(s, first, beyond):
+        """-inf above the diagonal of the tile s[first:], if it passes through.  beyond: the thread's
+        first column minus its first row."""
+        if beyond > -64:
+            for i in range(32):
+                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
+                    s[first + i] = -INF
+
+    @inlined
     def store(out, low, high, row, col):
         """Two neighbours."""
         store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
@@ -1669,13 +1687,9 @@ def tensor_attention(D, hopper):
 
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
-        """One step of the running softmax for one of the 64-row halves of s: S becomes 2^(S - m).
-        beyond: the thread's first column minus its first row, positive above the diagonal."""
+        """One step of the running softmax for one of the 64-row halves of s: S becomes 2^(S - m)."""
         top, first = cuda.local.array(2, f32), 32 * which
-        if beyond > -64:                     # the diagonal may pass through this tile
-            for i in range(32):
-                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
-                    s[first + i] = -INF
+        mask(s, first, beyond)
         for i in range(2):
             top[i] = m[2 * which + i]
         for i in range(32):
@@ -1724,12 +1738,8 @@ def tensor_attention(D, hopper):
             if n >= 0:
                 arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
-                expect(barrier, 2)
-                for i in range(2):
-                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
-                          last, k_col + i * G * D, barrier)
-                cp_async_commit()
+                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
+                      last)
             if n < 0:
                 continue
             by_rows(s, q, smem, tile, tile)
@@ -1792,20 +1802,12 @@ def tensor_attention(D, hopper):
             if n >= 0:
                 arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
-                expect(barrier, 2)
-                for i in range(2):
-                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
-                          last, k_col + i * G * D, barrier)
-                cp_async_commit()
+                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
+                      last)
             if n < 0:
                 continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
-            beyond = i32(n * 64 + lane % 4 * 2 - r)
-            if beyond > -64:                 # the diagonal may pass through this tile
-                for i in range(32):
-                    if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
-                        s[i] = -INF
+            mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
             for i in range(32):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
             for i in range(16):
@@ -1849,14 +1851,10 @@ def tensor_attention(D, hopper):
                 if t >= T:
                     h, t = h + 1, k0
             if n + 1 < count:
-                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
-                expect(barrier, 2)
-                fetch(smem + u32((2 + 2 * place) * TILE_BYTES), qkv, row0 + t, last, h * D, barrier)
-                fetch(smem + u32((3 + 2 * place) * TILE_BYTES), do, row0 + t, last, h * D, barrier)
                 column = h * lse.shape[1] + min(row0 + t + cuda.threadIdx.x % 64, last)
-                cp_async_4(shared_address(numbers) + u32(4 * (128 * place + cuda.threadIdx.x)),
-                           source + u64(4 * column))
-                cp_async_commit()
+                place = (n + 1) % 2 * 128 + cuda.threadIdx.x
+                cp_async_4(shared_address(numbers) + u32(4 * place), source + u64(4 * column))
+                order(smem, barriers, n + 1, qkv, h * D, do, h * D, row0 + t, last)
             if n < 0:
                 continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
