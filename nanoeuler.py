@@ -1249,10 +1249,10 @@ def read_checkpoint(path):
                         f"file, or train a new one with --force") from None
     return Checkpoint(cfg, tokenizer, state, flat, moments)
 
-def keep(path, force, more=""):
+def keep(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force."""
     if os.path.exists(path) and not force:
-        raise UserError(f"{path} exists;{more} name another, or --force replaces it")
+        raise UserError(f"{path} exists; {remedy}, --force replaces it")
 
 def print_table(title, rows):
     print(title)
@@ -1603,7 +1603,7 @@ def launch(run, engine, fresh, out, resume, force, **chosen):
         if not start.moments:
             raise UserError(f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
-        keep(out, force, " --resume goes on with it,")
+        keep(out, force, "--resume goes on with it, --out NAME keeps it")
         options = run.Options(**{k: v for k, v in chosen.items() if k not in shape}).check()
         start = fresh(shape)
     if engine is Model:

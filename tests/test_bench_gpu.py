@@ -65,7 +65,7 @@ def test_every_product_of_a_step_is_measured(device):
     assert 3 * forward + 6 * B * T * T * CFG.n_head * CFG.head_dim * CFG.n_layer == (
         bench.flops(CFG, B, T))
     for r in rows.values():
-        assert {"ours", "cuBLAS"} <= set(r["times"]) and r["notes"]["mma.sync"]
+        assert {"ours", "cuBLAS", "mma"} <= set(r["times"])
 
     def launched(f):                         # output and M, N, K, splits
         device.launches.clear()
@@ -102,30 +102,23 @@ def test_steps_and_ablations(device):
         assert set(r["times"]) == {"NanoEuler", "eager"} and not r["notes"]
         assert r["facts"]["eager"]["losses"][2] < r["facts"]["eager"]["losses"][0]
     rows = measured("ablation")
-    assert "mma" in rows["mma.sync matmul"]["skipped"]
-    assert len(gpu_report.good(rows)) == len(rows) - 1
-    assert nc.tensor_cores.__name__ == "tensor_cores"    # the portable way was for its row only
+    assert len(gpu_report.good(rows)) == len(rows)
+    assert nc.highest == "wgmma"             # a lower rung was for its row only
 
 
-def test_the_portable_matmul_is_what_its_row_runs(device):
-    bench.ablation_row(2, 64, matmul="portable")
+@pytest.mark.parametrize("rung, kernel", [("portable", "matmul_kernel"),
+                                          ("mma", "mma_kernel_kernel")])
+def test_a_lower_rung_is_what_its_row_runs(device, rung, kernel):
+    bench.ablation_row(2, 64, matmul=rung)
     names = {x.name for x in device.launches}
-    assert "matmul_kernel" in names and "wgmma_kernel_kernel" not in names
+    assert kernel in names and "wgmma_kernel_kernel" not in names
 
 
-def test_a_choice_that_the_engine_lacks_is_skipped(device, monkeypatch):
-    class Model(nc.Model):
-        def __init__(self, *args, matmul=None, **options):
-            if matmul == "mma":
-                raise ne.UserError("no such matmul")
-            super().__init__(*args, **options)
-
-    monkeypatch.setattr(nc, "Model", Model)
-    rows = measured("ablation")
-    assert rows["mma.sync matmul"] == {"skipped": "no such matmul"}
-    assert "ms" in rows["portable matmul"]
-    notes = bench.matmul_row("forward", 1, 64, 64, 64, 1)["notes"]
-    assert "launches what it launches" in notes["mma.sync"]
+def test_a_rung_that_the_gpu_lacks_is_skipped(device):
+    device.gpu.compute_capability = (8, 9)
+    with pytest.raises(bench.Skip, match="no wgmma"), bench.rung("wgmma"):
+        pass
+    assert nc.highest == "wgmma"
 
 
 def test_decoding(device, monkeypatch):

@@ -347,9 +347,10 @@ def test_cross_entropy_by_hand(dtype):
 def test_matvec_add(dtype, N, K, seed):
     y, w = normal((N,), seed, dtype), normal((N, K), seed + 1, dtype)
     x = normal((K,), seed + 2, dtype)
-    want = y + w.astype(np.float64) @ x
-    bound = (K + 3) * u(dtype) * (np.abs(w.astype(np.float64)) @ np.abs(x) + np.abs(y))
-    ne.matvec_add(y, w, x)
+    scale = np.exp(normal((N,), seed + 3, dtype))
+    want = y + scale * (w.astype(np.float64) @ x)
+    bound = (K + 4) * u(dtype) * (scale * (np.abs(w.astype(np.float64)) @ np.abs(x)) + np.abs(y))
+    ne.matvec_add(y, w, scale, x)
     assert np.all(np.abs(y - want) <= bound)
 
 
