@@ -13,8 +13,9 @@ A stage is run once for each of --sides, by the loops of nanoeuler.py (Run, SftR
     cpu       nanoeuler.Model, beside a GPU's ours
 
 All settings of the stage are flags.  Every step is logged in FOLDER/SIDE.jsonl; its learning rate
-is that of ours, whose schedule --minutes plans as it goes.  --half SIDE runs one side and --compare
-compares what is there (any SIDE.jsonl), so that each call may be short.  Writes OUT.json, OUT.md.
+is that of ours, whose schedule --minutes plans as it goes.  --half SIDE runs one side, after Ctrl-C
+with --resume the rest of it, and --compare compares what is there (any SIDE.jsonl), so that each
+call may be short.  Writes OUT.json, OUT.md.
 
 loss      of the head that is read, per step; of dpo that of the preferences.
 exact     held-out questions of skill answered as the key does.  Replies of all sides come from one
@@ -70,9 +71,8 @@ class Twin:
     program, talk = "bench/twin.py", "chat"
 
     def __init__(self, cfg, flat, moments=(), options=None):
-        if moments or cfg.tie_embeddings:
-            raise ne.UserError("the twin is trained from step 0 on, and with an embedding of its "
-                               "own; start with a checkpoint of that kind")
+        if cfg.tie_embeddings:
+            raise ne.UserError("the twin has no tied embedding; start with a model without one")
         gpu = hasattr(options, "dtype")
         self.dtype = options.dtype if gpu else {4: "f32", 8: "f64"}[flat.itemsize]
         self.cfg, self.place = cfg, torch.device("cuda" if gpu else "cpu")
@@ -83,6 +83,7 @@ class Twin:
         self.summed_ce = torch.compile(summed_ce, fullgraph=True, dynamic=False) if gpu else (
             summed_ce)
         self.optimizer = make_optimizer(self.net)        # two groups: matrices, vectors
+        self.moments = moments               # of a resumed run, until its first update
         self.ce = torch.zeros(cfg.n_mtp, dtype=torch.float64, device=self.place)
 
     def put(self, x, dtype=torch.int64):
@@ -94,8 +95,23 @@ class Twin:
         (ce * self.put(np.asarray(weight), ce.dtype)).sum().backward()
         self.ce += ce.detach().sum(0, dtype=torch.float64)
 
+    def restore(self, beta2, correct2):
+        """Hands AdamW's moments to the optimizer, which counts steps t: correct2 = 1 - beta2^t."""
+        steps = 1e6 if correct2 == 1 else round(math.log(1 - correct2, beta2))
+        tables = [ne.views(x, ne.param_table(self.cfg))._asdict() for x in self.moments]
+        for name, (weights, _) in self.net.table().items():
+            m, v = (self.put(x[name], weights[0].dtype).view(-1, *weights[0].shape)
+                    for x in tables)
+            for i, w in enumerate(weights):
+                self.optimizer.state[w] = dict(
+                    step=torch.tensor(steps - 1.0, device=self.place), exp_avg=m[i].clone(),
+                    exp_avg_sq=v[i].clone())
+        self.moments = ()
+
     def update(self, hyper):
-        lr, beta1, beta2, eps, decay, clip, *_ = map(float, hyper)
+        lr, beta1, beta2, eps, decay, clip, _, correct2 = map(float, hyper)
+        if self.moments:
+            self.restore(beta2, correct2)
         ce = self.ce.cpu().numpy().copy()
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), clip).item()
         self.ce.zero_()
@@ -230,6 +246,8 @@ def side_of(Run, follow, args):
 
         def go(self):
             super().go()
+            if self.state.step < self.state.n_steps:
+                return                       # Ctrl-C: --resume goes on
             seconds, model, end = self.elapsed(), self.model, {}
             if args.stage == "dpo":
                 chosen, rejected = self.losses(*self.pairs[:2]).reshape(-1, 2).T
@@ -266,13 +284,15 @@ def run_side(side, chosen, args):
               "control": perturbed(program.Model)}[side]
     follow = None if side == "ours" else [
         r["n_steps"] for r in ne.read_log(args.folder / "ours.jsonl") if "n_steps" in r]
-    if follow is not None:
+    if args.resume:
+        chosen = {}                          # the checkpoint knows them
+    elif follow is not None:
         chosen = {**chosen, "steps": len(follow)}
     elif "minutes" in chosen:
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = args.preset if args.stage == "pretrain" else args.base
-    verb(start, engine=engine, run=side_of(getattr(program, name), follow, args), resume=False,
-         force=True, out=str(args.folder / f"{side}.bin"), **chosen)
+    verb(start, engine=engine, run=side_of(getattr(program, name), follow, args),
+         resume=args.resume, force=True, out=str(args.folder / f"{side}.bin"), **chosen)
 
 
 # ---- comparison
@@ -403,6 +423,7 @@ def main():
     parser.add_argument("--engine", default="cpu", choices=["cpu", "gpu"], help="ours")
     parser.add_argument("--sides", nargs="+", default=["ours", "twin"], choices=SIDES)
     parser.add_argument("--half", choices=SIDES, help="run this side only")
+    parser.add_argument("--resume", action="store_true", help="go on with --half")
     parser.add_argument("--compare", action="store_true", help="run none, compare what is there")
     parser.add_argument("--test", nargs="*", default=[], metavar="FILE",
                         help="more held-out questions, as JSON")

@@ -1,11 +1,14 @@
 """The PyTorch twin: the same gradients and updates in float64, its greedy decoder, whole stages."""
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from conftest import ROOT, TINY, nanoeuler, random_flat
+from test_checkpoint import wait_for_step
 from test_dpo import PAIRS
 from test_sft import ADD
 
@@ -37,6 +40,22 @@ def test_the_twin_takes_the_same_steps_in_float64(clip, rel):
             ours.losses(tokens, targets[0]), rel=rel)
     for mine, other in zip(ours.buffers(), theirs.buffers()):
         assert np.allclose(mine, other, rtol=0, atol=rel * np.abs(mine).max())
+
+
+@pytest.mark.parametrize("t", [2, 5000])
+def test_a_resumed_twin_takes_the_next_step(t):
+    """From the weights and moments of step t - 1, as ours does; late, 1 - beta2^t is 1."""
+    rng, n = np.random.default_rng(1), ne.n_params(TINY)
+    moments = [0.1 * rng.normal(size=n), rng.random(n)]
+    models = [engine(TINY, random_flat(TINY, 4), tuple(x.copy() for x in moments))
+              for engine in (ne.Model, twin.Twin)]
+    for step in (t, t + 1):
+        tokens = rng.integers(0, TINY.vocab_size, (2, TINY.seq_len), dtype=np.int32)
+        for model in models:
+            model.gradient(tokens, np.stack([tokens, tokens]), np.ones(2))
+            model.update(np.array([*HYPER, 1e9, 1 - 0.9 ** step, 1 - 0.95 ** step]))
+    for mine, other in zip(*(model.buffers() for model in models)):
+        assert np.allclose(mine, other, rtol=0, atol=1e-11)
 
 
 def test_the_twin_stops_before_a_bad_update():
@@ -116,9 +135,20 @@ def test_a_whole_dpo_by_halves(base):
 
 
 def test_the_twin_follows_a_schedule_planned_by_minutes(base, text):
-    bench(base, "--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.02,
+    bench(base, "--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.05,
           "--seq-len", 16, "--vocab-size", 280, "--batch", 64, "--out", "out_pretrain")
     r, v = result_of(base, "out_pretrain")
+    os.remove(base / "twin_pretrain/twin.jsonl")
+    half = ("--stage", "pretrain", "--half", "twin")
+    process = subprocess.Popen([sys.executable, ROOT / "bench/twin.py", *half, "--preset", "small",
+                                "--data", text, "--seq-len", "16", "--vocab-size", "280", "--batch",
+                                "64"], cwd=base, stdout=subprocess.DEVNULL)
+    wait_for_step(base / "twin_pretrain/twin.jsonl", 3, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    bench(base, *half, "--resume")
+    bench(base, "--stage", "pretrain", "--compare", "--out", "out_resumed")
+    assert result_of(base, "out_resumed")[0]["curves"] == r["curves"]
     logs = [ne.read_log(base / f"twin_pretrain/{side}.jsonl") for side in ("ours", "twin")]
     lrs = [[x["lr"] for x in log if "lr" in x and "loss" in x] for log in logs]
     assert lrs[0] == lrs[1] and len(lrs[0]) == r["steps"] > 5
