@@ -10,6 +10,8 @@ A stage is run once for each of --sides, by the loops of nanoeuler.py (Run, SftR
     twin      bench/torch_peer.py: autograd, torch's clipping and fused AdamW; float32, or on the
               GPU what --dtype says, bf16 under autocast and compiled
     control   ours from weights * (1 + 1e-7 normal): what training makes of rounding
+    lockstep  ours again; every 10th step the twin takes the same step from its weights and moments:
+              how far apart one step takes them, all along the way
     cpu       nanoeuler.Model, beside a GPU's ours
 
 All settings of the stage are flags.  Every step is logged in FOLDER/SIDE.jsonl; its learning rate
@@ -48,11 +50,12 @@ from bench_cpu import cpu_model
 from torch_peer import Peer, make_optimizer, peer_config
 
 STAGES = {"pretrain": ("Run", ne.train), "sft": ("SftRun", ne.sft), "dpo": ("DpoRun", ne.dpo)}
-SIDES = ("ours", "twin", "control", "cpu")
+SIDES = ("ours", "twin", "control", "lockstep", "cpu")
 KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
          "count": "Count the words|How many words", "capitals": "Write the word",
          "first letter": "What is the first letter"}
-LOSS_BAR, POINTS_BAR, END_BAR = 5e-3, 3, 0.5
+LOSS_BAR, POINTS_BAR, END_BAR = 5e-3, 3, 0.5             # nats, points, percent
+EVERY = 10                                   # steps, of lockstep
 
 
 # ---- the twin
@@ -77,13 +80,13 @@ class Twin:
         self.dtype = options.dtype if gpu else {4: "f32", 8: "f64"}[flat.itemsize]
         self.cfg, self.place = cfg, torch.device("cuda" if gpu else "cpu")
         self.net = Peer(peer_config(cfg), torch.float64 if self.dtype == "f64" else torch.float32)
-        self.net.load_numpy(ne.views(flat, ne.param_table(cfg))._asdict()).to(self.place)
+        self.load(flat, moments)
+        self.net.to(self.place)
         self.cast = functools.partial(torch.autocast, self.place.type, torch.bfloat16,
                                       enabled=self.dtype == "bf16")
         self.summed_ce = torch.compile(summed_ce, fullgraph=True, dynamic=False) if gpu else (
             summed_ce)
         self.optimizer = make_optimizer(self.net)        # two groups: matrices, vectors
-        self.moments = moments               # of a resumed run, until its first update
         self.ce = torch.zeros(cfg.n_mtp, dtype=torch.float64, device=self.place)
 
     def put(self, x, dtype=torch.int64):
@@ -94,6 +97,11 @@ class Twin:
             ce = self.summed_ce(self.net, self.put(tokens), self.put(targets))
         (ce * self.put(np.asarray(weight), ce.dtype)).sum().backward()
         self.ce += ce.detach().sum(0, dtype=torch.float64)
+
+    def load(self, flat, moments):
+        """moments (m, v) wait for the next update, which knows the step."""
+        self.net.load_numpy(ne.views(flat, ne.param_table(self.cfg))._asdict())
+        self.moments = moments
 
     def restore(self, beta2, correct2):
         """Hands AdamW's moments to the optimizer, which counts steps t: correct2 = 1 - beta2^t."""
@@ -112,10 +120,13 @@ class Twin:
         lr, beta1, beta2, eps, decay, clip, _, correct2 = map(float, hyper)
         if self.moments:
             self.restore(beta2, correct2)
-        ce = self.ce.cpu().numpy().copy()
-        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), clip).item()
+        ce, weights = self.ce.cpu().numpy().copy(), list(self.net.parameters())
+        norms = torch.stack([torch.linalg.vector_norm(w.grad, dtype=torch.float64)
+                             for w in weights])          # in float32 it is 3e-5 off on the CPU
+        norm = norms.norm().item()
         self.ce.zero_()
         if math.isfinite(norm):
+            torch.nn.utils.clip_grads_with_norm_(weights, clip, norms.norm())
             for group, wd in zip(self.optimizer.param_groups, (decay, 0.0)):
                 group.update(lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=wd)
             self.optimizer.step()
@@ -169,6 +180,36 @@ def perturbed(Model):
             flat[:] = flat * (1 + 1e-7 * np.random.default_rng(1).standard_normal(flat.size))
             super().__init__(cfg, flat, *rest)
     return Perturbed
+
+
+def in_lockstep(Model):
+    class Lockstep(Model):
+        def __init__(self, cfg, flat, moments=(), options=None):
+            super().__init__(cfg, flat, moments, options)
+            self.twin = Twin(cfg, flat, (), options)
+            self.steps, self.both, self.apart = 0, False, {}
+
+        def gradient(self, tokens, targets, weight):
+            if self.steps % EVERY == 0 and not self.both:
+                self.both, (self.before, *moments) = True, [x.copy() for x in self.buffers()]
+                self.twin.load(self.before, moments)
+            if self.both:
+                self.twin.gradient(tokens, targets, weight)
+            super().gradient(tokens, targets, weight)
+
+        def update(self, hyper):
+            ce, norm = super().update(hyper)
+            if self.both:
+                twin_ce, twin_norm = self.twin.update(hyper)
+                after, theirs = self.buffers()[0], self.twin.flat(lambda w: w)
+                update = np.linalg.norm(theirs - after) / np.linalg.norm(after - self.before)
+                self.apart = dict(loss=abs(twin_ce[0] / ce[0] - 1), norm=abs(twin_norm / norm - 1),
+                                  update=float(update))
+            else:
+                self.apart = {}
+            self.both, self.steps = False, self.steps + 1
+            return ce, norm
+    return Lockstep
 
 
 # ---- what a side ends with
@@ -235,26 +276,27 @@ def versions():
         f"{n} {importlib.metadata.version(n)}" for n in names if n in found)
 
 
-def side_of(Run, follow, args):
+def side_of(side, Run, follow, args):
     """A Run that takes the schedule of another one's log, and ends with a record of its own."""
     class Side(Run):
         def advance(self):
             s = self.state
             if follow:
                 s.n_steps = follow[s.step]
-            return {"n_steps": s.n_steps, **super().advance()}
+            r = {"n_steps": s.n_steps, **super().advance()}
+            return {**r, "apart": self.model.apart} if side == "lockstep" else r
 
         def go(self):
             super().go()
             if self.state.step < self.state.n_steps:
                 return                       # Ctrl-C: --resume goes on
             seconds, model, end = self.elapsed(), self.model, {}
-            if args.stage == "dpo":
+            if args.stage == "dpo" and side != "lockstep":
                 chosen, rejected = self.losses(*self.pairs[:2]).reshape(-1, 2).T
                 before = self.pairs[2].reshape(-1, 2)
                 end["prefers"] = [int((before[:, 0] < before[:, 1]).sum()),
                                   int((chosen < rejected).sum()), len(chosen)]
-            if args.stage != "pretrain":
+            if args.stage != "pretrain" and side != "lockstep":
                 end["answers"] = {path: answers(self, path, self.answers[0] if path ==
                                                 self.options.data else "output")
                                   for path in dict.fromkeys([self.options.data, *args.test])}
@@ -281,7 +323,7 @@ def run_side(side, chosen, args):
         program = ne
         ne.compile_kernels()
     engine = {"ours": program.Model, "twin": Twin, "cpu": ne.Model,
-              "control": perturbed(program.Model)}[side]
+              "control": perturbed(program.Model), "lockstep": in_lockstep(program.Model)}[side]
     follow = None if side == "ours" else [
         r["n_steps"] for r in ne.read_log(args.folder / "ours.jsonl") if "n_steps" in r]
     if args.resume:
@@ -291,7 +333,7 @@ def run_side(side, chosen, args):
     elif "minutes" in chosen:
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = args.preset if args.stage == "pretrain" else args.base
-    verb(start, engine=engine, run=side_of(getattr(program, name), follow, args),
+    verb(start, engine=engine, run=side_of(side, getattr(program, name), follow, args),
          resume=args.resume, force=True, out=str(args.folder / f"{side}.bin"), **chosen)
 
 
@@ -355,12 +397,18 @@ def compare(args):
                                command=e["command"], held_out=measures(sides[name], e["end"]))
                     for name, e in ends.items()}, loss_end=difference(ours, ours)["end"])
     for name in sides:
-        if name != "ours":
+        if name == "lockstep":
+            apart = [x["apart"] for x in steps[name] if x["apart"]]
+            r["sides"][name].update(same=[x["loss"] for x in steps[name]] == [
+                x["loss"] for x in ours], checked=len(apart), apart={k: dict(
+                    largest=max(x[k] for x in apart), mean=np.mean([x[k] for x in apart]))
+                    for k in apart[0]})
+        elif name != "ours":
             r["sides"][name].update(difference(ours, steps[name]), same_replies=same_replies(
                 ends["ours"]["end"], ends[name]["end"]))
     r["curves"] = {"ours": [round(x["loss"], 6) for x in ours], **{
         f"{name} - ours": [float(f"{y['loss'] - x['loss']:.2g}") for x, y in zip(ours, log)]
-        for name, log in steps.items() if name != "ours"}}
+        for name, log in steps.items() if name not in ("ours", "lockstep")}}
     write = lambda suffix, text: pathlib.Path(f"{args.out}{suffix}").write_text(text, "utf-8")
     write(".json", re.sub(r"\n {3,}", " ", json.dumps(r, indent=1)) + "\n")
     write(".md", table(r))
@@ -368,7 +416,8 @@ def compare(args):
 
 
 def table(r):
-    a, others = r["about"], {k: v for k, v in r["sides"].items() if k != "ours"}
+    a, sides = r["about"], {k: v for k, v in r["sides"].items() if k != "lockstep"}
+    others = {k: v for k, v in sides.items() if k != "ours"}
     out = [f"## {r['stage']}: the engine beside its PyTorch twin", "",
            f"{a['parameters']:,} parameters, {r['steps']:,} steps of {a['B']} x {a['T']} tokens, "
            f"lr {a['lr']:.2g}, {a['data']}; {a['machine']}, {a['cores']} cores.",
@@ -385,10 +434,14 @@ def table(r):
     out += ["", f"Loss over the last tenth of the steps: ours {r['loss_end']:.4f}; " + ", ".join(
         f"{name} {v['end']:.4f} ({v['end_percent']:+.3f} %)" for name, v in others.items()) + "."]
     cell = lambda x: f"{x[0]} of {x[1]}" if isinstance(x, list) else f"{x:.5f}"
-    out += ["", "| held out | " + " | ".join(r["sides"]) + " |",
-            "|---|" + "---:|" * len(r["sides"])]
+    if v := r["sides"].get("lockstep"):
+        run = "ours, bit for bit" if v["same"] else "a run that is not ours"
+        out += ["", f"One step of the twin from the weights and moments of {run}, at {v['checked']} "
+                "steps; differences relative to ours, largest and mean:", ""]
+        out += [f"- {k}: {x['largest']:.1e}, {x['mean']:.1e}" for k, x in v["apart"].items()]
+    out += ["", "| held out | " + " | ".join(sides) + " |", "|---|" + "---:|" * len(sides)]
     for name in r["sides"]["ours"]["held_out"]:
-        row = [v["held_out"].get(name) for v in r["sides"].values()]
+        row = [v["held_out"].get(name) for v in sides.values()]
         out.append(f"| {name.removeprefix('val_').replace('_', ' ')} | " + " | ".join(
             "" if x is None else cell(x) for x in row) + " |")
     for name, v in others.items():

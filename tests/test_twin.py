@@ -110,9 +110,14 @@ def result_of(folder, name):
 
 def test_a_whole_sft_with_control(base):
     out = bench(base, "--stage", "sft", "--base", "nanoeuler.bin", "--data", "add.json", "--steps",
-                6, "--batch", 320, "--sides", "ours", "twin", "control", "--out", "out_sft")
+                6, "--batch", 320, "--sides", "ours", "twin", "control", "lockstep", "--out",
+                "out_sft")
     r, v = result_of(base, "out_sft")
-    assert list(r["sides"]) == ["ours", "twin", "control"] and r["steps"] == 6
+    assert list(r["sides"]) == ["ours", "twin", "control", "lockstep"] and r["steps"] == 6
+    apart = r["sides"]["lockstep"]
+    assert apart["same"] and apart["checked"] == 1
+    assert {k: x["largest"] for k, x in apart["apart"].items()} == pytest.approx(
+        dict(loss=0, norm=0, update=0), abs=1e-4)
     assert v["largest"] < 1e-4 and r["sides"]["control"]["largest"] < 1e-4
     asked = sum(map(ne.held_out, ADD))
     assert v["held_out"]["exact, skill, add.json"][1] == asked
