@@ -276,6 +276,14 @@ def versions():
         f"{n} {importlib.metadata.version(n)}" for n in names if n in found)
 
 
+def origin(args):
+    if args.stage == "pretrain":
+        return f"the {args.preset} preset"
+    s = ne.read_checkpoint(args.base).state
+    return (f"{args.base}: {s.step:,} steps of {s.options['data']}, {s.bits_per_byte:.4f} bits a "
+            f"byte held out")
+
+
 def side_of(side, Run, follow, args):
     """A Run that takes the schedule of another one's log, and ends with a record of its own."""
     class Side(Run):
@@ -304,10 +312,11 @@ def side_of(side, Run, follow, args):
                                  capture_output=True, text=True)
             with open(self.log, "a", encoding="utf-8") as f:
                 f.write(json.dumps(dict(
-                    step=self.state.step, end=end, device=model.device(), minutes=seconds / 60,
-                    parameters=ne.n_params(model.cfg), B=self.B, T=model.cfg.seq_len, lr=self.lr,
-                    data=self.options.data, machine=cpu_model()[0], cores=os.cpu_count(),
-                    versions=versions(), commit=args.commit or git.stdout.strip(),
+                    step=self.state.step, end=end, start=origin(args), device=model.device(),
+                    minutes=seconds / 60, parameters=ne.n_params(model.cfg), B=self.B,
+                    T=model.cfg.seq_len, lr=self.lr, data=self.options.data,
+                    machine=cpu_model()[0], cores=os.cpu_count(), versions=versions(),
+                    commit=args.commit or git.stdout.strip(),
                     command=" ".join(["python", "bench/twin.py", *args.argv]))) + "\n")
     return Side
 
@@ -341,9 +350,10 @@ def run_side(side, chosen, args):
 def difference(ours, theirs):
     """Of two curves: how far apart they are, and where they end (means of the last tenth)."""
     x, y = (np.array([r["loss"] for r in log]) for log in (ours, theirs))
-    d, last = np.abs(x - y), max(1, len(x) // 10)
+    d, last, n = np.abs(x - y), max(1, len(x) // 10), min(50, len(x))
     return dict(first_50=d[:50].max(), largest=d.max(), at_step=int(d.argmax()) + 1,
                 mean=d.mean(), above=int((d > LOSS_BAR).sum()),
+                smooth=np.abs(np.convolve(y - x, np.ones(n) / n, "valid")).max(),
                 tenths=[float(part.max()) for part in np.array_split(d, 10) if len(part)],
                 end=y[-last:].mean(), end_percent=100 * (y[-last:].mean() / x[-last:].mean() - 1),
                 norm=max(abs(b["norm"] / a["norm"] - 1) for a, b in zip(ours, theirs)))
@@ -391,8 +401,8 @@ def compare(args):
             raise SystemExit(f"{name} has another schedule than ours: {len(log)} and {len(ours)} "
                              f"steps; run --half {name} again")
     r = dict(stage=args.stage, steps=len(ours),
-             about={k: ends["ours"][k] for k in ("parameters", "B", "T", "lr", "data", "machine",
-                                                 "cores", "versions", "commit")},
+             about={k: ends["ours"][k] for k in ("parameters", "B", "T", "lr", "data", "start",
+                                                 "machine", "cores", "versions", "commit")},
              sides={name: dict(device=e["device"], minutes=e["minutes"], commit=e["commit"],
                                command=e["command"], held_out=measures(sides[name], e["end"]))
                     for name, e in ends.items()}, loss_end=difference(ours, ours)["end"])
@@ -420,14 +430,15 @@ def table(r):
     others = {k: v for k, v in sides.items() if k != "ours"}
     out = [f"## {r['stage']}: the engine beside its PyTorch twin", "",
            f"{a['parameters']:,} parameters, {r['steps']:,} steps of {a['B']} x {a['T']} tokens, "
-           f"lr {a['lr']:.2g}, {a['data']}; {a['machine']}, {a['cores']} cores.",
-           f"{a['versions']}; commit {a['commit']}.", ""]
+           f"lr {a['lr']:.2g}, {a['data']}, from {a['start']}.",
+           f"{a['machine']}, {a['cores']} cores; {a['versions']}; commit {a['commit']}.", ""]
     out += [f"- {name}: {v['device']}; `{v['command']}`" for name, v in r["sides"].items()]
     out += ["", "| loss, difference from ours | first 50 steps | all | at step | mean | "
-            f"steps above {LOSS_BAR:g} | gradient norm, relative |", "|---|" + "---:|" * 6]
+            f"steps above {LOSS_BAR:g} | means of 50 steps | gradient norm, relative |",
+            "|---|" + "---:|" * 7]
     for name, v in others.items():
         out.append(f"| {name} | {v['first_50']:.1e} | {v['largest']:.1e} | {v['at_step']} | "
-                   f"{v['mean']:.1e} | {v['above']} | {v['norm']:.1e} |")
+                   f"{v['mean']:.1e} | {v['above']} | {v['smooth']:.1e} | {v['norm']:.1e} |")
     out += ["", "Largest difference in each tenth of the steps:", ""]
     out += [f"- {name}: " + ", ".join(f"{x:.0e}" for x in v["tenths"])
             for name, v in others.items()]
@@ -436,8 +447,8 @@ def table(r):
     cell = lambda x: f"{x[0]} of {x[1]}" if isinstance(x, list) else f"{x:.5f}"
     if v := r["sides"].get("lockstep"):
         run = "ours, bit for bit" if v["same"] else "a run that is not ours"
-        out += ["", f"One step of the twin from the weights and moments of {run}, at {v['checked']} "
-                "steps; differences relative to ours, largest and mean:", ""]
+        out += ["", f"One step of the twin from the weights and moments of {run}, {v['checked']} "
+                "times; differences relative to ours, largest and mean:", ""]
         out += [f"- {k}: {x['largest']:.1e}, {x['mean']:.1e}" for k, x in v["apart"].items()]
     out += ["", "| held out | " + " | ".join(sides) + " |", "|---|" + "---:|" * len(sides)]
     for name in r["sides"]["ours"]["held_out"]:
