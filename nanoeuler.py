@@ -1300,7 +1300,8 @@ class SftOptions(Optimization):
 class DpoOptions(Optimization):
     """What `dpo` is started with."""
     data: str = field(default="data/preferences_sample.jsonl", metadata={
-        "help": "instruction, input, chosen, rejected, as JSON"})
+        "help": "instruction, input, chosen, rejected, as JSON; data/preferences.jsonl goes "
+                "first, if there"})
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
@@ -1627,18 +1628,21 @@ def fine_tune(file, engine, run, flags):
 
     launch(run, engine, fresh, **flags)
 
+def choose_data(flags, full, sample):
+    """Without --data: `full`, which a script of data/ makes, if it is there, else what ships."""
+    if not flags["resume"] and "data" not in flags:
+        there = os.path.exists(full)
+        flags["data"] = full if there else sample
+        print(f"learning {flags['data']}: {full} {'is' if there else 'is not'} there\n")
+    return flags
+
 def sft(file, engine=Model, run=SftRun, **flags):
     """`sft`: teaches the model in `file` to answer."""
-    alpaca = "data/alpaca.json"
-    if not flags["resume"] and "data" not in flags:
-        there = os.path.exists(alpaca)
-        flags["data"] = alpaca if there else SftOptions.data
-        print(f"learning {flags['data']}: {alpaca} {'is' if there else 'is not'} there\n")
-    fine_tune(file, engine, run, flags)
+    fine_tune(file, engine, run, choose_data(flags, "data/alpaca.json", SftOptions.data))
 
 def dpo(file, engine=Model, run=DpoRun, **flags):
     """`dpo`: teaches the model in `file` which of two answers is the better one."""
-    fine_tune(file, engine, run, flags)
+    fine_tune(file, engine, run, choose_data(flags, "data/preferences.jsonl", DpoOptions.data))
 
 def read_log(path):
     """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""

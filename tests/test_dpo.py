@@ -240,6 +240,18 @@ def test_a_json_list_is_fine_too(base, tuned, tmp_path):  # noqa: F811
     assert outcome(tmp_path, "nanoeuler_dpo")[3] == outcome(tuned, "nanoeuler_dpo")[3]
 
 
+def test_default_data(base, tmp_path):  # noqa: F811
+    folder = copy_of(base, tmp_path)
+    (folder / "data").mkdir()
+    args = ("dpo", "nanoeuler.bin", "--steps", 1, "--force", *RUN[-4:])
+    complains(nanoeuler(*args, cwd=folder), "data/preferences_sample.jsonl", "--data")
+    for name in ("preferences_sample", "preferences"):
+        write(folder / "data", name=f"{name}.jsonl")
+        result = nanoeuler(*args, cwd=folder)
+        assert result.returncode == 0 and f"learning data/{name}.jsonl" in result.stdout
+        assert "data/preferences.jsonl" in result.stdout
+
+
 def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.chdir(write(copy_of(base, tmp_path)))
     refused(capsys, "dpo", words=["nanoeuler_chat.bin", "does not exist"])

@@ -1,0 +1,160 @@
+"""The PyTorch twin: the same gradients and updates in float64, its greedy decoder, whole stages."""
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY, nanoeuler, random_flat
+from test_checkpoint import wait_for_step
+from test_dpo import PAIRS
+from test_sft import ADD
+
+torch = pytest.importorskip("torch")
+
+import twin
+
+import nanoeuler as ne
+
+HYPER = [0.02, 0.9, 0.95, 1e-8, 0.1]
+
+
+@pytest.mark.parametrize("clip, rel", [(1e9, 1e-11), (1.0, 1e-6)])       # torch adds 1e-6 to |g|
+def test_the_twin_takes_the_same_steps_in_float64(clip, rel):
+    """Losses, norms, weights and moments of 20 steps; each sequence and head has its own weight."""
+    ours, theirs = (engine(TINY, random_flat(TINY, 4)) for engine in (ne.Model, twin.Twin))
+    rng, (B, T, P) = np.random.default_rng(1), (3, TINY.seq_len, TINY.n_mtp)
+    for t in range(1, 21):
+        tokens = rng.integers(0, TINY.vocab_size, (B, T), dtype=np.int32)
+        targets = rng.integers(-1, TINY.vocab_size, (P, B, T), dtype=np.int32)
+        for b in (slice(0, 2), slice(2, 3)):             # two micro-batches
+            weight = rng.normal(size=(B, P))[b] if t % 2 else rng.random(P)
+            for model in (ours, theirs):
+                model.gradient(tokens[b], targets[:, b], weight)
+        hyper = np.array([*HYPER, clip, 1 - 0.9 ** t, 1 - 0.95 ** t])
+        (ce, norm), (twin_ce, twin_norm) = ours.update(hyper), theirs.update(hyper)
+        assert twin_ce == pytest.approx(ce, rel=rel) and twin_norm == pytest.approx(norm, rel=rel)
+        assert theirs.losses(tokens, targets[0]) == pytest.approx(
+            ours.losses(tokens, targets[0]), rel=rel)
+    for mine, other in zip(ours.buffers(), theirs.buffers()):
+        assert np.allclose(mine, other, rtol=0, atol=rel * np.abs(mine).max())
+
+
+@pytest.mark.parametrize("t", [2, 5000])
+def test_a_resumed_twin_takes_the_next_step(t):
+    """From the weights and moments of step t - 1, as ours does; late, 1 - beta2^t is 1."""
+    rng, n = np.random.default_rng(1), ne.n_params(TINY)
+    moments = [0.1 * rng.normal(size=n), rng.random(n)]
+    models = [engine(TINY, random_flat(TINY, 4), tuple(x.copy() for x in moments))
+              for engine in (ne.Model, twin.Twin)]
+    for step in (t, t + 1):
+        tokens = rng.integers(0, TINY.vocab_size, (2, TINY.seq_len), dtype=np.int32)
+        for model in models:
+            model.gradient(tokens, np.stack([tokens, tokens]), np.ones(2))
+            model.update(np.array([*HYPER, 1e9, 1 - 0.9 ** step, 1 - 0.95 ** step]))
+    for mine, other in zip(*(model.buffers() for model in models)):
+        assert np.allclose(mine, other, rtol=0, atol=1e-11)
+
+
+def test_the_twin_stops_before_a_bad_update():
+    model = twin.Twin(TINY, random_flat(TINY, 4))
+    before = model.buffers()[0]
+    model.gradient(np.zeros((1, 8), np.int32), np.ones((2, 1, 8), np.int32), np.array([1, np.inf]))
+    _, norm = model.update(np.array([*HYPER, 1, 1, 1]))
+    assert not np.isfinite(norm) and np.array_equal(model.buffers()[0], before)
+    assert "gradient" in model.first_bad_tensor() and "not finite" in model.first_bad_tensor()
+
+
+def test_all_replies_at_once_are_those_one_at_a_time():
+    cfg = ne.replace(TINY, seq_len=24)
+    flat, rng = random_flat(cfg, 6), np.random.default_rng(2)
+    prompts = [rng.integers(0, cfg.vocab_size, n) for n in (1, 5, 2, 9, 23, 5, 24)]
+    net = twin.Twin(cfg, flat).net
+    free = twin.replies(net, prompts, cfg.vocab_size)                # no token ends it
+    assert [len(r) for r in free] == [25 - len(p) for p in prompts]
+    for stop in (cfg.vocab_size, free[0][6]):
+        for prompt, reply in zip(prompts, twin.replies(net, prompts, stop)):
+            alone = list(ne.generate(ne.Decoder(cfg, flat), prompt, 25 - len(prompt), None,
+                                     ne.Sampling(temperature=0.0), stop))
+            assert [i for i in reply if i != stop] == alone
+            assert (reply[-1] == stop) == (len(alone) < 25 - len(prompt))
+
+
+def bench(folder, *args):
+    result = subprocess.run([sys.executable, ROOT / "bench/twin.py", *map(str, args)], cwd=folder,
+                            capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("twin")
+    result = nanoeuler("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300,
+                       "--batch", 320, "--threads", 1, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    for name, rows in ("add", ADD), ("pairs", PAIRS):
+        (folder / f"{name}.json").write_text(json.dumps([{**e, "source": "skill"} for e in rows]),
+                                             encoding="utf-8")
+    return folder
+
+
+def result_of(folder, name):
+    r = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    assert list(r["curves"])[0] == "ours" and len(r["curves"]["ours"]) == r["steps"]
+    assert f"{r['steps']} steps" in (folder / f"{name}.md").read_text("utf-8")
+    return r, r["sides"]["twin"]
+
+
+def test_a_whole_sft_with_control(base):
+    out = bench(base, "--stage", "sft", "--base", "nanoeuler.bin", "--data", "add.json", "--steps",
+                6, "--batch", 320, "--sides", "ours", "twin", "control", "lockstep", "--out",
+                "out_sft")
+    r, v = result_of(base, "out_sft")
+    assert list(r["sides"]) == ["ours", "twin", "control", "lockstep"] and r["steps"] == 6
+    apart = r["sides"]["lockstep"]
+    assert apart["same"] and apart["checked"] == 1
+    assert {k: x["largest"] for k, x in apart["apart"].items()} == pytest.approx(
+        dict(loss=0, norm=0, update=0), abs=1e-4)
+    assert v["largest"] < 1e-4 and r["sides"]["control"]["largest"] < 1e-4
+    asked = sum(map(ne.held_out, ADD))
+    assert v["held_out"]["exact, skill, add.json"][1] == asked
+    assert v["same_replies"]["add.json"] == [asked, asked]
+    assert v["held_out"]["our own decoder replies the same, add.json"] == [asked, asked]
+    assert out.count("- held: ") == 3 and "missed" not in out
+
+
+def test_a_whole_dpo_by_halves(base):
+    args = ("--stage", "dpo", "--base", "nanoeuler.bin", "--data", "pairs.json", "--steps", 4,
+            "--batch", 640, "--test", "add.json", "--out", "out_dpo")
+    for side in ("ours", "twin"):
+        bench(base, *args, "--half", side)
+    bench(base, "--stage", "dpo", "--compare", "--out", "out_dpo")
+    r, v = result_of(base, "out_dpo")
+    ours = r["sides"]["ours"]["held_out"]
+    assert v["largest"] < 1e-5 and v["held_out"]["prefers"] == ours["prefers"]
+    assert v["held_out"]["val_kl"] == pytest.approx(ours["val_kl"], abs=1e-5)
+    assert {"exact, skill, add.json", "exact, skill, pairs.json"} < set(ours)
+
+
+def test_the_twin_follows_a_schedule_planned_by_minutes(base, text):
+    bench(base, "--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.05,
+          "--seq-len", 16, "--vocab-size", 280, "--batch", 64, "--out", "out_pretrain")
+    r, v = result_of(base, "out_pretrain")
+    os.remove(base / "twin_pretrain/twin.jsonl")
+    half = ("--stage", "pretrain", "--half", "twin")
+    process = subprocess.Popen([sys.executable, ROOT / "bench/twin.py", *half, "--preset", "small",
+                                "--data", text, "--seq-len", "16", "--vocab-size", "280", "--batch",
+                                "64"], cwd=base, stdout=subprocess.DEVNULL)
+    wait_for_step(base / "twin_pretrain/twin.jsonl", 3, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    bench(base, *half, "--resume")
+    bench(base, "--stage", "pretrain", "--compare", "--out", "out_resumed")
+    assert result_of(base, "out_resumed")[0]["curves"] == r["curves"]
+    logs = [ne.read_log(base / f"twin_pretrain/{side}.jsonl") for side in ("ours", "twin")]
+    lrs = [[x["lr"] for x in log if "lr" in x and "loss" in x] for log in logs]
+    assert lrs[0] == lrs[1] and len(lrs[0]) == r["steps"] > 5
+    assert v["first_50"] < 1e-3 and abs(v["end_percent"]) < 0.5
