@@ -1111,7 +1111,8 @@ def embedding_backward_kernel(W, N):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
 
         One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
-        the tokens, N a lane; ballots say where v stands; it adds those rows; then the warps' sums."""
+        the tokens, N a lane; ballots say where v stands; it adds those rows.  Then the warps' sums
+        are added."""
         sums, acc = cuda.shared.array((8, 256), ctype(dx)), cuda.local.array(W, ctype(dx))
         row, ids, found = cuda.local.array(W, ctype(dx)), cuda.local.array(N, types.int32), 0
         v, groups, C = cuda.blockIdx.x, tokens.size // N, dx.shape[1]
@@ -1168,8 +1169,8 @@ def rmsnorm_kernels(C, W):
 
     @kernel
     def forward(y, rstd, x, w, eps):
-        """One warp per row.     grid BT / ROWS, block (32, ROWS)     math: nanoeuler.rmsnorm_forward
-        y, x (BT, C), rstd (BT,), w (C,)"""
+        """One warp per row.     grid BT / ROWS, block (32, ROWS)
+        y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
         v, few = cuda.local.array(KEPT, ctype(x)), cuda.local.array(W, ctype(x))
         gain, ss, one = cuda.local.array(W, w.dtype), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
@@ -1503,7 +1504,8 @@ TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
 def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
-    f32, i32, INF, LOG2E = types.float32, types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
+    f32, i32 = types.float32, types.int32
+    INF, LOG2E = np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
 
     at = swizzled
@@ -1651,8 +1653,8 @@ def tensor_attention(D, hopper):
 
     @inlined
     def mask(s, first, beyond):
-        """-inf above the diagonal of the tile s[first:], if it passes through.  beyond: the thread's
-        first column minus its first row."""
+        """-inf above the diagonal of the tile s[first:], if it passes through.
+        beyond: the thread's first column minus its first row."""
         if beyond > -64:
             for i in range(32):
                 if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
@@ -1679,7 +1681,7 @@ def tensor_attention(D, hopper):
 
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
-        """One step of the running softmax for one of the 64-row halves of s: S becomes 2^(S - m)."""
+        """One step of the running softmax for a 64-row half of s: S becomes 2^(S - m)."""
         top, first = cuda.local.array(2, f32), 32 * which
         mask(s, first, beyond)
         for i in range(2):

@@ -211,7 +211,7 @@ def first_line(e):
 def copy_row():
     """2 GiB read, 2 GiB written"""
     x, y = (torch.zeros(1 << 30, device=DEVICE, dtype=BF16).normal_() for _ in range(2))
-    side = theirs(lambda i: torch.neg(x, out=y))         # a kernel: recorded, copy_ is a slower node
+    side = theirs(lambda i: torch.neg(x, out=y))         # a kernel; copy_ would be a slower node
     return {"bytes": 2 * x.nbytes, **turns({"copy": side})["copy"]}
 
 def square_row(n=8192):

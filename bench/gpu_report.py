@@ -162,7 +162,7 @@ def markdown(results):
            if peak else "Medians, in brackets the lowest and the highest of the rounds."]
     if "copy" in ceiling:
         r = ceiling["copy"]
-        out += ["", f"- memory, one kernel that negates: {r['bytes'] / r['ms'] / 1e6:,.0f} GB/s, read and "
+        out += ["", f"- memory: {r['bytes'] / r['ms'] / 1e6:,.0f} GB/s, read and "
                 f"written together"]
     if "matmul" in ceiling:
         r = ceiling["matmul"]
