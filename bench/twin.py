@@ -24,6 +24,11 @@ exact     held-out questions of skill answered as the key does.  Replies of all 
           greedy decoder, PyTorch in float32, all questions at once; those of skill also from our
           own, and it is counted how many are the same.
 prefers   held-out pairs with log pi(chosen) > log pi(rejected), by each side's own engine.
+gap       log pi(chosen) - log pi(rejected), the mean over these pairs, nats.
+
+The file has 30 held-out questions of skill, so that one is more than 3 points: --unseen N makes N
+more after their pattern, none of them in the file, all held out by the same hash, each with a wrong
+answer for a pair.
 """
 import argparse
 import functools
@@ -33,6 +38,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -176,9 +182,11 @@ class Twin:
 
 def perturbed(Model):
     class Perturbed(Model):
-        def __init__(self, cfg, flat, *rest):
-            flat[:] = flat * (1 + 1e-7 * np.random.default_rng(1).standard_normal(flat.size))
-            super().__init__(cfg, flat, *rest)
+        def __init__(self, cfg, flat, moments=(), options=None):
+            if not moments:                  # a start, and no --resume
+                noise = np.random.default_rng(1).standard_normal(flat.size)
+                flat[:] = flat * (1 + 1e-7 * noise)
+            super().__init__(cfg, flat, moments, options)
     return Perturbed
 
 
@@ -213,6 +221,61 @@ def in_lockstep(Model):
 
 
 # ---- what a side ends with
+def unseen(n):
+    """n held-out questions of skill, as many of each kind, after those of the instruction file."""
+    shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
+    seen = {(e["instruction"], e["input"]) for e in shipped}
+    lists = [e["input"].split(", ") for e in shipped if e["source"] == "skill" and e["input"]]
+    common = sorted({word for words in lists for word in words})
+    # one word in 50 is held out for a question about it: these need more of them
+    known = sorted({w for e in shipped for w in re.findall(r"\b[a-z]{4,10}\b", e["output"])})
+    rng, out = random.Random(1), []
+    while len(out) < n:
+        kind, x, y = list(KINDS)[len(out) % len(KINDS)], rng.randint(2, 60), rng.randint(2, 60)
+        words = rng.sample(common, rng.randint(3, {"sort": 6, "count": 7}.get(kind, 5)))
+        word = rng.choice(known)
+        k = len(words)
+        instruction, chosen, rejected = {
+            "sort": ("Sort these words in alphabetical order.", ", ".join(sorted(words)),
+                     ", ".join(sorted(words)[::-1])),
+            "reverse": ("Reverse the order of this list.", ", ".join(words[::-1]),
+                        ", ".join(words)),
+            "add": (rng.choice([f"Add {x} and {y}.", f"What is {x} plus {y}?"]),
+                    f"{x} plus {y} is {x + y}.",
+                    f"{x} plus {y} is {x + y + rng.choice([-10, -2, -1, 1, 2, 10])}."),
+            "count": (rng.choice(["Count the words in the list.",
+                                  "How many words are in this list?"]),
+                      f"There are {k} words in the list.",
+                      f"There are {k + rng.choice([-1, 1, 2])} words in the list."),
+            "capitals": (f'Write the word "{word}" in capital letters.', word.upper(), word),
+            "first letter": (f'What is the first letter of "{word}"?',
+                             f'The first letter of "{word}" is "{word[0]}".',
+                             f'The first letter of "{word}" is "{word[-1]}".')}[kind]
+        e = dict(instruction=instruction, input=", ".join(words) if kind in (
+            "sort", "reverse", "count") else "", output=chosen, chosen=chosen, rejected=rejected,
+            source="skill")
+        question = instruction, e["input"]
+        if ne.held_out(e) and chosen != rejected and question not in seen:
+            seen.add(question)
+            out.append(e)
+    return out
+
+
+def gaps(model, run, examples):
+    """[is it skill, log pi(chosen) - log pi(rejected)] of each pair that fits."""
+    T, end = model.cfg.seq_len, np.int32(run.tokenizer.specials["</s>"])
+    out = []
+    for e in examples:
+        prompt = run.tokenizer.encode(ne.prompt_of(e))
+        rows = [(prompt, np.append(run.tokenizer.encode(e[key]), end))
+                for key in ("chosen", "rejected")]
+        if max(len(p) + len(r) for p, r in rows) - 1 <= T:
+            tokens, targets = ne.Examples(rows, T, model.cfg.n_mtp, 1, 2).batch([0, 1])
+            chosen, rejected = model.losses(tokens, targets[0])
+            out.append([e.get("source") == "skill", float(rejected - chosen)])
+    return out
+
+
 @torch.inference_mode()
 def replies(net, prompts, stop):
     """The likeliest continuation of each prompt (ids), up to and with `stop`, or to a full context.
@@ -245,11 +308,11 @@ def replies(net, prompts, stop):
     return [r[:r.index(stop) + 1] if stop in r else [i for i in r if i >= 0] for r in out]
 
 
-def answers(run, path, key):
-    """A record of each held-out question in `path` that fits: source, kind, key and reply."""
+def answers(run, examples, key, own=True):
+    """A record of each held-out question that fits: source, kind, key and reply."""
     encode, stop, T = run.tokenizer.encode, run.tokenizer.specials["</s>"], run.model.cfg.seq_len
     asked = []
-    for e in ne.read_examples(path, key)[0]:
+    for e in examples:
         if ne.held_out(e) and len(encode(ne.prompt_of(e))) + len(encode(e[key])) <= T:
             kinds = [k for k, words in KINDS.items() if re.match(words, e["instruction"])]
             asked.append((encode(ne.prompt_of(e)), dict(
@@ -262,7 +325,7 @@ def answers(run, path, key):
     for (prompt, r), ids in zip(asked, replies(net, [p for p, _ in asked], stop)):
         text = lambda ids: run.tokenizer.decode(ids).decode("utf-8", "replace")
         r.update(ended=ids[-1] == stop, reply=text([i for i in ids if i != stop]))
-        if r["skill"]:
+        if r["skill"] and own:
             decoder.tokens = []
             r["own"] = text(list(ne.generate(decoder, prompt, T + 1 - len(prompt), None,
                                              ne.Sampling(temperature=0.0), stop)))
@@ -284,7 +347,7 @@ def origin(args):
             f"byte held out")
 
 
-def side_of(side, Run, follow, args):
+def side_of(side, Run, follow, Model, args):
     """A Run that takes the schedule of another one's log, and ends with a record of its own."""
     class Side(Run):
         def advance(self):
@@ -299,15 +362,23 @@ def side_of(side, Run, follow, args):
             if self.state.step < self.state.n_steps:
                 return                       # Ctrl-C: --resume goes on
             seconds, model, end = self.elapsed(), self.model, {}
+            more = unseen(args.unseen)
             if args.stage == "dpo" and side != "lockstep":
-                chosen, rejected = self.losses(*self.pairs[:2]).reshape(-1, 2).T
-                before = self.pairs[2].reshape(-1, 2)
-                end["prefers"] = [int((before[:, 0] < before[:, 1]).sum()),
-                                  int((chosen < rejected).sum()), len(chosen)]
+                start = ne.read_checkpoint(args.base)
+                start = Model(model.cfg, start.flat, (), self.options)
+                pairs = ne.read_examples(self.options.data, *self.answers)[0]
+                end["pairs"] = {}
+                for path, some in ((self.options.data, list(filter(ne.held_out, pairs))),
+                                   ("unseen", more)):
+                    end["pairs"][path] = [[skill, before, after] for (skill, before), (_, after) in
+                                          zip(gaps(start, self, some), gaps(model, self, some))]
             if args.stage != "pretrain" and side != "lockstep":
-                end["answers"] = {path: answers(self, path, self.answers[0] if path ==
-                                                self.options.data else "output")
-                                  for path in dict.fromkeys([self.options.data, *args.test])}
+                end["answers"] = {}
+                for path in dict.fromkeys([self.options.data, *args.test]):
+                    key = self.answers[0] if path == self.options.data else "output"
+                    end["answers"][path] = answers(self, ne.read_examples(path, key)[0], key)
+                if more:
+                    end["answers"]["unseen"] = answers(self, more, "output", own=False)
             git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
                                  capture_output=True, text=True)
             with open(self.log, "a", encoding="utf-8") as f:
@@ -342,8 +413,9 @@ def run_side(side, chosen, args):
     elif "minutes" in chosen:
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = args.preset if args.stage == "pretrain" else args.base
-    verb(start, engine=engine, run=side_of(side, getattr(program, name), follow, args),
-         resume=args.resume, force=True, out=str(args.folder / f"{side}.bin"), **chosen)
+    run = side_of(side, getattr(program, name), follow, program.Model, args)
+    verb(start, engine=engine, run=run, resume=args.resume, force=True,
+         out=str(args.folder / f"{side}.bin"), **chosen)
 
 
 # ---- comparison
@@ -362,9 +434,13 @@ def difference(ours, theirs):
 def measures(log, end):
     """name -> a number, or [k, n] for k of n."""
     out = {k: v for r in log for k, v in r.items() if k.startswith("val_")}      # the last ones
-    if "prefers" in end:
-        before, after, n = end["prefers"]
-        out.update({"prefers, before": [before, n], "prefers": [after, n]})
+    for path, pairs in end.get("pairs", {}).items():
+        for name, part in ((", unseen", pairs),) if path == "unseen" else (
+                ("", pairs), (", skill", [p for p in pairs if p[0]])):
+            for k, when in (1, ", before"), (2, ""):
+                if part:
+                    out[f"prefers{name}{when}"] = [sum(p[k] > 0 for p in part), len(part)]
+                    out[f"gap{name}{when}"] = sum(p[k] for p in part) / len(part)
     for path, rows in end.get("answers", {}).items():
         skill = [r for r in rows if r["skill"]]
         exact = lambda part: [sum(r["reply"] == r["key"] for r in part), len(part)]
@@ -373,8 +449,9 @@ def measures(log, end):
             if part := [r for r in skill if r["kind"] == kind]:
                 out[f"exact, {kind}, {path}"] = exact(part)
         out[f"replies that end, {path}"] = [sum(r["ended"] for r in rows), len(rows)]
-        out[f"our own decoder replies the same, {path}"] = [
-            sum(r["own"] == r["reply"] for r in skill), len(skill)]
+        if own := [r for r in skill if "own" in r]:
+            out[f"our own decoder replies the same, {path}"] = [
+                sum(r["own"] == r["reply"] for r in own), len(own)]
     return out
 
 
@@ -470,7 +547,7 @@ def verdicts(r):
             (f"the loss of the last tenth within {END_BAR:g} % of the twin's",
              abs(twin["end_percent"]) <= END_BAR)]
     for name, x in r["sides"]["ours"]["held_out"].items():
-        if name == "prefers" or name.startswith("exact, skill"):
+        if name.startswith(("prefers", "exact, skill")) and "before" not in name:
             y = twin["held_out"][name]
             points = 100 * (x[0] / max(1, x[1]) - y[0] / max(1, y[1]))
             rows.append((f"{name}: within {POINTS_BAR} points, {points:+.1f}",
@@ -491,6 +568,8 @@ def main():
     parser.add_argument("--compare", action="store_true", help="run none, compare what is there")
     parser.add_argument("--test", nargs="*", default=[], metavar="FILE",
                         help="more held-out questions, as JSON")
+    parser.add_argument("--unseen", type=int, default=0, metavar="N",
+                        help="N more held-out questions of skill, made here")
     parser.add_argument("--folder", type=pathlib.Path, help="of the logs (default twin_STAGE)")
     parser.add_argument("--commit", help="of the code, where git does not know")
     parser.add_argument("--out", help="default bench/results/twin_ENGINE_STAGE")

@@ -1,6 +1,7 @@
 """The PyTorch twin: the same gradients and updates in float64, its greedy decoder, whole stages."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def test_a_whole_sft_with_control(base):
 
 def test_a_whole_dpo_by_halves(base):
     args = ("--stage", "dpo", "--base", "nanoeuler.bin", "--data", "pairs.json", "--steps", 4,
-            "--batch", 640, "--test", "add.json", "--out", "out_dpo")
+            "--batch", 640, "--test", "add.json", "--unseen", 12, "--out", "out_dpo")
     for side in ("ours", "twin"):
         bench(base, *args, "--half", side)
     bench(base, "--stage", "dpo", "--compare", "--out", "out_dpo")
@@ -136,7 +137,31 @@ def test_a_whole_dpo_by_halves(base):
     ours = r["sides"]["ours"]["held_out"]
     assert v["largest"] < 1e-5 and v["held_out"]["prefers"] == ours["prefers"]
     assert v["held_out"]["val_kl"] == pytest.approx(ours["val_kl"], abs=1e-5)
-    assert {"exact, skill, add.json", "exact, skill, pairs.json"} < set(ours)
+    assert {"exact, skill, add.json", "exact, skill, pairs.json", "exact, skill, unseen",
+            "prefers, skill, before", "gap, unseen"} < set(ours)
+    assert ours["prefers"] == ours["prefers, skill"]     # all of them are marked as skill
+    assert v["held_out"]["gap, unseen"] == pytest.approx(ours["gap, unseen"], abs=1e-3)
+
+
+def test_more_questions_of_skill_are_held_out_and_right():
+    shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
+    seen, made = {(e["instruction"], e["input"]) for e in shipped}, twin.unseen(60)
+    assert made == twin.unseen(60) and all(map(ne.held_out, made))
+    assert not seen & {(e["instruction"], e["input"]) for e in made}
+    assert len({(e["instruction"], e["input"]) for e in made}) == 60
+    form = lambda e: re.sub(r"\d+|\".*?\"", "", e["instruction"])
+    forms = {form(e) for e in shipped if e["source"] == "skill"}
+    for e in made:                           # each answer worked out again
+        text, words = e["instruction"], e["input"].split(", ")
+        number, quoted = [int(x) for x in re.findall(r"\d+", text)], re.findall('"(.*)"', text)
+        key = (f"{number[0]} plus {number[1]} is {sum(number)}." if number else
+               quoted[0].upper() if "capital" in text else
+               f'The first letter of "{quoted[0]}" is "{quoted[0][0]}".' if quoted else
+               ", ".join(sorted(words)) if "Sort" in text else
+               ", ".join(reversed(words)) if "Reverse" in text else
+               f"There are {len(words)} words in the list.")
+        assert e["output"] == e["chosen"] == key != e["rejected"]
+        assert form(e) in forms
 
 
 def test_the_twin_follows_a_schedule_planned_by_minutes(base, text):
