@@ -294,9 +294,9 @@ def replies(net, prompts, stop):
         for block, (kc, vc) in zip(net.blocks, cache):
             q, k, v = block.attn.qkv_heads(block.attn_norm(x), net.cos[t:t + 1], net.sin[t:t + 1])
             kc[:, :, t], vc[:, :, t] = k[:, :, 0], v[:, :, 0]
-            y = F.scaled_dot_product_attention(q, kc[:, :, :t + 1], vc[:, :, :t + 1],
-                                               enable_gqa=True)
-            x = x + block.attn.proj(y.transpose(1, 2).flatten(2))
+            q = q[:, :, 0].unflatten(1, (net.cfg.n_kv_head, -1)) / math.sqrt(net.cfg.head_dim)
+            y = (q @ kc[:, :, :t + 1].mT).softmax(-1) @ vc[:, :, :t + 1]         # no copy of k, v
+            x = x + block.attn.proj(y.flatten(1)[:, None])
             x = x + block.mlp(block.mlp_norm(x))
         likeliest = F.linear(net.final_norm(x[:, 0]), net.lm_head.weight[:net.cfg.vocab_size])
         mine = t + 1 >= start
@@ -359,8 +359,10 @@ def side_of(side, Run, follow, Model, args):
 
         def go(self):
             super().go()
-            if self.state.step < self.state.n_steps:
-                return                       # Ctrl-C: --resume goes on
+            if self.state.step >= self.state.n_steps:
+                self.finish()                # else Ctrl-C: --resume goes on
+
+        def finish(self):
             seconds, model, end = self.elapsed(), self.model, {}
             more = unseen(args.unseen)
             if args.stage == "dpo" and side != "lockstep":
@@ -376,7 +378,8 @@ def side_of(side, Run, follow, Model, args):
                 end["answers"] = {}
                 for path in dict.fromkeys([self.options.data, *args.test]):
                     key = self.answers[0] if path == self.options.data else "output"
-                    end["answers"][path] = answers(self, ne.read_examples(path, key)[0], key)
+                    end["answers"][path] = answers(self, ne.read_examples(path, key)[0], key,
+                                                   own=path == self.options.data)
                 if more:
                     end["answers"]["unseen"] = answers(self, more, "output", own=False)
             git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
@@ -415,8 +418,12 @@ def run_side(side, chosen, args):
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = args.preset if args.stage == "pretrain" else args.base
     run = side_of(side, getattr(program, name), follow, program.Model, args)
-    verb(start, engine=engine, run=run, resume=args.resume, force=True,
-         out=str(args.folder / f"{side}.bin"), **chosen)
+    path = args.folder / side
+    verb(start, engine=engine, run=run, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
+    c = ne.read_checkpoint(f"{path}.bin")
+    if c.state.step >= c.state.n_steps and "end" not in ne.read_log(f"{path}.jsonl")[-1]:
+        engine = program.Model if side == "control" else engine          # stopped in `finish`
+        run(f"{path}.bin", c, run.Options(**c.state.options), engine).finish()
 
 
 # ---- comparison
