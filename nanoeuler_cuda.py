@@ -247,8 +247,11 @@ def transposed(x):
     return view(x, 0, x.shape[::-1], [s // x.dtype.itemsize for s in x.strides[::-1]])
 
 def rows_a_chunk(cfg, BT, itemsize):
-    """Rows of logits in memory at once: 256 MB of them, all heads together."""
-    return min(BT, max(128, (256 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)))
+    """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
+    tiles of 128 x 256 of their product with lm_head, C wide, come in whole rounds."""
+    rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
+    rounds = 128 * max(1, multiprocessors() // -(-cfg.n_embd // 256))
+    return min(BT, max(128, rows - rows % rounds if rows > rounds else rows))
 
 def buffer_table(cfg, B, T, dtype, naive=False):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
@@ -259,7 +262,6 @@ def buffer_table(cfg, B, T, dtype, naive=False):
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    largest = max(C * QKV, C * HD, 2 * C * F, P * V * C)
     a = [("x", (2 * L + 1, BT, C)), ("attn_in", (BT, C)), ("qkv", (L, BT, QKV)),
          ("att", (L, BT, HD)), ("mlp_in", (BT, C)), ("gate_up", (L, BT, 2 * F)),
          ("swiglu", (L, BT, F)), ("final_in", (BT, C)), ("logits", (R, P * V))]
@@ -270,8 +272,7 @@ def buffer_table(cfg, B, T, dtype, naive=False):
         d.append(("probs", (B, H, T, T)))
     a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
            ("lse", (L, H, BT)), ("nll", (P, BT))]
-    d32 = [("delta", (H, BT)), ("partial", (PARTS, C)),
-           ("parts", (2 * largest if dtype == np.uint16 else 1,))]
+    d32 = [("delta", (H, BT)), ("partial", (PARTS, C))]
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
@@ -419,7 +420,8 @@ def asm_into(builder, pointers, text, constraints, values):
 
 def ptx(text, *types_of_args):
     """The instruction `text`, without a result, as a device function of $0, $1, ..."""
-    constraints = ",".join([*("r" if t == u32 else "l" for t in types_of_args), "~{memory}"])
+    letter = {u32: "r", u64: "l", types.float32: "f"}
+    constraints = ",".join([*(letter[t] for t in types_of_args), "~{memory}"])
     signature = types.void(*types_of_args)
 
     def codegen(context, builder, sig, args):
@@ -433,6 +435,13 @@ def ptx(text, *types_of_args):
                       lambda typing, a, b, c, d: (signature, codegen),
                       lambda typing, a, b, c, d, e: (signature, codegen)][len(types_of_args)])
 
+@intrinsic
+def quotient(typing, x, y):
+    """x // y in 32 bits, of which Numba would make 64."""
+    def codegen(context, builder, sig, args):
+        return builder.udiv(*args)
+    return u32(u32, u32), codegen
+
 # mbarrier: counts arrivals and bytes of a phase; waiting for a parity returns when it is over
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
 mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
@@ -445,9 +454,13 @@ tma_load = ptx("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complet
                "[$0], [$1, {$2, $3}], [$4];", u32, u64, u32, u32, u32)
 tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];",
                 u64, u32, u32, u32)
+tma_add = ptx("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+              "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)           # the same, +=
 tma_commit = ptx("cp.async.bulk.commit_group;")
 tma_stored = ptx("cp.async.bulk.wait_group.read 0;")     # shared memory may be written again
+tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memory
 fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
+fence_turn = ptx("fence.proxy.async.global;")            # before it adds to what others have added
 warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
 keep_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
 give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
@@ -476,6 +489,12 @@ cp_async_wait_all = ptx("cp.async.wait_group 0;")
 cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
 cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
+store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, types.float32, types.float32)
+# a number in device memory that blocks take turns by: who waits for it sees what was written before
+# it was set
+turn_set = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
+turn_wait = ptx("{ .reg .pred p; .reg .u32 turn; AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
+                "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
 
 def ldmatrix(transposed):
     """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
@@ -558,7 +577,8 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
 
     Arguments: acc, and for each product the descriptors of A and B in shared memory.  A step of 16
     along K is 32 bytes further in a tile whose rows run along K, 16 rows of 128 bytes in one whose
-    rows run along M or N (b_mn; a_kind 1).  Where a_kind is "registers", A is one local array of 16
+    rows run along M or N (b_mn; a_kind 1).  With adds "asked", a last argument, 0 or not, says
+    whether to add.  Where a_kind is "registers", A is one local array of 16
     numbers a product, laid out as `mma` has it, and then come the descriptors of B."""
     n, total, given, strides = N // 2, N // 2 * count, a_kind == "registers", (2, 128)
 
@@ -568,8 +588,9 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
             a = elements(context, builder, sig, args, 1, 16 * count)
             values = [*args[2:], *map(builder.load, a)]
         old = [builder.load(p) for p in at] if adds else []
-        text = ("{ .reg .u64 a, b; .reg .pred never; setp.ne.u32 never, 0, 0; "
-                "wgmma.fence.sync.aligned; ")
+        keep = f"${total + len(values) - 1}" if adds == "asked" else "0"
+        text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
+                f"wgmma.fence.sync.aligned; ")
         for i in range(count):
             sums = ",".join(f"${n * i + j}" for j in range(n))
             b = total + (i if given else 2 * i + 1)
@@ -580,7 +601,7 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
                     text += f"add.u64 a, ${b - 1}, {strides[a_kind] * k}; "
                 text += (f"add.u64 b, ${b}, {strides[b_mn] * k}; wgmma.mma_async.sync.aligned."
                          f"m64n{N}k16.f32.bf16.bf16 {{{sums}}}, {left}, b, "
-                         f"{1 if adds or k else 'never'}, 1, 1"
+                         f"{1 if adds is True or k else 'keep'}, 1, 1"
                          f"{'' if given else f', {a_kind}'}, {int(b_mn)}; ")
         text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
         kinds = ["l" if v.type == ir.IntType(64) else "r" for v in values]
@@ -588,6 +609,9 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
         asm_into(builder, at, text, ",".join(constraints), [*values, *old])
         return context.get_dummy_value()
 
+    if adds == "asked":
+        return intrinsic(lambda typing, acc, a, b, keep: (
+            types.void(acc, u64, u64, u32), codegen))
     if count == 1:
         return intrinsic(lambda typing, acc, a, b: (
             types.void(acc, a if given else u64, u64), codegen))
@@ -743,176 +767,239 @@ BK, BAND = 64, 16                            # depth of a slice of A and B
 
 @inlined
 def tile_at(i, M, N, K, splits, BM, BN):
-    """(part, row, column, first slice, last slice) of the i-th tile that is visited."""
+    """(row, column, first slice, last slice) of the i-th piece: all tiles, of the first part of K,
+    then of the next."""
     down, across = u32((M + BM - 1) // BM), u32((N + BN - 1) // BN)
-    tiles, slices, band = down * across, u32((K + BK - 1) // BK), u32(BAND) * across
-    part, t = i // tiles, i % tiles
-    high = min(down - t // band * u32(BAND), u32(BAND))
-    return (part, (t // band * u32(BAND) + t % band % high) * u32(BM), t % band // high * u32(BN),
-            part * slices // u32(splits), (part + u32(1)) * slices // u32(splits))
+    part = quotient(i, down * across)
+    t, slices = i - part * down * across, u32((K + BK - 1) // BK)
+    band = quotient(t, u32(BAND) * across)
+    t, high = t - band * u32(BAND) * across, min(down - band * u32(BAND), u32(BAND))
+    column = quotient(t, high)
+    return (band * u32(BAND) + t - column * high) * u32(BM), column * u32(BN), quotient(
+        part * slices, splits), quotient((part + u32(1)) * slices, splits)
+
+# Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
+# part of K and adds its product to the output when it is its turn, which keeps the order of the
+# sums.  Parts are begun in their order, so that nobody waits for one that has not begun.
+TURNS = 1 << 15                              # numbers, for tiles and the warpgroups of their blocks
 
 # Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
 # of 16 bytes (cp.async) fill three buffers in turn, while `mma` works on what came two slices ago.
-# 96 KB of shared memory, what an RTX 40 has.
+# 97 KB of shared memory, what an RTX 40 has.
 MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
+MMA_SMEM = 3 * MMA_STAGE + 1024
 
 @functools.cache
 def mma_kernel(a_mn, b_mn, single, adds):
-    @inlined
-    def fetch(tile, source, row0, col0, mn):
-        """Orders 128 rows of 64, or (mn) 64 rows of 128; zeros beyond the edge of the matrix."""
-        shift, rows = (u32(4), 8) if mn else (u32(3), 16)            # of what 128 threads copy
-        thread, stride = u32(cuda.threadIdx.x), u64(source.strides[0])
-        row, chunk = thread >> shift, thread & (u32(1) << shift) - u32(1)
-        r, c, to = row0 + row, col0 + chunk * u32(8), tile + swizzled(row, chunk)
-        place = global_address(source) + u64(r) * stride + u64(2) * u64(c)
-        for i in range(8):
-            inside = r + u32(rows * i) < u32(source.shape[0]) and c < u32(source.shape[1])
-            cp_async_or_zero(to + u32(128 * rows * i), place + u64(rows * i) * stride,
-                             u32(16) if inside else u32(0))
+    def fetcher(mn):
+        across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
+
+        @inlined
+        def begin(source, mn0, k0):
+            """Where this thread's part of the first slice begins: in memory, in a buffer."""
+            row, chunk = u32(cuda.threadIdx.x) // u32(across), u32(cuda.threadIdx.x) % u32(across)
+            r, c = (k0 + row, mn0 + chunk * u32(8)) if mn else (mn0 + row, k0 + chunk * u32(8))
+            return (global_address(source) + u64(r) * u64(source.strides[0]) + u64(2) * u64(c),
+                    swizzled(row, chunk), types.int32(r), types.int32(c))
+
+        @inlined
+        def fetch(to, source, place, r, c):
+            """Orders 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
+            Returns where the next 64 begin."""
+            left = types.int32(source.shape[0]) - r if c < types.int32(source.shape[1]) else 0
+            row = place
+            for i in range(8):
+                cp_async_or_zero(to + u32(128 * rows * i), row,
+                                 u32(16) if rows * i < left else u32(0))
+                row += u64(source.strides[0]) * u64(rows)
+            if mn:
+                return place + u64(source.strides[0]) * u64(BK), r + types.int32(BK), c
+            return place + u64(2 * BK), r, c + types.int32(BK)
+        return begin, fetch
+
+    begin_a, fetch_a = fetcher(a_mn)
+    begin_b, fetch_b = fetcher(b_mn)
+
+    def loader(mn, load, row_bit, chunk_bit):
+        """first(mn0): where a lane begins to read rows or columns mn0 and further of a tile, and
+        read(out, at, i, s): 16 of them, 16 i further, at k = 16 s to 16 s + 15.  Steps along the
+        chunks of a row flip bits of the address, as the swizzle has it; 16 rows further it adds."""
+        @inlined
+        def first(mn0):
+            lane = u32(cuda.threadIdx.x) & u32(31)
+            row = (lane & u32(7)) + (lane >> u32(row_bit) & u32(1)) * u32(8)
+            chunk = lane >> u32(chunk_bit) & u32(1)
+            if mn:
+                return swizzled(row, (mn0 >> u32(3)) + chunk)
+            return swizzled(mn0 + row, chunk)
+
+        @inlined
+        def read(out, at, i, s):
+            if mn:
+                load(out, (at ^ u32(32 * i)) + u32(2048 * s))
+            else:
+                load(out, (at ^ u32(32 * s)) + u32(2048 * i))
+        return first, read
+
+    first_a, read_a = loader(a_mn, *((ldmatrix_columns, 4, 3) if a_mn else (ldmatrix_rows, 3, 4)))
+    first_b, read_b = loader(b_mn, *((ldmatrix_columns, 3, 4) if b_mn else (ldmatrix_rows, 4, 3)))
 
     @inlined
-    def load_a(a, tile, m, k):
-        """a[4 i..] = rows m + 16 i of the tile's A, columns k to k + 15, i < 4"""
-        lane, part = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+    def step(acc, a_at, b_at, s):
+        """acc (64, 64) of the warp += A B of columns and rows 16 s to 16 s + 15"""
+        a, b, part = cuda.local.array(16, u32), cuda.local.array(4, u32), cuda.local.array(4, u32)
         for i in range(4):
-            if a_mn:
-                ldmatrix_columns(part, tile + swizzled(
-                    u32(k) + (lane & u32(7)) + (lane >> u32(4) << u32(3)),
-                    (m >> u32(3)) + u32(2 * i) + (lane >> u32(3) & u32(1))))
-            else:
-                ldmatrix_rows(part, tile + swizzled(m + u32(16 * i) + (lane & u32(15)),
-                                                    u32(k // 8) + (lane >> u32(4))))
+            read_a(part, a_at, i, s)
             for n in range(4):
                 a[4 * i + n] = part[n]
-
-    @inlined
-    def load_b(b, tile, n, k):
-        """b = columns n to n + 15 of the tile's B, rows k to k + 15"""
-        lane = u32(cuda.threadIdx.x) & u32(31)
-        if b_mn:
-            ldmatrix_columns(b, tile + swizzled(u32(k) + (lane & u32(15)),
-                                                (n >> u32(3)) + (lane >> u32(4))))
-        else:
-            ldmatrix_rows(b, tile + swizzled(n + (lane & u32(7)) + (lane >> u32(4) << u32(3)),
-                                             u32(k // 8) + (lane >> u32(3) & u32(1))))
-
-    @inlined
-    def step(acc, tile, m, n, k):
-        """acc (64, 64) of the warp += A B of columns and rows k to k + 15"""
-        a, b = cuda.local.array(16, u32), cuda.local.array(4, u32)
-        load_a(a, tile, m, k)
         for j in range(4):
-            load_b(b, tile + u32(MMA_STAGE // 2), n + u32(16 * j), k)
+            read_b(b, b_at, j, s)
             for i in range(4):
                 mma(acc, 32 * i + 8 * j, a, 4 * i, b, 0)
                 mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 2)
 
     @inlined
-    def finish(out, base, part, r, c, acc, i):           # two neighbours in a row
-        low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c)
-        if adds:
-            low, high = halves(load_pair(global_address(base) + u64(r) * u64(base.strides[0]) + at))
-        store_pair(global_address(out) + u64(r) * u64(out.strides[0]) + at,
-                   pack_bf16(acc[i] + low, acc[i + 1] + high))
+    def finish(out, base, r, c, M, N, acc, i):           # four pairs of neighbours in a row
+        for j in range(4):
+            low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c + u32(8 * j))
+            if r < u32(M) and c + u32(8 * j) < u32(N):
+                if adds:
+                    low, high = halves(load_pair(
+                        global_address(base) + u64(r) * u64(base.strides[0]) + at))
+                store_pair(global_address(out) + u64(r) * u64(out.strides[0]) + at,
+                           pack_bf16(acc[i + 4 * j] + low, acc[i + 4 * j + 1] + high))
     if single:
         @inlined
-        def finish(out, base, part, r, c, acc, i):
-            out[part, r, c], out[part, r, c + u32(1)] = acc[i], acc[i + 1]
+        def finish(out, base, r, c, M, N, acc, i):
+            old, row = cuda.local.array(8, types.float32), min(r, u32(M - 1))
+            for j in range(4):               # all loads first, and without an `if`: none waits
+                at = min(c + u32(8 * j), u32(N - 2))
+                old[2 * j], old[2 * j + 1] = out[row, at], out[row, at + u32(1)]
+            for j in range(4):
+                at = c + u32(8 * j)
+                if r < u32(M) and at < u32(N):
+                    out[r, at] = old[2 * j] + acc[i + 4 * j]
+                    out[r, at + u32(1)] = old[2 * j + 1] + acc[i + 4 * j + 1]
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
-    def kernel(out, base, a, b, M, N, K, splits):
-        """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
+    @cuda.jit(cache=True, launch_bounds=(128, 2))
+    def kernel(out, base, a, b, turns, M, N, K, splits):
+        """out (M, N) = [base +] A B, or out += A B     one part of a tile a block"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc = cuda.local.array(128, types.float32)
-        part, m0, n0, first, last = tile_at(u32(cuda.blockIdx.x), M, N, K, splits, MMA_TILE,
-                                            MMA_TILE)
-        lane, warp = u32(cuda.threadIdx.x) & u32(31), u32(cuda.threadIdx.x) >> u32(5)
+        acc, i = cuda.local.array(128, types.float32), u32(cuda.blockIdx.x)
+        m0, n0, begin, end = tile_at(i, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
         m, n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
-        for i in range(128):
-            acc[i] = types.float32(0)
-        begin, end = types.int64(first), types.int64(last)
-        for s in range(begin - 2, end):
-            if s >= begin:
-                cp_async_wait_one()          # all but the youngest slice is there
-                cuda.syncthreads()           # and nobody reads the one before
-            if s + 2 < end:
-                tile, k = smem + u32((s + 2) % 3 * MMA_STAGE), u32((s + 2) * BK)
-                if a_mn:
-                    fetch(tile, a, k, m0, True)
-                else:
-                    fetch(tile, a, m0, k, False)
-                if b_mn:
-                    fetch(tile + u32(MMA_STAGE // 2), b, k, n0, True)
-                else:
-                    fetch(tile + u32(MMA_STAGE // 2), b, n0, k, False)
+        a_from, a_to, a_row, a_col = begin_a(a, m0, begin * u32(BK))
+        b_from, b_to, b_row, b_col = begin_b(b, n0, begin * u32(BK))
+        a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
+        a_at, b_at = smem + first_a(m), smem + u32(MMA_STAGE // 2) + first_b(n)
+        for j in range(128):
+            acc[j] = types.float32(0)
+        for s in range(2):
+            ahead = u32(s * MMA_STAGE)
+            a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
             cp_async_commit()
-            if s < begin:
-                continue
-            tile = smem + u32(s % 3 * MMA_STAGE)
-            step(acc, tile, m, n, 0)         # written out: the compiler would keep a loop
-            step(acc, tile, m, n, 16)
-            step(acc, tile, m, n, 32)
-            step(acc, tile, m, n, 48)
-        for i in range(4):
-            for j in range(8):
-                c = n0 + n + u32(8 * j) + lane % u32(4) * u32(2)
-                r = m0 + m + u32(16 * i) + lane // u32(4)
-                if c < u32(N) and r < u32(M):
-                    finish(out, base, part, r, c, acc, 32 * i + 4 * j)
-                if c < u32(N) and r + u32(8) < u32(M):
-                    finish(out, base, part, r + u32(8), c, acc, 32 * i + 4 * j + 2)
+        at, ahead = u32(0), u32(2 * MMA_STAGE)
+        for s in range(begin, end):
+            cp_async_wait_one()              # all but the youngest slice is there
+            cuda.syncthreads()               # and nobody reads the one before
+            step(acc, a_at + at, b_at + at, 0)           # written out: the compiler would keep a
+            step(acc, a_at + at, b_at + at, 1)           # loop, and weaves the copies in like this
+            a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
+            cp_async_commit()
+            step(acc, a_at + at, b_at + at, 2)
+            step(acc, a_at + at, b_at + at, 3)
+            ahead, at = at, at + u32(MMA_STAGE) if at < u32(2 * MMA_STAGE) else u32(0)
+        tiles = u32(cuda.gridDim.x) // u32(splits)
+        part, mine = i // tiles, global_address(turns) + u64(4) * u64(i % tiles)
+        if single and splits > 1:
+            if thread == u32(0):
+                turn_wait(mine, part)
+            cuda.syncthreads()               # it is our turn
+        for i in range(8):                   # a row at a time
+            r, c = m0 + m + u32(8 * i) + lane // u32(4), n0 + n + lane % u32(4) * u32(2)
+            finish(out, base, r, c, M, N, acc, 32 * (i // 2) + 2 * (i % 2))
+            finish(out, base, r, c + u32(32), M, N, acc, 32 * (i // 2) + 2 * (i % 2) + 16)
+        if single and splits > 1:
+            cuda.threadfence()
+            cuda.syncthreads()               # all of it is written
+            if thread == u32(0):
+                turn_set(mine, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
     return kernel
 
 # Rung 2, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one 128 x
-# 256 tile after another.  Warpgroup 0 only orders copies: slices of A and B flow through STAGES
+# 256 piece after another.  Warpgroup 0 only orders copies: slices of A and B flow through STAGES
 # buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
 # the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
 # memory, once a warpgroup.
 BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 4 + 16 + 1024          # 1,024: to align
+WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 16 + 1024          # 1,024: to align
 
 @functools.cache
 def wgmma_kernel(a_mn, b_mn, single, adds):
-    """single: the output is float32 parts, and not bfloat16; adds: base is added."""
-    multiply = wgmma(BN, int(a_mn), b_mn)
+    """single: out is float32 and added to, and not bfloat16; adds: base is added."""
+    multiply = wgmma(BN, int(a_mn), b_mn, adds="asked")
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
-    STAGES = 4 if single else 3              # the fourth lies where others stage the output
 
     @inlined
-    def finish(out, part, r, c, acc, i):     # two neighbours in a row
-        pass
-    if single:
-        @inlined
-        def finish(out, part, r, c, acc, i):
-            out[part, r, c] = acc[i]
-            out[part, r, c + u32(1)] = acc[i + 1]
+    def add_to(map_out, n, m, acc, place, group, turn, part, splits):
+        """out += acc, 64 x 128 at a time, when the turn has come to this part."""
+        thread = u32(cuda.threadIdx.x)
+        line = (thread >> u32(5) & u32(3)) * u32(16) + (thread >> u32(2) & u32(7))
+        column, leads = thread & u32(3), thread & u32(127) == u32(0)
+        for half in range(2):
+            if leads:
+                tma_stored()                 # what was staged before has been read
+            warpgroup_barrier(group)
+            for j in range(16):
+                at = place + u32(8192 * (j // 4)) + line * u32(128) + (
+                    (u32(2 * (j % 4)) + column // u32(2) ^ line & u32(7)) << u32(4)) + (
+                    column % u32(2)) * u32(8)
+                store_two(at, acc[64 * half + 4 * j], acc[64 * half + 4 * j + 1])
+                store_two(at + u32(1024), acc[64 * half + 4 * j + 2], acc[64 * half + 4 * j + 3])
+            fence_async()
+            warpgroup_barrier(group)         # all 64 rows are there
+            if leads:
+                if splits > 1 and half == 0:
+                    turn_wait(turn, part)
+                    fence_turn()
+                for j in range(4):
+                    tma_add(global_address(map_out), n + u32(128 * half + 32 * j), m,
+                            place + u32(8192 * j))
+                tma_commit()
+        if splits > 1 and leads:
+            tma_written()
+            turn_set(turn, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
 
     @cuda.jit(cache=True, launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, map_base, out, M, N, K, splits):
-        """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
+    def kernel(map_a, map_b, map_out, map_base, turns, M, N, K, splits):
+        """out (M, N) = [base +] A B, or out += A B"""
         smem = cuda.shared.array(0, types.uint16)
         start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
-        staging, full = start + u32(STAGES * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
-        empty, added = full + u32(8 * STAGES), full + u32(16 * STAGES)
+        staging, full = start + u32(3 * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
+        empty, added = full + u32(8 * 3), full + u32(16 * 3)
         thread = u32(cuda.threadIdx.x)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
         if thread == u32(0):
-            for i in range(STAGES):
+            for i in range(3):
                 mbarrier_init(full + u32(8 * i), u32(1))             # the producer, and its bytes
                 mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp
             for i in range(2):
                 mbarrier_init(added + u32(8 * i), u32(1))            # base, of each consumer
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers exist
-        blocks = u32((M + BM - 1) // BM * ((N + BN - 1) // BN) * splits)
+        tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
+        pieces = tiles * u32(splits)
         i = u32(cuda.blockIdx.x)
         if group == u32(0):
             give_registers()
-            while i < blocks and thread == u32(0):
-                _, m, n, first, last = tile_at(i, M, N, K, splits, BM, BN)
+            while i < pieces and thread == u32(0):
+                m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
                 for s in range(first, last):
                     a, k = start + stage * u32(STAGE), u32(s) * u32(BK)
                     ready = full + u32(8) * stage
@@ -925,49 +1012,44 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                         x, y = (n + u32(64 * j), k) if b_mn else (k, n)
                         tma_load(a + u32(A_BYTES + 8192 * j), global_address(map_b), x, y, ready)
                     stage += u32(1)
-                    if stage == u32(STAGES):
+                    if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
                 i += u32(cuda.gridDim.x)
         else:
             keep_registers()
             acc = cuda.local.array(128, types.float32)
-            lane, warp = thread & u32(31), thread >> u32(5)
-            row, leads = u32(64) * (group - u32(1)), thread & u32(127) == u32(0)
-            mine = staging + (group - u32(1)) * u32(OUT_BYTES)
-            base = added + u32(8) * (group - u32(1))
-            turn, old = u32(0), cuda.local.array(4, u32)
-            while i < blocks:
-                part, m, n, first, last = tile_at(i, M, N, K, splits, BM, BN)
+            lane, warp, mine = thread & u32(31), thread >> u32(5) & u32(3), group - u32(1)
+            row, leads = u32(64) * mine, thread & u32(127) == u32(0)
+            place, base, turn = staging + mine * u32(OUT_BYTES), added + u32(8) * mine, u32(0)
+            old = cuda.local.array(4, u32)
+            m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
+            while i < pieces:
+                m += row
                 if adds and leads:           # base comes into the place of the output meanwhile
                     tma_stored()
                     mbarrier_expect(base, u32(OUT_BYTES))
                     for j in range(4):
-                        tma_load(mine + u32(8192 * j), global_address(map_base), n + u32(64 * j),
-                                 m + row, base)
-                for j in range(128):
-                    acc[j] = types.float32(0)
+                        tma_load(place + u32(8192 * j), global_address(map_base), n + u32(64 * j),
+                                 m, base)
+                after = m, n, first, last
                 for s in range(first, last):
-                    a = start + stage * u32(STAGE)
+                    a, done = start + stage * u32(STAGE), empty + u32(8) * stage
                     mbarrier_wait(full + u32(8) * stage, phase)
-                    multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)))
+                    multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)),
+                             u32(s) - u32(first))
                     if lane == u32(0):
-                        mbarrier_arrive(empty + u32(8) * stage)
+                        mbarrier_arrive(done)
                     stage += u32(1)
-                    if stage == u32(STAGES):
+                    if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
-                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row r,
-                # the next two those of row r + 8
-                line = (warp & u32(3)) * u32(16)
-                r, c = m + row + line + lane // u32(4), n + lane % u32(4) * u32(2)
-                if r < u32(M):
-                    for j in range(32):
-                        if c + u32(8 * j) < u32(N):
-                            finish(out, part, r, c + u32(8 * j), acc, 4 * j)
-                if r + u32(8) < u32(M):
-                    for j in range(32):
-                        if c + u32(8 * j) < u32(N):
-                            finish(out, part, r + u32(8), c + u32(8 * j), acc, 4 * j + 2)
-                if not single:
+                    if u32(s) == first:      # while the other warpgroup multiplies
+                        after = tile_at(i + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
+                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row,
+                # lane / 4, the next two those of row + 8
+                if single:
+                    turn_at = global_address(turns) + u64(4) * u64(u32(2) * (i % tiles) + mine)
+                    add_to(map_out, n, m, acc, place, group, turn_at, i // tiles, splits)
+                else:
                     if adds:
                         mbarrier_wait(base, turn)
                         turn ^= u32(1)
@@ -975,10 +1057,10 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                         if leads:
                             tma_stored()     # the copy engine has read the last tile
                         warpgroup_barrier(group)
-                    line += lane % u32(16)
+                    line = warp * u32(16) + lane % u32(16)
                     for j in range(16):
                         chunk = u32(2 * (j % 4)) + lane // u32(16)
-                        at = mine + u32(8192 * (j // 4)) + line * u32(128) + (
+                        at = place + u32(8192 * (j // 4)) + line * u32(128) + (
                             (chunk ^ (line & u32(7))) << u32(4))
                         if adds:
                             ldmatrix_rows(old, at)
@@ -994,22 +1076,26 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                     warpgroup_barrier(group)             # all 64 rows are there
                     if leads:
                         for j in range(4):
-                            tma_store(global_address(map_out), n + u32(64 * j), m + row,
-                                      mine + u32(8192 * j))
+                            tma_store(global_address(map_out), n + u32(64 * j), m,
+                                      place + u32(8192 * j))
                         tma_commit()
+                m, n, first, last = after
                 i += u32(cuda.gridDim.x)
             if leads:
                 tma_stored()                 # before the block and its memory are gone
     return kernel
 
 @functools.cache
-def tensor_map(pointer, rows, columns, stride, box_rows):
-    """128 bytes on the device that tell the copy engine about a bfloat16 matrix: boxes of
-    box_rows x 64, swizzled in shared memory, zeros beyond the edge.     cuTensorMapEncodeTiled"""
+def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
+    """128 bytes on the device that tell the copy engine about a matrix of bfloat16 or (size 4)
+    float32: boxes of box_rows rows of 128 bytes, swizzled in shared memory, zeros beyond the edge.
+    stride in bytes     cuTensorMapEncodeTiled"""
     d, long, short = driver, driver.cuuint64_t, driver.cuuint32_t
+    kinds = d.CUtensorMapDataType
     encoded = ok(d.cuTensorMapEncodeTiled(
-        d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, pointer,
-        [long(columns), long(rows)], [long(2 * stride)], [short(64), short(box_rows)],
+        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else
+        kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
+        [long(columns), long(rows)], [long(stride)], [short(128 // size), short(box_rows)],
         [short(1), short(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -1017,7 +1103,8 @@ def tensor_map(pointer, rows, columns, stride, box_rows):
     return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
 
 def map_of(x, box_rows):
-    return tensor_map(int(x.gpu_data.device_pointer), *x.shape, x.strides[0] // 2, box_rows)
+    return tensor_map(int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows,
+                      x.dtype.itemsize)
 
 def tensor_cores(*matrices):
     """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
@@ -1025,31 +1112,30 @@ def tensor_cores(*matrices):
         x.dtype == np.uint16 and x.strides[0] % 16 == x.shape[1] % 8 == 0 and x.strides[1] == 2
         and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
 
-def tensor_matmul(out, a, b, a_mn, b_mn, base=None, parts=None):
-    """out (M, N) = [base +] A B.  With `parts`, float32 scratch, out is float32 and added to: where
-    it has few tiles and K is long, several blocks share a tile, each takes a share of K into its
-    part, and the parts are added in their order."""
+def parts_of(tiles, slices, wait):
+    """Into how many parts K is cut where there are few tiles: rounds of pieces, measured in slices
+    of K, of which storing takes about 4, and each part waits `wait` for its turn."""
+    return min(range(1, 1 + slices), key=lambda s: (
+        -(-tiles * s // multiprocessors()) * (slices / s + 4) + wait * s))
+
+def tensor_matmul(out, a, b, a_mn, b_mn, base=None, turns=None):
+    """out (M, N) = [base +] A B.  With `turns`, zeros, one for each 128 x 128 of out, out is
+    float32 and added to."""
     (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
-    rows, columns, at_once = (BM, BN, 1) if wide else (MMA_TILE, MMA_TILE, 2)
-    tiles, slots, splits, target = -(-M // rows) * -(-N // columns), multiprocessors(), 1, out
-    slots *= at_once
-    if parts is not None:    # rounds of tiles, each 1 / s of the work, and the bytes of the parts
-        most = max(1, min(parts.size // out.size, -(-K // BK)))
-        splits = min(range(1, most + 1), key=lambda s: (
-            -(-tiles * s // slots) / s + s * out.size / K / 5400))
-        target = view(parts, 0, (splits, M, N))
-    make, single, adds = wgmma_kernel if wide else mma_kernel, parts is not None, base is not None
+    single, adds = turns is not None, base is not None
+    rows, columns, wait = (BM, BN, 2) if wide else (MMA_TILE, MMA_TILE, 8)
+    tiles = -(-M // rows) * -(-N // columns)
+    splits = parts_of(tiles, -(-K // BK), wait) if single else 1
+    sizes = M, N, K, splits
     if wide:
-        map_a = map_of(a, BK if a_mn else BM)            # and of what nobody reads
-        launch(make(a_mn, b_mn, single, adds), min(tiles * splits, slots), 384, map_a,
-               map_of(b, BK if b_mn else BN), map_a if single else map_of(out, 64),
-               map_of(base, 64) if adds else map_a, target, M, N, K, splits, smem=WGMMA_SMEM)
+        map_a = map_of(a, BK if a_mn else BM)            # and of the base that nobody reads
+        launch(wgmma_kernel(a_mn, b_mn, single, adds), min(tiles * splits, multiprocessors()), 384,
+               map_a, map_of(b, BK if b_mn else BN), map_of(out, 64),
+               map_of(base, 64) if adds else map_a, turns if single else map_a, *sizes,
+               smem=WGMMA_SMEM)
     else:
-        launch(make(a_mn, b_mn, single, adds), tiles * splits, 128, target, base if adds else out,
-               a, b, M, N, K, splits, smem=3 * MMA_STAGE + 1024)
-    if single:
-        launch(add_slices_kernel(8), -(-out.size // 2048), 256, view(out, 0, (out.size,)),
-               view(parts, 0, (splits, out.size)))
+        launch(mma_kernel(a_mn, b_mn, single, adds), tiles * splits, 128, out,
+               base if adds else out, a, b, turns if single else out, *sizes, smem=MMA_SMEM)
 
 def matmul(out, x, w, base=None):
     """out = [base +] x w^T     out (M, N), x (M, K), w (N, K).  With a base it is an Euler step."""
@@ -1064,29 +1150,11 @@ def matmul_dx(dx, dy, w, add=False):
         return tensor_matmul(dx, dy, w, False, True, base)
     batched_matmul(dx, dy, w, base)
 
-def matmul_dw(dw, dy, x, parts):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     parts: scratch"""
-    if tensor_cores(dy, x) and dw.size % 8 == 0:
-        return tensor_matmul(dw, dy, x, True, True, parts=parts)
+def matmul_dw(dw, dy, x, turns):
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     turns: zeros, before and after"""
+    if tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
+        return tensor_matmul(dw, dy, x, True, True, turns=turns)
     batched_matmul(dw, transposed(dy), x, dw)
-
-@functools.cache
-def add_slices_kernel(W):
-    load, store = vector(W)
-
-    @kernel
-    def add(dw, parts):
-        """dw[i] += sum_s parts[s, i], in the order of s     W entries a thread"""
-        v, d = cuda.local.array(W, dw.dtype), cuda.local.array(W, dw.dtype)
-        i = cuda.grid(1) * W
-        if i < dw.size:
-            load(d, dw, i)
-            for s in range(parts.shape[0]):
-                load(v, parts, s * dw.size + i)
-                for j in range(W):
-                    d[j] += v[j]
-            store(dw, i, d)
-    return add
 
 
 # ==== 4.2 Embedding ====
@@ -2126,7 +2194,7 @@ class Model:
         self.n_decay = sum(math.prod(shape) for _, shape, std in self.table if std is not None)
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.hyper = self.put(np.zeros(8), np.float64)
-        self.partial = new(SUMS, np.float64)
+        self.partial, self.turns = new(SUMS, np.float64), to_device(np.zeros(TURNS, np.uint32))
         self.zero, self.step, self.micro = np.zeros(cfg.n_mtp + 1), Graph(self.adamw), {}
 
     def put(self, x, dtype=None):
@@ -2220,7 +2288,7 @@ class Model:
             if training:
                 for i, (z, (_, _, w, dw)) in enumerate(zip(part, pairs)):
                     matmul_dx(view(d.norm, r0 * C, (n, C)), z, w, add=i > 0)
-                    matmul_dw(dw, z, x, d.parts)
+                    matmul_dw(dw, z, x, self.turns)
         if training:
             launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
 
@@ -2233,14 +2301,14 @@ class Model:
                          a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
-            matmul_dw(g.down[l], d.x, a.swiglu[l], d.parts)
+            matmul_dw(g.down[l], d.x, a.swiglu[l], self.turns)
             swiglu_backward(a.gate_up[l], d.swiglu)
             matmul_dx(d.norm, a.gate_up[l], w.gate_up[l])
             rmsnorm_backward(d.x, g.mlp_norm[l], d.norm, d.partial, a.x[2 * l + 1], p.mlp_norm[l],
                              a.mlp_rstd[l])
-            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, d.parts)       # now mlp_in
+            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now mlp_in
             matmul_dx(d.att, d.x, w.attn_proj[l])
-            matmul_dw(g.attn_proj[l], d.x, a.att[l], d.parts)
+            matmul_dw(g.attn_proj[l], d.x, a.att[l], self.turns)
             if self.naive:
                 naive_backward(d.qkv, d.probs, d.att, a.probs[l], a.qkv[l], T, D)
                 rope(d.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, -1)
@@ -2250,7 +2318,7 @@ class Model:
             matmul_dx(d.norm, d.qkv, w.qkv[l])
             rmsnorm_backward(d.x, g.attn_norm[l], d.norm, d.partial, a.x[2 * l], p.attn_norm[l],
                              a.attn_rstd[l])
-            matmul_dw(g.qkv[l], d.qkv, d.norm, d.parts)                  # now attn_in
+            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now attn_in
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
@@ -2308,7 +2376,7 @@ class Model:
         for kind, group in (("parameter", self.p), ("activation", self.a), ("its gradient", self.d),
                             ("gradient", self.g)):
             for name, x in group._asdict().items():
-                if name in ("parts", "partial") or self.naive and name in ("lse", "delta"):
+                if name == "partial" or self.naive and name in ("lse", "delta"):
                     continue                 # scratch, or not written at all
                 host = from_bf16(x.copy_to_host(stream=stream))
                 if not np.isfinite(host).all():
@@ -2582,7 +2650,7 @@ def op_tests(quick):
         test("matmul_add", [base + out], matmul, [np.zeros((M, N))], [x, w, base])
         test("matmul_dx", [dy @ w], matmul_dx, [np.zeros((M, K))], [dy, w])
         test("matmul_dw", [dw + dy.T @ x], matmul_dw, [exact(dw)],
-             [dy, x, exact(np.zeros(2 * N * K))])
+             [dy, x, np.zeros(TURNS, np.uint32)])
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
         wte, dx, dwte = normal(V, C), normal(1, BT, C), normal(V, C)
         tokens, x = rng.integers(0, V, (1, BT), dtype=np.int32), np.zeros((BT, C))

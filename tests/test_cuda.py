@@ -118,34 +118,31 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, map_base, out, M, N, K, splits):
-        f, maps = constants(self.kernel), out.gpu_data.device.maps
-        a, b, c, base = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out, map_base))
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, map_base, turns, M, N, K, splits):
+        f, maps = constants(self.kernel), map_a.gpu_data.device.maps
+        a, b, out, base = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out, map_base))
         assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
         assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
-        if f["single"]:
-            assert out.shape == (splits, M, N) and out.dtype == np.float32 and not f["adds"]
-            assert N % 2 == 0 and 1 <= splits <= tiles(K, 64)
-        else:
-            assert out.shape == (M, N) and splits == 1
-            assert c[:3] == (extent(out)[0], M, N) and c[4] == 64
-            assert not f["adds"] or base[1:3] == (M, N) and base[4] == 64
-        first, end = extent(out)
-        for pointer, rows, columns, stride, _ in (a, b):
-            assert end <= pointer or pointer + 2 * ((rows - 1) * stride + columns) <= first
+        assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
+        assert out[5] == (4 if f["single"] else 2) and 1 <= splits <= tiles(K, 64)
+        assert not f["adds"] or base[1:3] == (M, N) and base[4:] == (64, 2)
+        assert turns.size >= 2 * tiles(M, 128) * tiles(N, 256) if f["single"] else splits == 1
+        first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
+        for pointer, rows, columns, stride, _, size in (a, b):
+            assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
         self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
 
-    def mma_kernel_kernel(self, out, base, a, b, M, N, K, splits):
-        f = constants(self.kernel)
-        assert a.shape == ((K, M) if f["a_mn"] else (M, K))
-        assert b.shape == ((K, N) if f["b_mn"] else (N, K)) and N % 2 == 0
+    def mma_kernel_kernel(self, out, base, a, b, turns, M, N, K, splits):
+        a_mn, b_mn = (constants(constants(self.kernel)[f])["mn"] for f in ("fetch_a", "fetch_b"))
+        assert a.shape == ((K, M) if a_mn else (M, K))
+        assert b.shape == ((K, N) if b_mn else (N, K)) and N % 2 == 0
         assert all(x.dtype == np.uint16 and x.strides[0] % 16 == extent(x)[0] % 16 == 0
                    for x in (a, b))
+        assert out.shape == base.shape == (M, N) and 1 <= splits <= tiles(K, 64)
         single = out.dtype == np.float32
-        assert out.shape == ((splits, M, N) if single else (M, N)) and splits <= tiles(K, 64)
-        assert base.shape == out.shape or single
+        assert turns.size >= tiles(M, 128) * tiles(N, 128) if single else splits == 1
         apart(out, a, b)
-        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, 3 * nc.MMA_STAGE + 1024)
+        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, nc.MMA_SMEM)
 
     def embedding_forward_kernel(self, x, tokens, wte):
         assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
@@ -175,11 +172,6 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert dw.shape == partial.shape[1:]
         self.runs(tiles(dw.size, 32), (32, 8))
 
-    def add_slices_kernel_add(self, dw, parts):
-        assert dw.shape == parts.shape[1:]
-        self.runs(tiles(dw.size, 2048), 256)
-        self.vectors(dw, parts)
-
     def rope_kernel_turn(self, qkv, cos, sin, T, heads, sign):
         assert cos.shape == sin.shape and T <= len(cos) and qkv.shape[0] % T == 0
         assert heads * 2 * cos.shape[1] < qkv.shape[1]             # v is not turned
@@ -205,7 +197,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
             assert all(extent(x)[0] % 16 == 0 == 2 * x.shape[1] % 16 for x in sources)
             return sources
         keys = [maps[x.gpu_data.address] for x in sources]
-        assert all(key[4] == 64 and key[3] == key[2] for key in keys)
+        assert all(key[4] == 64 and key[3] == 2 * key[2] for key in keys)
         return [SimpleNamespace(shape=key[1:3], first=key[0]) for key in keys]
 
     def tensor_attention(self, qkv, T, HD, *rows):
@@ -346,9 +338,9 @@ class Device:
 
     def tensor_map(self, *key):
         """cuTensorMapEncodeTiled: what it asks of a matrix"""
-        pointer, rows, columns, stride, box_rows = key
-        assert pointer % 16 == 0 and 2 * stride % 16 == 0, "the copy engine wants 16-byte steps"
-        assert 0 < rows < 1 << 32 and 0 < columns <= stride < 1 << 39 and 0 < box_rows <= 256
+        pointer, rows, columns, stride, box_rows, size = key
+        assert pointer % 16 == 0 and stride % 16 == 0 and size in (2, 4), "the copy engine wants 16-byte steps"
+        assert 0 < rows < 1 << 32 and 0 < size * columns <= stride < 1 << 40 and 0 < box_rows <= 256
         if key not in self.kept:
             self.kept[key] = x = self.array(16, np.uint64)
             self.maps[x.gpu_data.address] = key
@@ -538,7 +530,7 @@ def test_chunks_of_logits_are_the_whole_batch(name, dry):
     rows = [(x.args[4], x.args[1].shape[0]) for x in (dry.launches[i] for i in at)]
     assert [r for r, _ in rows] == list(np.cumsum([0] + [n for _, n in rows])[:-1])
     assert sum(n for _, n in rows) == B * T and (len(rows) > 1) == ("chunks" in name)
-    assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 256 << 20
+    assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 384 << 20
     for x in ([dry.launches[i - 1].args[2] for i in at],           # final_in of logits = x w^T,
               [dry.launches[i + 1].args[0] for i in at]):          # d.norm of dx = dy w
         first = [a.gpu_data.address - x[0].gpu_data.address for a in x]
