@@ -47,6 +47,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import math
+import operator
 import os
 import subprocess
 import sys
@@ -230,14 +231,6 @@ def view(x, start, shape, strides=None):
     return DeviceNDArray(shape, [s * size for s in strides], x.dtype, stream,
                          x.gpu_data.view(start * size))
 
-def views(flat, table):
-    """The tensors of param_table as views of one flat device buffer."""
-    start, out = 0, []
-    for _, shape, *_ in table:
-        out.append(view(flat, start, shape))
-        start += math.prod(shape)
-    return ne.Params(*out)
-
 def number(x, v):
     """A scalar argument of a kernel on x, of the type it computes in."""
     return np.float64(v) if x.dtype == np.float64 else np.float32(v)
@@ -300,29 +293,41 @@ def largest_batch(cfg, T, dtype, naive, free):
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
+f32, u32, u64 = types.float32, types.uint32, types.uint64
 
-@intrinsic
-def exp(typing, x):
-    """e^x of the type of x.  float32: PTX ex2.approx(x log2 e), relative error 2^-22 + |x| 2^-24,
-    in two instructions; float64: libdevice."""
-    def codegen(context, builder, sig, args):
-        scalar = context.get_value_type(sig.args[0])
-        fnty = ir.FunctionType(scalar, [scalar])
-        if sig.args[0] == types.float64:
-            exp64 = cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp")
-            return builder.call(exp64, args)
-        log2e = ir.Constant(scalar, float(np.float32(1 / math.log(2))))
-        ex2 = ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f")
-        return builder.call(ex2, [builder.fmul(args[0], log2e)])
-    return x(x), codegen
+def asm(builder, result, text, constraints, values, volatile=True):
+    """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
+    not volatile only computes: it may be moved, or left out."""
+    fnty = ir.FunctionType(result, [v.type for v in values])
+    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=volatile), values)
+
+def asm_into(builder, pointers, text, constraints, values):
+    """asm with as many results as pointers, of their types, which are stored there."""
+    out = ir.LiteralStructType([p.type.pointee for p in pointers])
+    out = asm(builder, out, text, constraints, values)
+    for i, pointer in enumerate(pointers):
+        builder.store(builder.extract_value(out, i), pointer)
+
+def ex2(builder, x):
+    return asm(builder, x.type, "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], volatile=False)
 
 @intrinsic
 def exp2(typing, x):
     """2^x, float32, relative error 2^-22     PTX ex2.approx"""
+    return x(x), lambda context, builder, sig, args: ex2(builder, args[0])
+
+@intrinsic
+def exp(typing, x):
+    """e^x of the type of x.  float32: 2^(x log2 e), relative error 2^-22 + |x| 2^-24, in two
+    instructions; float64: libdevice."""
     def codegen(context, builder, sig, args):
-        fnty = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-        return builder.call(ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f"), args)
-    return types.float32(types.float32), codegen
+        [x] = args
+        if x.type == ir.DoubleType():
+            fnty = ir.FunctionType(x.type, [x.type])
+            exp64 = cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp")
+            return builder.call(exp64, args)
+        return ex2(builder, builder.fmul(x, x.type(float(np.float32(1 / math.log(2))))))
+    return x(x), codegen
 
 def memory(context, builder, sig, args, n):
     """Where argument n, an array, begins."""
@@ -339,8 +344,7 @@ def widened(builder, bits):
     return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
 
 def rounded(builder, x):
-    fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
-    return builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [x])
+    return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
 
 @intrinsic
 def ctype(typing, array):
@@ -404,34 +408,26 @@ def width(*sizes):
     """8 elements at a time where all rows have whole eights, else one."""
     return 8 if all(n % 8 == 0 for n in sizes) else 1
 
-u32, u64 = types.uint32, types.uint64
-
-def asm(builder, result, text, constraints, values):
-    fnty = ir.FunctionType(result, [v.type for v in values])
-    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=True), values)
-
-def asm_into(builder, pointers, text, constraints, values):
-    """asm with as many results as pointers, of their types, which are stored there."""
-    out = ir.LiteralStructType([p.type.pointee for p in pointers])
-    out = asm(builder, out, text, constraints, values)
-    for i, pointer in enumerate(pointers):
-        builder.store(builder.extract_value(out, i), pointer)
-
-def ptx(text, *types_of_args):
-    """The instruction `text`, without a result, as a device function of $0, $1, ..."""
-    constraints = ",".join([*("r" if t == u32 else "l" for t in types_of_args), "~{memory}"])
-    signature = types.void(*types_of_args)
+def ptx(text, *operands, result=types.void):
+    """The instruction `text` as a device function: $0 is its result if it has one, its operands
+    follow.  Without a result, it writes to memory."""
+    letters = {u32: "r", u64: "l", f32: "f"}
+    signature, constraints = result(*operands), [letters[t] for t in operands]
+    constraints = ",".join([*constraints, "~{memory}"] if result == types.void else
+                           ["=" + letters[result], *constraints])
 
     def codegen(context, builder, sig, args):
-        asm(builder, ir.VoidType(), text, constraints, args)
-        return context.get_dummy_value()
+        if result == types.void:
+            asm(builder, ir.VoidType(), text, constraints, args)
+            return context.get_dummy_value()
+        return asm(builder, context.get_value_type(result), text, constraints, args)
 
     return intrinsic([lambda typing: (signature, codegen),           # one for each number of
                       lambda typing, a: (signature, codegen),        # arguments: Numba reads it
                       lambda typing, a, b: (signature, codegen),     # off the function
                       lambda typing, a, b, c: (signature, codegen),
                       lambda typing, a, b, c, d: (signature, codegen),
-                      lambda typing, a, b, c, d, e: (signature, codegen)][len(types_of_args)])
+                      lambda typing, a, b, c, d, e: (signature, codegen)][len(operands)])
 
 # mbarrier: counts arrivals and bytes of a phase; waiting for a parity returns when it is over
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
@@ -472,10 +468,12 @@ shared_address, global_address = address("shared"), address("global")
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
 cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
 cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
-cp_async_wait_all = ptx("cp.async.wait_group 0;")
+cp_async_wait_all = ptx("cp.async.wait_all;")
 cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
 cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
+load_pair = ptx("ld.global.b32 $0, [$1];", u64, result=u32)        # two neighbours in bfloat16
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
+pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
 
 def ldmatrix(transposed):
     """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
@@ -520,20 +518,6 @@ def halves(typing, pair):
         return context.make_tuple(builder, sig.return_type, [
             builder.bitcast(x, ir.FloatType()) for x in (low, high)])
     return types.UniTuple(types.float32, 2)(u32), codegen
-
-@intrinsic
-def load_pair(typing, address):
-    """The uint32 there."""
-    def codegen(context, builder, sig, args):
-        return asm(builder, ir.IntType(32), "ld.global.b32 $0, [$1];", "=r,l,~{memory}", args)
-    return u32(u64), codegen
-
-@intrinsic
-def pack_bf16(typing, low, high):
-    """Two float32 as two bfloat16 in a uint32."""
-    def codegen(context, builder, sig, args):
-        return asm(builder, ir.IntType(32), "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", args[::-1])
-    return u32(types.float32, types.float32), codegen
 
 @inlined
 def swizzled(row, chunk):
@@ -595,59 +579,34 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
         return intrinsic(lambda typing, acc, a, b, c: (types.void(acc, a, u64, u64), codegen))
     return intrinsic(lambda typing, acc, a, b, c, d: (types.void(acc, u64, u64, u64, u64), codegen))
 
-# Butterflies: every lane adds in the same order, so all have the same bits.
-@inlined
-def quad_sum(x):
-    """The sum over four lanes, those that hold a row of `mma`."""
-    x += cuda.shfl_xor_sync(ALL, x, 2)
-    return x + cuda.shfl_xor_sync(ALL, x, 1)
+def butterfly(combine, steps):
+    """The device function that combines x over 2^steps neighbouring lanes.  Every lane does it in
+    the same order, so all have the same bits."""
+    @inlined
+    def over(x):
+        for i in range(steps):
+            x = combine(x, cuda.shfl_xor_sync(ALL, x, 1 << (steps - 1 - i)))
+        return x
+    return over
 
-@inlined
-def quad_max(x):
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 2))
-    return max(x, cuda.shfl_xor_sync(ALL, x, 1))
+quad_sum, quad_max = butterfly(operator.add, 2), butterfly(max, 2)   # lanes of a row of `mma`
+half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
+warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
-@inlined
-def half_warp_sum(x):
-    """The sum over 16 lanes, 0-15 or 16-31."""
-    x += cuda.shfl_xor_sync(ALL, x, 8)
-    x += cuda.shfl_xor_sync(ALL, x, 4)
-    return quad_sum(x)
+def over_block(combine, over_warp):
+    """The same for a block of 256 threads; warps: 8 numbers in shared memory."""
+    @inlined
+    def over(x, warps):
+        x = over_warp(x)
+        cuda.syncthreads()                   # an earlier result may still be read
+        if cuda.threadIdx.x % 32 == 0:
+            warps[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        return combine(combine(combine(warps[0], warps[1]), combine(warps[2], warps[3])),
+                       combine(combine(warps[4], warps[5]), combine(warps[6], warps[7])))
+    return over
 
-@inlined
-def half_warp_max(x):
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 8))
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 4))
-    return quad_max(x)
-
-@inlined
-def warp_sum(x):
-    return half_warp_sum(x + cuda.shfl_xor_sync(ALL, x, 16))
-
-@inlined
-def warp_max(x):
-    return half_warp_max(max(x, cuda.shfl_xor_sync(ALL, x, 16)))
-
-@inlined
-def block_sum(x, warps):
-    """The sum over a block of 256 threads; warps: 8 numbers in shared memory."""
-    x = warp_sum(x)
-    cuda.syncthreads()                       # an earlier sum may still be read
-    if cuda.threadIdx.x % 32 == 0:
-        warps[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    return ((warps[0] + warps[1]) + (warps[2] + warps[3])) + (
-        (warps[4] + warps[5]) + (warps[6] + warps[7]))
-
-@inlined
-def block_max(x, warps):
-    x = warp_max(x)
-    cuda.syncthreads()
-    if cuda.threadIdx.x % 32 == 0:
-        warps[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    return max(max(max(warps[0], warps[1]), max(warps[2], warps[3])),
-               max(max(warps[4], warps[5]), max(warps[6], warps[7])))
+block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_max)
 
 @functools.cache
 def register_tile(ROWS, COLS):
@@ -1336,9 +1295,19 @@ def attention_kernels(D, itemsize):
         raise UserError(f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P
-    DO1, PP1, DS1 = 3 * N * S, 4 * N * S, 4 * N * S + N * PS             # Q, K, V, dO, P, dS
+    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P,
+    DS1, DO1 = P1 + N * PS, P1 + 2 * N * PS              # and of the backward pass dS, dO
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
+
+    @inlined
+    def load_queries(smem, q, do, row0, t0, T, col):
+        load_rows(smem, 0, q, row0 + t0, T - t0, col, D, N, S)
+        load_rows(smem, DO1, do, row0 + t0, T - t0, col, D, N, S)
+
+    @inlined
+    def load_keys(smem, kv, row0, k0, T, k_col, v_col):
+        load_rows(smem, K1, kv, row0 + k0, T - k0, k_col, D, N, S)
+        load_rows(smem, V1, kv, row0 + k0, T - k0, v_col, D, N, S)
 
     @kernel
     def forward(o, lse, qkv, T, HD, scale):
@@ -1359,8 +1328,7 @@ def attention_kernels(D, itemsize):
             acc[i] = zero
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
-            load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
-            load_rows(smem, V1, qkv, row0 + k0, T - k0, k_col + G * D, D, N, S)
+            load_keys(smem, qkv, row0, k0, T, k_col, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
             for i in range(NKEYS):
                 s[i] = zero
@@ -1411,73 +1379,63 @@ def attention_kernels(D, itemsize):
                 key, p = x + 16 * j, zero
                 if k0 + key <= t and t0 + r < T:
                     p = exp(s[i * KEYS + j] * scale - lse[h, row0 + t])
-                smem[PP1 + r * PS + key] = p
+                smem[P1 + r * PS + key] = p
                 smem[DS1 + r * PS + key] = p * (dp[i * KEYS + j] - delta[h, row0 + t]) * scale
 
-    @kernel
-    def dq(dqkv, do, lse, delta, qkv, T, HD, scale):
-        """dQ = dS K     One block per N query rows of a head, as forward.
-        out: the q columns of dqkv (BT, QKV)     in: do (BT, HD), lse, delta (H, BT)"""
-        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-        s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
-        acc = cuda.local.array(NCOLS, ctype(qkv))
-        x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
-        t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
-        load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
-        load_rows(smem, DO1, do, row0 + t0, T - t0, h * D, D, N, S)
-        for i in range(NCOLS):
-            acc[i] = zero
-        for k0 in range(0, t0 + 1, N):
-            cuda.syncthreads()               # the last product is done with K and dS
-            load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
-            load_rows(smem, V1, qkv, row0 + k0, T - k0, k_col + G * D, D, N, S)
-            cuda.syncthreads()               # Q, dO, K, V are whole
-            probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
-            cuda.syncthreads()               # dS is whole
-            out_tile(acc, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
-        for i in range(ROWS):
-            t = t0 + y * ROWS + i
-            for j in range(COLS):
-                if t < T and x + 16 * j < D:
-                    dqkv[row0 + t, h * D + x + 16 * j] = stored(dqkv, acc[i * COLS + j])
+    def backward(keys):
+        @kernel
+        def run(dqkv, do, lse, delta, qkv, T, HD, scale):
+            """dQ = dS K     One block per N query rows of a head, as forward.  Or, `keys`,
+            dK = sum_h dS^T Q,  dV = sum_h P^T dO     One block per N keys of a key/value head: it walks
+            over the query heads of its group, and over their rows from the diagonal on.
+            grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse, delta (H, BT)
+            out: the q columns of dqkv (BT, QKV), or those of k and v"""
+            smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+            s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
+            dqk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
+            x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
+            H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
+            if keys:                             # its tile and heads, and the rows that it walks over
+                g, mine = cuda.blockIdx.y, cuda.blockIdx.x * N
+                h0, h1, begin, end = g * H // G, (g + 1) * H // G, mine, T
+            else:
+                h0, mine = cuda.blockIdx.y, (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
+                g, h1, begin, end = h0 * G // H, h0 + 1, 0, mine + 1
+            k_col, v_col = HD + g * D, HD + (G + g) * D
+            if keys:
+                load_keys(smem, qkv, row0, mine, T, k_col, v_col)
+            else:
+                load_queries(smem, qkv, do, row0, mine, T, h0 * D)
+            for i in range(NCOLS):
+                dqk[i], dv[i] = zero, zero
+            for h in range(h0, h1):
+                for n in range(begin, end, N):
+                    cuda.syncthreads()           # the last products are done with all tiles but ours
+                    if keys:
+                        load_queries(smem, qkv, do, row0, n, T, h * D)
+                    else:
+                        load_keys(smem, qkv, row0, n, T, k_col, v_col)
+                    cuda.syncthreads()           # Q, dO, K, V are whole
+                    t0, k0 = (n, mine) if keys else (mine, n)
+                    probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
+                    cuda.syncthreads()           # P and dS are whole
+                    if keys:
+                        out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
+                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
+                    else:
+                        out_tile(dqk, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
+            col = k_col if keys else h0 * D
+            for i in range(ROWS):
+                t = mine + y * ROWS + i
+                for j in range(COLS):
+                    if t < T and x + 16 * j < D:
+                        dqkv[row0 + t, col + x + 16 * j] = stored(dqkv, dqk[i * COLS + j])
+                        if keys:
+                            dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
+        return run
 
-    @kernel
-    def dkv(dqkv, do, lse, delta, qkv, T, HD, scale):
-        """dK = sum_h dS^T Q,   dV = sum_h P^T dO     One block per N keys of a key/value head: it
-        walks over the query heads of its group, and over their rows from the diagonal on.
-        grid (T / N, G, B), block (16, 8)     out: the k and v columns of dqkv"""
-        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-        s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
-        dk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
-        x, y, g, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
-        k0, G, H = cuda.blockIdx.x * N, cuda.gridDim.y, HD // D
-        k_col, v_col = HD + g * D, HD + (G + g) * D
-        load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
-        load_rows(smem, V1, qkv, row0 + k0, T - k0, v_col, D, N, S)
-        for i in range(NCOLS):
-            dk[i] = zero
-            dv[i] = zero
-        for h in range(g * H // G, (g + 1) * H // G):
-            for t0 in range(k0, T, N):
-                cuda.syncthreads()           # the last products are done with Q, dO, P, dS
-                load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
-                load_rows(smem, DO1, do, row0 + t0, T - t0, h * D, D, N, S)
-                cuda.syncthreads()           # Q, dO, K, V are whole
-                probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
-                cuda.syncthreads()           # P and dS are whole
-                out_tile(dv, smem, PP1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
-                out_tile(dk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
-        for i in range(ROWS):
-            t = k0 + y * ROWS + i
-            for j in range(COLS):
-                if t < T and x + 16 * j < D:
-                    dqkv[row0 + t, k_col + x + 16 * j] = stored(dqkv, dk[i * COLS + j])
-                    dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
-
-    return AttentionKernels(forward, dq, dkv, N, (3 * N * S + N * PS) * itemsize,
-                            (4 * N * S + 2 * N * PS) * itemsize)
+    return AttentionKernels(forward, backward(keys=False), backward(keys=True), N,
+                            (3 * N * S + N * PS) * itemsize, (4 * N * S + 2 * N * PS) * itemsize)
 
 @kernel
 def attention_delta_kernel(delta, do, o, D):
@@ -1496,7 +1454,7 @@ def attention_delta_kernel(delta, do, o, D):
 # computes 16 rows of S, P or dS at a time, and has them in the registers as a left operand has to
 # be: they go into the next product without shared memory.  The products are two rungs: `mma` keeps
 # its left operand in registers and reads the right one once a warp; Hopper's `wgmma`, for D = 64,
-# once a warpgroup, with a pair of products in flight.
+# once a warpgroup, with a pair of products in flight, and the copy engine brings its tiles.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
 TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
 
@@ -1504,9 +1462,10 @@ TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
 def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
-    f32, i32 = types.float32, types.int32
-    INF, LOG2E = np.float32(math.inf), np.float32(1 / math.log(2))
+    i32, INF, LOG2E = types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
+    two_rows, one_column, two_columns = (wgmma(64, 0, False, 2, adds=False),
+                                         wgmma(D, "registers", True), wgmma(D, "registers", True, 2))
 
     at = swizzled
     if D == 32:                              # rows of 64 bytes
@@ -1524,63 +1483,26 @@ def tensor_attention(D, hopper):
             for n in range(4):
                 a[i + 4 * k + n] = part[n]
 
-    if hopper:
-        rows, columns = wgmma(64, 0, False, 2, adds=False), wgmma(D, "registers", True, 2)
-        single_columns = wgmma(D, "registers", True)
-
-        @inlined
-        def begin(barriers):
+    @inlined
+    def begin(barriers, kept):
+        """Barriers for the pairs in two places, and for so many kept tiles."""
+        if hopper:
             if cuda.threadIdx.x == 0:
-                for i in range(3):
-                    mbarrier_init(barriers + u32(8 * i), u32(1))
+                mbarrier_init(barriers, u32(2))
+                mbarrier_init(barriers + u32(8), u32(2))
+                mbarrier_init(barriers + u32(16), u32(kept))
                 mbarrier_fence()
-            cuda.syncthreads()               # the barriers exist
+            cuda.syncthreads()               # they exist
 
-        @inlined
-        def expect(barrier, tiles):
+    @inlined
+    def fetch(barrier, tile, source, row, last, col):
+        """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the last
+        are whatever comes then (wgmma), or copies of it."""
+        if hopper:
             if cuda.threadIdx.x == 0:
-                mbarrier_expect(barrier, u32(tiles * TILE_BYTES))
-
-        @inlined
-        def fetch(tile, source, row, last, col, barrier):
-            if cuda.threadIdx.x == 0:
+                mbarrier_expect(barrier, u32(TILE_BYTES))
                 tma_load(tile, global_address(source), u32(col), u32(row), barrier)
-
-        @inlined
-        def arrived(barrier, parity):
-            cp_async_wait_all()
-            mbarrier_wait(barrier, u32(parity))
-            cuda.syncthreads()
-
-        @inlined
-        def hold(a, kept):
-            pass
-
-        @inlined
-        def by_rows(s, a, kept, first, second):
-            rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
-                 descriptor(second))
-
-        @inlined
-        def by_columns(acc, a, first, second):
-            columns(acc, a, descriptor(first), descriptor(second))
-
-        @inlined
-        def one_by_columns(acc, a, tile):
-            single_columns(acc, a, descriptor(tile))
-    else:
-        @inlined
-        def begin(barriers):
-            pass
-
-        @inlined
-        def expect(barrier, tiles):
-            pass
-
-        @inlined
-        def fetch(tile, source, row, last, col, barrier):
-            """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the
-            last are copies of it."""
+        else:
             thread, width = u32(cuda.threadIdx.x), source.shape[1]
             for i in range(CHUNKS // 2):
                 r = (thread + u32(128 * i)) // u32(CHUNKS)
@@ -1588,20 +1510,41 @@ def tensor_attention(D, hopper):
                 offset = min(row + r, last) * width + col + chunk * 8
                 cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
 
-        @inlined
-        def arrived(barrier, parity):
-            cp_async_wait_all()
-            cuda.syncthreads()
+    @inlined
+    def order(smem, barriers, n, one, col1, other, col2, row, last):
+        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
+        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
+        fetch(barrier, tile, one, row, last, col1)
+        fetch(barrier, tile + u32(TILE_BYTES), other, row, last, col2)
 
-        @inlined
-        def hold(a, kept):
+    @inlined
+    def arrived(barrier, parity):
+        """The tiles are there, and nobody reads what was ordered before them."""
+        cp_async_wait_all()
+        if hopper:
+            mbarrier_wait(barrier, u32(parity))
+        cuda.syncthreads()
+
+    @inlined
+    def hold(a, kept):
+        """What `mma` needs of two kept tiles"""
+        if not hopper:
             left(a, 0, kept)
             left(a, LEFT, kept + u32(TILE_BYTES))
 
-        @inlined
-        def by_rows(s, a, kept, first, second):
-            """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
-            both, it is read once."""
+    @inlined
+    def multiply(acc, i, a, j, b):
+        mma(acc, i, a, j, b, 0)
+        mma(acc, i + 4, a, j, b, 2)
+
+    @inlined
+    def by_rows(s, a, kept, first, second):
+        """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
+        both, `mma` reads it once."""
+        if hopper:
+            two_rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
+                     descriptor(second))
+        else:
             lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
             row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
             for i in range(64):
@@ -1610,46 +1553,29 @@ def tensor_attention(D, hopper):
                 for n in range(4):
                     where = at(row + u32(16 * n), chunk + u32(2 * k))
                     ldmatrix_rows(b, first + where)
-                    mma(s, 8 * n, a, 4 * k, b, 0)
-                    mma(s, 8 * n + 4, a, 4 * k, b, 2)
+                    multiply(s, 8 * n, a, 4 * k, b)
                     if second != first:
                         ldmatrix_rows(b, second + where)
-                    mma(s, 32 + 8 * n, a, LEFT + 4 * k, b, 0)
-                    mma(s, 36 + 8 * n, a, LEFT + 4 * k, b, 2)
+                    multiply(s, 32 + 8 * n, a, LEFT + 4 * k, b)
 
-        @inlined
-        def by_columns(acc, a, first, second):
-            """acc += two products (64, D), A (64, 64) tile"""
+    @inlined
+    def by_columns(acc, a, count, first, second):
+        """acc += one or two products (64, D): A (64, 64) held in a * tile"""
+        if hopper and count == 2:
+            two_columns(acc, a, descriptor(first), descriptor(second))
+        elif hopper:
+            one_column(acc, a, descriptor(first))
+        else:
             lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
             for k in range(4):
                 for n in range(STEPS):
                     where = at(u32(16 * k) + (lane & u32(15)), u32(2 * n) + (lane >> u32(4)))
                     ldmatrix_columns(b, first + where)
-                    mma(acc, 8 * n, a, 4 * k, b, 0)
-                    mma(acc, 8 * n + 4, a, 4 * k, b, 2)
+                    multiply(acc, 8 * n, a, 4 * k, b)
                     if second != first:
                         ldmatrix_columns(b, second + where)
-                    mma(acc, OUT + 8 * n, a, 16 + 4 * k, b, 0)
-                    mma(acc, OUT + 8 * n + 4, a, 16 + 4 * k, b, 2)
-
-        @inlined
-        def one_by_columns(acc, a, tile):
-            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
-            for k in range(4):
-                for n in range(STEPS):
-                    ldmatrix_columns(b, tile + at(u32(16 * k) + (lane & u32(15)),
-                                                  u32(2 * n) + (lane >> u32(4))))
-                    mma(acc, 8 * n, a, 4 * k, b, 0)
-                    mma(acc, 8 * n + 4, a, 4 * k, b, 2)
-
-    @inlined
-    def order(smem, barriers, n, one, col1, other, col2, row, last):
-        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
-        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
-        expect(barrier, 2)
-        fetch(tile, one, row, last, col1, barrier)
-        fetch(tile + u32(TILE_BYTES), other, row, last, col2, barrier)
-        cp_async_commit()
+                    if count == 2:
+                        multiply(acc, OUT + 8 * n, a, 16 + 4 * k, b)
 
     @inlined
     def mask(s, first, beyond):
@@ -1715,22 +1641,20 @@ def tensor_attention(D, hopper):
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
-        begin(barriers)
-        expect(barriers + u32(16), 2)
+        begin(barriers, 2)
         for i in range(2):
-            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D,
-                  barriers + u32(16))
-        cp_async_commit()
+            fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
+                  h * D)
         for i in range(4):
             m[i], l[i] = -INF, f32(0)
         for i in range(BOTH_OUT):
             acc[i] = f32(0)
         arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
-        for n in range(-1, count):
+        for n in range(-1, count):           # -1 only orders what 0 works on
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
             if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
             if n + 1 < count:
                 order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
                       last)
@@ -1742,7 +1666,7 @@ def tensor_attention(D, hopper):
             soften(s, 1, acc, m, l, i32(beyond - 64), scale)
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
+            by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
         for i in range(4):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
@@ -1768,12 +1692,10 @@ def tensor_attention(D, hopper):
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
         kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
-        begin(barriers)
-        expect(kept, 3)
-        fetch(smem, qkv, row0 + t0, last, h * D, kept)
-        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D, kept)
-        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D, kept)       # for a moment
-        cp_async_commit()
+        begin(barriers, 3)
+        fetch(kept, smem, qkv, row0 + t0, last, h * D)
+        fetch(kept, smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
+        fetch(kept, smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D)       # for a moment
         arrived(kept, 0)                     # Q, dO and O are there
         left(a, 0, smem + u32(2 * TILE_BYTES))
         left(a, LEFT, smem + u32(TILE_BYTES))
@@ -1791,10 +1713,10 @@ def tensor_attention(D, hopper):
         for i in range(OUT):
             acc[i] = f32(0)
         cuda.syncthreads()                   # O is read: K may come
-        for n in range(-1, count):
+        for n in range(-1, count):           # -1 only orders what 0 works on
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
             if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
             if n + 1 < count:
                 order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
                       last)
@@ -1806,7 +1728,7 @@ def tensor_attention(D, hopper):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
             for i in range(16):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            one_by_columns(acc, p, tile)
+            by_columns(acc, p, 1, tile, tile)
         for i in range(2):
             if r + 8 * i < T:
                 store_turned(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
@@ -1826,21 +1748,19 @@ def tensor_attention(D, hopper):
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
         source = global_address(lse) if warp < 2 else global_address(delta)
-        begin(barriers)
-        expect(barriers + u32(16), 2)
+        begin(barriers, 2)
         for i in range(2):
-            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + k0, last, k_col + i * G * D,
-                  barriers + u32(16))
-        cp_async_commit()
+            fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
+                  k_col + i * G * D)
         arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
         for i in range(BOTH_OUT):
             acc[i] = f32(0)
         h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):
+        for n in range(-1, count):           # -1 only orders what 0 works on
             t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
             if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
                 t += 64
                 if t >= T:
                     h, t = h + 1, k0
@@ -1867,7 +1787,7 @@ def tensor_attention(D, hopper):
                     s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - mean[i % 2])
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, tile + u32(TILE_BYTES), tile)
+            by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile)
         for i in range(2):
             t = k0 + warp * 16 + lane // 4 + 8 * i
             if t < T:
@@ -2117,7 +2037,7 @@ class Model:
         self.master = computing(self.dtype)
         self.flat, self.g_flat = self.put(flat), new(flat.size, self.master)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
-        self.p, self.g, self.w = (views(x, self.table)
+        self.p, self.g, self.w = (ne.views(x, self.table)
                                   for x in (self.flat, self.g_flat, self.copies))
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
         zeros = np.zeros(flat.size, self.master)
@@ -2470,7 +2390,7 @@ class Decoder(ne.Decoder):
         self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
         table, self.cfg, self.tokens = ne.param_table(cfg), cfg, []
         matrices = to_device(to_bf16(flat)) if weights == "bf16" else self.flat
-        self.p = ne.Params(*views(matrices, table)[:6], *views(self.flat, table)[6:])
+        self.p = ne.Params(*ne.views(matrices, table)[:6], *ne.views(self.flat, table)[6:])
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
         self.kc, self.vc, self.scores, self.x, self.y, self.rstd = (
             new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), 1))

@@ -220,13 +220,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(T, k.N), H, B), (16, 8), k.smem_forward)
         apart(o, qkv)
 
-    def attention_kernels_dq(self, dqkv, do, lse, delta, qkv, T, HD, scale):
+    def attention_kernels_backward_run(self, dqkv, do, lse, delta, qkv, T, HD, scale):
         B, H, G, k = self.portable_attention(qkv, T, HD, lse, delta)
         assert do.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
         self.runs((tiles(T, k.N), H if self.kernel is k.dq else G, B), (16, 8), k.smem_backward)
         apart(dqkv, qkv, do)
-
-    attention_kernels_dkv = attention_kernels_dq
 
     def tensor_attention_forward(self, o, lse, qkv, T, G, scale):
         [qkv] = self.matrices(qkv)
@@ -511,14 +509,14 @@ def test_every_kernel_is_launched(dry):
 
 def kernels_of(path):
     """Names, as by name_of, of all functions of a file that are decorated as kernels."""
-    tree, found = ast.parse(path.read_text(encoding="utf-8")), []
-    functions = lambda nodes: [x for x in nodes if isinstance(x, ast.FunctionDef)]
-    for outer in functions(tree.body):
-        for f in functions(ast.walk(outer)):
-            marks = [ast.unparse(d) for d in f.decorator_list]
-            if any(m == "kernel" or m.startswith("cuda.jit(") for m in marks):
-                found.append(f.name if f is outer else f"{outer.name}_{f.name}")
-    return found
+    def inside(node, prefix):
+        for f in ast.iter_child_nodes(node):
+            if isinstance(f, ast.FunctionDef):
+                marks = [ast.unparse(d) for d in f.decorator_list]
+                if any(m == "kernel" or m.startswith("cuda.jit(") for m in marks):
+                    yield prefix + f.name
+                yield from inside(f, f"{prefix}{f.name}_")
+    return list(inside(ast.parse(path.read_text(encoding="utf-8")), ""))
 
 
 def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
@@ -527,7 +525,7 @@ def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
         step(blank(replace(cfg, n_layer=1), "bf16"), 1, cfg.seq_len)
     names = {x.name for x in dry.launches}
     assert {"wgmma_kernel_kernel", "tensor_attention_dq"} < names
-    assert not {"matmul_kernel", "attention_kernels_dq"} & names
+    assert not {"matmul_kernel", "attention_kernels_backward_run"} & names
 
 
 @pytest.mark.parametrize("name", ["small", "chunks of logits", "tied, in chunks"])
@@ -880,7 +878,7 @@ def test_faulty_kernels_are_caught(kernel, smem, word):
 
 
 def test_many_registers_in_a_large_block_are_caught():
-    [x] = [x for x in distinct("f32") if x.name == "attention_kernels_dq"][:1]
+    [x] = [x for x in distinct("f32") if x.name == "attention_kernels_backward_run"][:1]
     assert complaints(x, "sm_89") == []
     assert "registers" in complaints(x._replace(block=(32, 32, 1)), "sm_89")[0]
 
