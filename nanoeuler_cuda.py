@@ -85,8 +85,7 @@ def doctor(problem=None):
             major, minor = cuda.get_current_device().compute_capability
             free, total = cuda.current_context().get_memory_info()
             rows += [("capability", f"sm_{major}{minor}"),
-                     ("matmul, attention", {"wgmma": "wgmma", "mma": "mma.sync",
-                                            "portable": "portable tiles"}[rung()]),
+                     ("matmul, attention", rung()),
                      ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     ne.print_table("what nanoeuler_cuda.py finds here", rows)
     print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
@@ -1281,10 +1280,11 @@ def load_rows(smem, start, src, row0, n, col0, D, N, S):
             v = value(src[row0 + r, col0 + d])
         smem[start + r * S + d] = v
 
-AttentionKernels = namedtuple("AttentionKernels", "forward dq dkv N smem_forward smem_backward")
+# Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
+Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
 
 @functools.cache
-def attention_kernels(D, itemsize):
+def portable_attention(D, itemsize):
     """The kernels for head size D; N is the largest tile with which backward fits into 99 KB, what
     a block may have from sm_86 on."""
     W = -(-D // 16) * 16                     # D filled with zeros to whole tiles
@@ -1310,7 +1310,7 @@ def attention_kernels(D, itemsize):
         load_rows(smem, V1, kv, row0 + k0, T - k0, v_col, D, N, S)
 
     @kernel
-    def forward(o, lse, qkv, T, HD, scale):
+    def forward(o, lse, qkv, T, G, scale):
         """o = softmax(Q K^T / sqrt(D)) V, causal     math: nanoeuler.attention_forward
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
@@ -1319,8 +1319,7 @@ def attention_kernels(D, itemsize):
         m, l = cuda.local.array(ROWS, ctype(qkv)), cuda.local.array(ROWS, ctype(qkv))
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
+        k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
         for i in range(ROWS):
             m[i], l[i] = -ctype(qkv).type(math.inf), zero
@@ -1384,18 +1383,18 @@ def attention_kernels(D, itemsize):
 
     def backward(keys):
         @kernel
-        def run(dqkv, do, lse, delta, qkv, T, HD, scale):
-            """dQ = dS K     One block per N query rows of a head, as forward.  Or, `keys`,
-            dK = sum_h dS^T Q,  dV = sum_h P^T dO     One block per N keys of a key/value head: it walks
-            over the query heads of its group, and over their rows from the diagonal on.
-            grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse, delta (H, BT)
-            out: the q columns of dqkv (BT, QKV), or those of k and v"""
+        def run(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+            """dQ = dS K, and delta = <dO, O>     One block per N query rows of a head, as forward.
+            Or, `keys`: dK = sum_h dS^T Q,  dV = sum_h P^T dO     One block per N keys of a
+            key/value head: it walks over the query heads of its group, their rows from the diagonal
+            on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
+            out: the q columns of dqkv (BT, QKV), delta (H, BT), or the columns of k and v"""
             smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
             s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
             dqk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
-            if keys:                             # its tile and heads, and the rows that it walks over
+            if keys:                         # its tile and heads, and what it walks over
                 g, mine = cuda.blockIdx.y, cuda.blockIdx.x * N
                 h0, h1, begin, end = g * H // G, (g + 1) * H // G, mine, T
             else:
@@ -1406,19 +1405,27 @@ def attention_kernels(D, itemsize):
                 load_keys(smem, qkv, row0, mine, T, k_col, v_col)
             else:
                 load_queries(smem, qkv, do, row0, mine, T, h0 * D)
+                lane = (16 * y + x) % WARP
+                for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
+                    total = zero             # a warp per row
+                    for i in range(h0 * D + lane, h0 * D + D, WARP):
+                        total += value(do[row0 + t, i]) * value(o[row0 + t, i])
+                    total = warp_sum(total)
+                    if lane == 0:
+                        delta[h0, row0 + t] = total
             for i in range(NCOLS):
                 dqk[i], dv[i] = zero, zero
             for h in range(h0, h1):
                 for n in range(begin, end, N):
-                    cuda.syncthreads()           # the last products are done with all tiles but ours
+                    cuda.syncthreads()       # the last products are done with the other tiles
                     if keys:
                         load_queries(smem, qkv, do, row0, n, T, h * D)
                     else:
                         load_keys(smem, qkv, row0, n, T, k_col, v_col)
-                    cuda.syncthreads()           # Q, dO, K, V are whole
+                    cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
                     probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
-                    cuda.syncthreads()           # P and dS are whole
+                    cuda.syncthreads()       # P and dS are whole
                     if keys:
                         out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
                         out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
@@ -1434,20 +1441,8 @@ def attention_kernels(D, itemsize):
                             dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
         return run
 
-    return AttentionKernels(forward, backward(keys=False), backward(keys=True), N,
-                            (3 * N * S + N * PS) * itemsize, (4 * N * S + 2 * N * PS) * itemsize)
-
-@kernel
-def attention_delta_kernel(delta, do, o, D):
-    """delta[h, bt] = <dO, O> of head h, one warp each.   grid (BT / ROWS, H), block (32, ROWS)"""
-    h, bt = cuda.blockIdx.y, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    if bt < o.shape[0]:
-        s = ctype(o).type(0)
-        for i in range(h * D + cuda.threadIdx.x, h * D + D, WARP):
-            s += value(do[bt, i]) * value(o[bt, i])
-        s = warp_sum(s)
-        if cuda.threadIdx.x == 0:
-            delta[h, bt] = s
+    return Attention(forward, backward(keys=False), backward(keys=True), False, (16, 8), N,
+                     N, (3 * N * S + N * PS) * itemsize, (4 * N * S + 2 * N * PS) * itemsize)
 
 # The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: it keeps
 # two tiles of 64 rows, and walks over pairs of others, which arrive in two places by turns.  A warp
@@ -1456,16 +1451,14 @@ def attention_delta_kernel(delta, do, o, D):
 # its left operand in registers and reads the right one once a warp; Hopper's `wgmma`, for D = 64,
 # once a warpgroup, with a pair of products in flight, and the copy engine brings its tiles.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
-TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
-
 @functools.cache
 def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
     i32, INF, LOG2E = types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
-    two_rows, one_column, two_columns = (wgmma(64, 0, False, 2, adds=False),
-                                         wgmma(D, "registers", True), wgmma(D, "registers", True, 2))
+    two_rows = wgmma(64, 0, False, 2, adds=False)
+    one_column, two_columns = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
 
     at = swizzled
     if D == 32:                              # rows of 64 bytes
@@ -1796,40 +1789,32 @@ def tensor_attention(D, hopper):
                           v_col + j * 8 + lane % 4 * 2)
                 store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
 
-    return TensorAttention(forward, dq, dkv, 6 * TILE_BYTES + 1024)
+    return Attention(forward, dq, dkv, True, 128, 128, 64, *[6 * TILE_BYTES + 1024] * 2)
 
-def on_tensor_cores(qkv, D):
-    return qkv.dtype == np.uint16 and rung() != "portable" and D in (32, 64, 128)
+def attention_of(D, *matrices):
+    """The kernels for head size D, and the matrices, or what they want to know of them."""
+    if matrices[0].dtype != np.uint16 or rung() == "portable" or D not in (32, 64, 128):
+        return portable_attention(D, computing(matrices[0].dtype).itemsize), *matrices
+    if rung() == "wgmma" and D == 64:
+        return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
+    return tensor_attention(D, False), *matrices
 
 def attention_forward(o, lse, qkv, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
-    H, B = HD // D, BT // T
-    if on_tensor_cores(qkv, D):
-        hopper, G = rung() == "wgmma" and D == 64, (qkv.shape[1] - HD) // (2 * D)
-        k = tensor_attention(D, hopper)
-        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse,
-                      map_of(qkv, 64) if hopper else qkv, T, G, scale, smem=k.smem)
-    k = attention_kernels(D, computing(qkv.dtype).itemsize)
-    launch(k.forward, (-(-T // k.N), H, B), (16, 8), o, lse, qkv, T, HD, scale, smem=k.smem_forward)
+    G, (k, qkv) = (qkv.shape[1] - HD) // (2 * D), attention_of(D, qkv)
+    launch(k.forward, (-(-T // k.rows), HD // D, BT // T), k.block, o, lse, qkv, T, G, scale,
+           smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
-    (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
-    H, G, B = HD // D, (qkv.shape[1] - HD) // (2 * D), BT // T
-    if on_tensor_cores(qkv, D):
-        hopper = rung() == "wgmma" and D == 64
-        k = tensor_attention(D, hopper)
-        do, o, qkv = (map_of(x, 64) if hopper else x for x in (do, o, qkv))
-        for function, heads in ((k.dq, H), (k.dkv, G)):
-            launch(function, (-(-T // 64), heads, B), 128, dqkv, delta, do, o, lse, qkv, cos, sin,
-                   T, HD, scale, smem=k.smem)
-        return
-    k = attention_kernels(D, computing(qkv.dtype).itemsize)
-    launch(attention_delta_kernel, (-(-BT // ROWS), H), (WARP, ROWS), delta, do, o, D)
+    (BT, HD), scale, H = o.shape, number(qkv, 1 / math.sqrt(D)), len(lse)
+    G = (qkv.shape[1] - HD) // (2 * D)
+    k, do, o, qkv = attention_of(D, do, o, qkv)
     for function, heads in ((k.dq, H), (k.dkv, G)):
-        launch(function, (-(-T // k.N), heads, B), (16, 8), dqkv, do, lse, delta, qkv, T, HD, scale,
-               smem=k.smem_backward)
-    rope(dqkv, cos, sin, T, H + G, -1)
+        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, do, o, lse,
+               qkv, cos, sin, T, HD, scale, smem=k.back_smem)
+    if not k.turns:
+        rope(dqkv, cos, sin, T, H + G, -1)
 
 # The naive way, T x T matrices in memory, as the reference and for `--attention naive`.
 @kernel
@@ -2263,25 +2248,20 @@ def square_sums_kernel(partial, g):
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
 
-@kernel
-def norm_kernel(results, partial):
-    """results[-1] = |g|     one block of 256 threads"""
-    sums, s = cuda.shared.array(8, partial.dtype), 0.0
-    for i in range(cuda.threadIdx.x, partial.size, 256):
-        s += partial[i]
-    s = block_sum(s, sums)
-    if cuda.threadIdx.x == 0:
-        results[results.size - 1] = math.sqrt(s)
-
 @functools.cache
 def adamw_kernel(W):
     load, store = vector(W)
 
     @kernel
-    def step(p, w, g, m, v, n_decay, hyper, results):
-        """As nanoeuler.adamw, W entries a thread, striding.  All that changes from step to step is
-        read from device memory: hyper (8,) float64, |g| = results[-1].  w: p for the matmuls."""
-        norm, dtype = results[results.size - 1], p.dtype.type
+    def step(p, w, g, m, v, n_decay, hyper, partial, results):
+        """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
+        from step to step is read from device memory: hyper (8,) float64.  w: p for the matmuls."""
+        sums, total, dtype = cuda.shared.array(8, partial.dtype), 0.0, p.dtype.type
+        for i in range(cuda.threadIdx.x, partial.size, 256):
+            total += partial[i]
+        norm = math.sqrt(block_sum(total, sums))         # every block for itself
+        if cuda.grid(1) == 0:
+            results[results.size - 1] = norm
         if not math.isfinite(norm):
             return
         lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
@@ -2309,9 +2289,8 @@ def adamw_kernel(W):
 def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
     launch(square_sums_kernel, SUMS, 256, partial, g)
-    launch(norm_kernel, 1, 256, results, partial)
     launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
-           results)
+           partial, results)
 
 
 # ==== 10 Inference ====
@@ -2462,122 +2441,109 @@ class Sum(np.ndarray):
 def exact(x):
     return x.view(Sum)
 
-def device_case(function, outputs, inputs):
-    """A case for self_tests: function(*outputs, *inputs) on the device; returns the outputs.
-    Floating arrays take the type of the run."""
-    def run(dtype):
-        def put(x):
-            if x.dtype != np.float64:
-                return to_device(x)
-            if dtype == "bf16" and not isinstance(x, Sum):
-                return to_device(to_bf16(x))
-            return to_device(x, computing(DTYPES[dtype]))
-        outs = [put(x) for x in outputs]
-        function(*outs, *[put(x) if isinstance(x, np.ndarray) else x for x in inputs])
-        return [from_bf16(x.copy_to_host(stream=stream)) for x in outs]
-    return run
+def on_device(function, outputs, inputs, top, dtype):
+    """What function(*outputs, *inputs) makes of the outputs on the device, floating arrays in the
+    type of the run, `top` the highest rung of tensor cores."""
+    def put(x):
+        if not isinstance(x, np.ndarray):
+            return x
+        if x.dtype != np.float64:
+            return to_device(x)
+        if dtype == "bf16" and not isinstance(x, Sum):
+            return to_device(to_bf16(x))
+        return to_device(x, computing(DTYPES[dtype]))
+    global highest
+    outs, before, highest = [put(x) for x in outputs], highest, top
+    try:
+        function(*outs, *map(put, inputs))
+    finally:
+        highest = before
+    return [from_bf16(x.copy_to_host(stream=stream)) for x in outs]
 
 def op_tests(quick):
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
     dtypes)]"""
-    rng = np.random.default_rng(1)
+    rng, tests = np.random.default_rng(1), {}
     normal = lambda *shape: rng.standard_normal(shape)
-    tests = {}
 
-    def test(name, expected, function, outputs, inputs, dtypes=tuple(DTYPES)):
-        run = device_case(function, outputs, inputs)
-        tests.setdefault(name, []).append((expected, run, dtypes))
-        if rung() == "wgmma" and function.__name__.startswith(("matmul", "attention")):
-            run = device_case(one_rung_below(function), outputs, inputs)
-            tests.setdefault(name + ", mma", []).append((expected, run, ("bf16",)))
+    def test(function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES)):
+        """function(*outputs, *inputs) should make `expected` of the outputs: what the function of
+        its name in nanoeuler.py makes, if not given.  Where wgmma is, `mma` below it as well."""
+        name = name or function.__name__
+        if expected is None:
+            expected = [np.array(x) for x in outputs]
+            getattr(ne, name)(*expected, *[np.asarray(x) if isinstance(x, Sum) else x
+                                           for x in inputs])
+        runs = [(name, highest, dtypes)]
+        if rung() == "wgmma" and name.startswith(("matmul", "attention")):
+            runs.append((name + ", mma", "mma", ("bf16",)))
+        for name, top, dtypes in runs:
+            run = functools.partial(on_device, function, outputs, inputs, top)
+            tests.setdefault(name, []).append((expected, run, dtypes))
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
         if quick and M * N * K > 1 << 24:
             continue
-        x, w, dy, base = normal(M, K), normal(N, K), normal(M, N), normal(M, N)
-        out, dw = np.zeros((M, N)), normal(N, K)
-        ne.matmul(out, x, np.ascontiguousarray(w.T))
-        test("matmul", [out], matmul, [np.zeros((M, N))], [x, w])
-        test("matmul_add", [base + out], matmul, [np.zeros((M, N))], [x, w, base])
-        test("matmul_dx", [dy @ w], matmul_dx, [np.zeros((M, K))], [dy, w])
-        test("matmul_dw", [dw + dy.T @ x], matmul_dw, [exact(dw)],
-             [dy, x, exact(np.zeros(2 * N * K))])
+        x, w, dy, base, dw = normal(M, K), normal(N, K), normal(M, N), normal(M, N), normal(N, K)
+        test(matmul, [0 * dy], [x, w], [x @ w.T])
+        test(matmul, [0 * dy], [x, w, base], [base + x @ w.T], "matmul_add")
+        test(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        test(matmul_dw, [exact(dw)], [dy, x, exact(np.zeros(2 * N * K))], [dw + dy.T @ x])
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
-        wte, dx, dwte = normal(V, C), normal(1, BT, C), normal(V, C)
-        tokens, x = rng.integers(0, V, (1, BT), dtype=np.int32), np.zeros((BT, C))
-        ne.embedding_forward(x, tokens[0], wte)
-        test("embedding_forward", [x], embedding_forward, [np.zeros((BT, C))], [tokens[0], wte])
+        tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
+        test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
         expected = dwte.copy()
-        ne.embedding_backward(expected, dx, tokens)
-        test("embedding_backward", [expected], embedding_backward, [exact(dwte)],
-             [dx[0], tokens[0]])
+        ne.embedding_backward(expected, dx[None], tokens[None])
+        test(embedding_backward, [exact(dwte)], [dx, tokens], [expected])
     for BT, C in ((1, 1), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
-        y, rstd = np.zeros((BT, C)), np.zeros(BT)
+        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
+        test(rmsnorm_forward, [y, exact(rstd)], [x, exact(w), 1e-5])
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
-        test("rmsnorm_forward", [y, rstd], rmsnorm_forward, [0 * y, exact(0 * rstd)],
-             [x, exact(w), 1e-5])
-        dx, dgain = np.zeros((BT, C)), dw.copy()
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
-        test("rmsnorm_backward", [dx, dgain, y], rmsnorm_backward, [dnext, exact(dw), dy],
-             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)])
+        test(rmsnorm_backward, [dnext, exact(dw), dy],
+             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34)):
-        HD, QKV = H * D, (H + 2 * G) * D
-        qkv, do = normal(B * T, QKV), normal(B * T, HD)
-        cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
-        for name, sign in (("rope", 1), ("rope, backward", -1)):
-            turned = qkv.copy()
-            for b in range(B):
-                ne.rope(turned[b * T:b * T + T], cos, sin, H + G, float(sign))
-            test(name, [turned], rope, [qkv], [exact(cos), exact(sin), T, H + G, sign])
-        o, lse, dqkv = np.zeros((B * T, HD)), np.zeros((H, B * T)), np.zeros((B * T, QKV))
-        W = ne.tile_width(np.float64)
-        scores, dscores, kt, vt = (np.zeros(s) for s in (
-            (ne.BR, T), (ne.BR, T), (-(-T // W), D, W), (-(-T // W), D, W)))
-        for b in range(B):
-            s, one = slice(b * T, b * T + T), np.zeros((H, T))
-            ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
-            lse[:, s] = one
-            ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
-        before = dqkv.copy()
-        for b in range(B):
-            ne.rope(before[b * T:b * T + T], cos, sin, H + G, -1.0)
-        test("attention_forward", [o, lse], attention_forward, [0 * o, exact(0 * lse)], [qkv, T, D])
-        test("attention_backward", [before], attention_backward, [0 * dqkv],
-             [exact(0 * lse), do, o, exact(lse), qkv, exact(cos), exact(sin), T, D])
+        qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
+        o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         probs = np.zeros((B, H, T, T))
-        test("naive attention", [o, dqkv], naive_both, [0 * o, 0 * dqkv],
-             [probs, probs, do, qkv, T, D])
+        cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
+        angles, turned = [exact(cos), exact(sin)], qkv.copy()
+        attention_twin(o, lse, dqkv, do, qkv, T, D)
+        rope_twin(turned, cos, sin, T, H + G, 1.0)
+        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
+        test(rope, [turned], [*angles, T, H + G, -1], [qkv], "rope, backward")
+        test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
+        test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, T, D], [o, dqkv.copy()],
+             "naive attention")
+        rope_twin(dqkv, cos, sin, T, H + G, -1.0)
+        test(attention_backward, [0 * dqkv],
+             [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
-        gate_up, dy, y = 3 * normal(BT, 2 * F), normal(BT, F), np.zeros((BT, F))
-        ne.swiglu_forward(y, gate_up)
-        test("swiglu_forward", [y], swiglu_forward, [0 * y], [gate_up])
-        expected = gate_up.copy()
-        ne.swiglu_backward(expected, dy)
-        test("swiglu_backward", [expected], swiglu_backward, [gate_up], [dy])
+        gate_up, dy = 3 * normal(BT, 2 * F), normal(BT, F)
+        test(swiglu_forward, [0 * dy], [gate_up])
+        test(swiglu_backward, [gate_up], [dy])
     for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
-        logits, weight = 3 * normal(BT, P, V), rng.random((-(-BT // 2), P))
-        targets = rng.integers(-1, V, (P, BT), dtype=np.int32)
-        expected, nll = logits.swapaxes(0, 1).copy(), np.zeros((P, BT))
+        logits, nll, weight = 3 * normal(BT, P, V), np.zeros((P, BT)), rng.random((-(-BT // 2), P))
+        targets, expected = rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
         for k in range(P):
             for t in range(BT):
-                one = slice(t, t + 1)
-                nll[k, t] = ne.cross_entropy(expected[k, one], targets[k, one], weight[t // 2, k])
-        test("cross_entropy", [expected.swapaxes(0, 1).reshape(BT, P * V), nll],
-             cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
-             [targets, exact(weight), V])
-    hyper = np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.19, 0.0975])
+                nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
+                                             weight[t // 2, k])
+        test(cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
+             [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+    hyper = [1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.19, 0.0975]
     for N in (1, 1000, 100003):
         p, g, m, v = normal(N), normal(N), normal(N), normal(N) ** 2
         expected = [x.copy() for x in (p, g, m, v)]
-        norm = ne.adamw(*expected, N // 2, hyper)
-        test("adamw", [*expected, [norm]], adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper],
+        norm = ne.adamw(*expected, N // 2, np.array(hyper))
+        test(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]], "adamw",
              ("f32", "f64"))
         g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
-        test("adamw, NaN", [p, m, v], lambda p, m, v, g, *rest: adamw_test(p, g, m, v, *rest),
-             [p, m, v], [g, np.zeros(1), N // 2, hyper], ("f32", "f64"))
+        test(lambda p, m, v, g, *rest: adamw_test(p, g, m, v, *rest), [p, m, v],
+             [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN", ("f32", "f64"))
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
                 replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
         flat = ne.init_params(cfg, 3, np.float64)
@@ -2588,26 +2554,30 @@ def op_tests(quick):
         tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
     return tests
 
-def one_rung_below(function):
-    """The function on `mma`, where wgmma would be taken."""
-    def run(*args):
-        global highest
-        highest = "mma"
-        try:
-            function(*args)
-        finally:
-            highest = "wgmma"
-    return run
+def rope_twin(qkv, cos, sin, T, heads, sign):
+    for b in range(0, len(qkv), T):
+        ne.rope(qkv[b:b + T], cos, sin, heads, sign)
+
+def attention_twin(o, lse, dqkv, do, qkv, T, D):
+    """Attention of every sequence, forward and backward"""
+    W = ne.tile_width(np.float64)
+    square, panels = (ne.BR, T), (-(-T // W), D, W)
+    scores, dscores, kt, vt = map(np.zeros, (square, square, panels, panels))
+    for b in range(0, len(qkv), T):
+        s, one = slice(b, b + T), np.zeros((len(lse), T))
+        ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
+        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
+        lse[:, s] = one
 
 def naive_both(o, dqkv, probs, dprobs, do, qkv, T, D):
     naive_forward(o, probs, qkv, T, D)
     naive_backward(dqkv, dprobs, do, probs, qkv, T, D)
 
 def cross_entropy_test(logits, nll, targets, weight, V):
-    cross_entropy(nll, logits, targets, to_device(weight.copy_to_host(), np.float64), 0, V, 2)
+    cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)
 
 def adamw_test(p, g, m, v, norm, n_decay, hyper):
-    hyper, results = (to_device(x, np.float64) for x in (hyper.copy_to_host(), [0]))
+    hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
     adamw(p, p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
     norm.copy_to_device(results.copy_to_host().astype(norm.dtype))
 
@@ -2686,25 +2656,23 @@ def pretrain(preset, **flags):
               f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
     if "minutes" in flags:
         flags.setdefault("steps", 0)
-    open_device()
     ne.train(preset, engine=Model, run=Run, **flags)
 
-def fine_tune(**flags):
-    open_device()
-    ne.sft(engine=Model, run=SftRun, **flags)
-
-def prefer(**flags):
-    open_device()
-    ne.dpo(engine=Model, run=DpoRun, **flags)
-
-def speak(**flags):
-    open_device()
-    ne.speak(decoder=Decoder, **flags)
-
 def check(preset, batch):
-    open_device()
     cfg = ne.PRESETS[preset]
     return gradient_check(cfg, batch, cfg.seq_len)
+
+def on_gpu(verb, **engine):
+    """The function of a verb, called if there is a GPU that answers."""
+    def run(**flags):
+        open_device()
+        return verb(**engine, **flags)
+    return run
+
+speak = on_gpu(ne.speak, decoder=Decoder)
+VERBS = dict(test=on_gpu(self_tests), g=on_gpu(check), t=on_gpu(pretrain),
+             tr=on_gpu(pretrain), i=speak, s=on_gpu(ne.sft, engine=Model, run=SftRun),
+             d=on_gpu(ne.dpo, engine=Model, run=DpoRun), c=speak, doctor=doctor)
 
 def parse(argv):
     p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")
@@ -2724,9 +2692,6 @@ def parse(argv):
     p.verb("c", "chat", ne.CHAT, **ne.SPEAK)
     p.verb("doctor", "what this machine has for the GPU, and what it lacks")
     return vars(p.root.parse_args(argv or ["test"]))
-
-VERBS = dict(test=self_tests, g=check, t=pretrain, tr=pretrain, i=speak, s=fine_tune, d=prefer,
-             c=speak, doctor=doctor)
 
 def main(argv=None):
     try:
