@@ -1519,6 +1519,14 @@ def tensor_attention(D, hopper):
         cuda.syncthreads()
 
     @inlined
+    def next_keys(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
+        """Waits for the n-th pair of tiles of K and V, orders the next.  For n = -1, only that."""
+        if n >= 0:
+            arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
+        if n + 1 < count:
+            order(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64, last)
+
+    @inlined
     def hold(a, kept):
         """What `mma` needs of two kept tiles"""
         if not hopper:
@@ -1644,13 +1652,9 @@ def tensor_attention(D, hopper):
             acc[i] = f32(0)
         arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
-        for n in range(-1, count):           # -1 only orders what 0 works on
+        for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
-            if n + 1 < count:
-                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
-                      last)
+            next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
             by_rows(s, q, smem, tile, tile)
@@ -1706,13 +1710,9 @@ def tensor_attention(D, hopper):
         for i in range(OUT):
             acc[i] = f32(0)
         cuda.syncthreads()                   # O is read: K may come
-        for n in range(-1, count):           # -1 only orders what 0 works on
+        for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
-            if n + 1 < count:
-                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
-                      last)
+            next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))

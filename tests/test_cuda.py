@@ -558,7 +558,7 @@ def test_what_changes_between_steps_lies_in_device_memory(kind, naive, dry):
     update = lambda: model.update(rng.random(8))
     decode = lambda: decoder.step(int(rng.integers(9)))
     first = [recorded(dry, f) for f in (gradient, update, decode)]
-    assert min(map(len, first)) > 2
+    assert min(map(len, first)) > 1
     losses()                                 # an evaluation comes between
     assert [recorded(dry, f) for f in (gradient, update, decode)] == first
 
