@@ -371,23 +371,25 @@ def encode_parts(ends, out, text, cuts, classes, byte_id, ranks, made):
         ends[c] = encode_range(out, text, cuts[c], cuts[c + 1], classes, byte_id, ranks, made)
 
 # ==== 5 The tokenizer, its files ====
-class TokenizerError(ValueError):
-    """A tokenizer that cannot be built, read or used: one line with the values and the remedy."""
+FILES = "give the tokenizer.json of a byte-level BPE, or a directory of vocab.json, merges.txt"
+
+class UserError(ValueError):
+    """Something the user can mend. Printed as one line: what is wrong, both values, the remedy."""
 
 def need(ok, message):
     if not ok:
-        raise TokenizerError(message)
+        raise UserError(message)
 
 @contextlib.contextmanager
-def reading(source):
-    """Whatever is wrong with a file becomes one line that names it and the remedy."""
+def reading(source, remedy):
+    """Whatever is wrong with a file that others made becomes one line that names it."""
     try:
         yield
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+            ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        what = " ".join((getattr(error, "strerror", None) or what).split())[:200]
-        raise TokenizerError(f"{source}: {what}; give the tokenizer.json of a byte-level BPE, or a "
-                             "directory with its vocab.json and merges.txt") from None
+        what = " ".join((getattr(error, "strerror", None) or what).split())[:300]
+        raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
@@ -459,7 +461,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text, source="tokenizer.json"):
-        with reading(source):
+        with reading(source, FILES):
             root = json.loads(text)
             model, words = root["model"], root["pre_tokenizer"]
             *digits, last = words["pretokenizers"] if words["type"] == "Sequence" else [words]
@@ -500,7 +502,7 @@ class Tokenizer:
             with open(file, encoding="utf-8") as f:
                 return f.read()
 
-        with reading(path):
+        with reading(path, FILES):
             if os.path.isdir(path):
                 lines = read(os.path.join(path, "merges.txt")).split("\n")
                 return cls(json.loads(read(os.path.join(path, "vocab.json"))),
@@ -509,43 +511,30 @@ class Tokenizer:
         return cls.from_json(text, path)
 
 # ==== 6 Streaming text ====
-class Utf8Stream(codecs.getincrementaldecoder("utf-8")):
-    """Text of bytes that come in pieces: a character appears with its last byte, and what is no
-    UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
-
-    def __init__(self):
-        super().__init__("replace")
-
-    def feed(self, data):
-        return self.decode(data)
-
-    def close(self):
-        """U+FFFD if the last character never ended, else nothing."""
-        return self.decode(b"", True)
+def utf8_stream():
+    """Its decode(bytes) gives the characters that end there, decode(b"", True) what is left over;
+    what is no UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 # ==== 7 Command line ====
 def main():
-    parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, what in (("train", "learn a vocabulary from text"), ("encode", "text to decimal ids"),
-                       ("decode", "decimal ids to text")):
-        p = verbs.add_parser(verb, help=what, description=what,
-                             formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        p.add_argument("file", nargs="?", default="-", help="input, - for standard input")
-        if verb == "train":
-            p.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
-            p.add_argument("--out", default="tokenizer.json", help="a .json file or a directory")
-        else:
-            p.add_argument("--tokenizer", default="tokenizer.json", help="a file or a directory")
-            p.add_argument("--out", default="-", help="output, - for standard output")
+    parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("verb", choices=["train", "encode", "decode"], help="learn a vocabulary "
+                        "from text, turn text into decimal ids, or ids into text")
+    parser.add_argument("file", nargs="?", default="-", help="input, - for standard input")
+    parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
+    parser.add_argument("--tokenizer", default="tokenizer.json", help="to encode or decode with")
+    parser.add_argument("--out", help="file to write (default: of train tokenizer.json; a "
+                        "directory is fine, too; else standard output)")
     args = parser.parse_args()
     tokenizer = None if args.verb == "train" else Tokenizer.load(args.tokenizer)
     with open(0 if args.file == "-" else args.file, "rb") as f:
         data = f.read()
     if args.verb == "train":
-        tokenizer = train(data, args.vocab_size)
-        tokenizer.save(args.out)
-        return print(f"{args.out}: {tokenizer.vocab_size} tokens, one for every "
+        tokenizer, out = train(data, args.vocab_size), args.out or "tokenizer.json"
+        tokenizer.save(out)
+        return print(f"{out}: {tokenizer.vocab_size} tokens, one for every "
                      f"{len(data) / max(1, len(tokenizer.encode(data))):.2f} bytes of {args.file}")
     if args.verb == "encode":
         data = " ".join(map(str, tokenizer.encode(data).tolist())).encode() + b"\n"
@@ -553,7 +542,7 @@ def main():
         bad = re.search(rb"[^0-9\s]\S*|[0-9]{10,}", data)
         need(not bad, f"{args.file}: {bad and bad[0][:40]} is no token id; give decimal ids")
         data = tokenizer.decode([int(s) for s in data.split()])
-    with open(1 if args.out == "-" else args.out, "wb") as f:
+    with open(args.out or 1, "wb") as f:
         f.write(data)
 
 if __name__ == "__main__":
@@ -563,6 +552,6 @@ if __name__ == "__main__":
         sys.exit(130)
     except BrokenPipeError:                             # `| head` has seen enough
         sys.exit(0)
-    except (OSError, TokenizerError) as error:
+    except (OSError, UserError) as error:
         print(f"bpe.py: {error}", file=sys.stderr)
         sys.exit(2)

@@ -2767,15 +2767,15 @@ def pretrain(preset, **flags):
     if "minutes" in flags:
         flags.setdefault("steps", 0)
     open_device()
-    ne.train(preset, engine=Model, run=Run, **flags)
+    ne.launch(Run, Model, preset, **flags)
 
 def fine_tune(**flags):
     open_device()
-    ne.sft(engine=Model, run=SftRun, **flags)
+    ne.launch(SftRun, Model, **flags)
 
 def prefer(**flags):
     open_device()
-    ne.dpo(engine=Model, run=DpoRun, **flags)
+    ne.launch(DpoRun, Model, **flags)
 
 def speak(**flags):
     open_device()

@@ -332,8 +332,8 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
 
     set_num_threads(1)
     for name, engine in (("one", ne.Model), ("other", Other)):
-        ne.train("small", engine=engine, out=f"{name}.bin", resume=False, force=False, steps=6,
-                 data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
+        ne.launch(ne.Run, engine, "small", out=f"{name}.bin", resume=False, force=False, steps=6,
+                  data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
     one, other = (ne.read_checkpoint(f"{name}.bin") for name in ("one", "other"))
     for x, y in zip((one.flat, *one.moments), (other.flat, *other.moments)):
         assert np.array_equal(x, y)
@@ -519,7 +519,7 @@ def test_changed_text_on_resume(trained, text, tmp_path, monkeypatch, capsys):
 
 
 def test_resume_without_a_checkpoint(elsewhere, capsys):
-    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "does not exist"])
+    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "No such file"])
 
 
 def test_resume_without_moments(trained, elsewhere, capsys):
