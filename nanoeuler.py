@@ -318,19 +318,13 @@ def next_task(typing, counter, i):
         return bd.atomic_rmw("add", bd.gep(data, [args[1]]), one, "monotonic")
     return types.int64(counter, types.intp), codegen
 
-@intrinsic
-def as_float32(typing, i):
-    """The float32 whose bits are those of an int32."""
-    codegen = lambda context, bd, sig, args: bd.bitcast(args[0], ir.FloatType())
-    return types.float32(types.int32), codegen
-
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
 
 @overload(value, inline="always")
 def _value(x):
     if x == types.uint16:
-        return lambda x: as_float32(int32(x) << int32(16))
+        return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
     return (lambda x: float32(x)) if x == types.int8 else (lambda x: x)
 
 def to_bf16(x):
@@ -361,7 +355,8 @@ def _exp(x):
             n = float32(math.floor(x * LOG2E + HALF))
             r = x - n * LN2_HI - n * LN2_LO
             y = ((((E0 * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
-            return (y * r * r + r + ONE) * as_float32(int32((int32(n) + int32(127)) << int32(23)))
+            power = np.int32((int32(n) + int32(127)) << int32(23)).view(np.float32)
+            return (y * r * r + r + ONE) * power
         return impl
     return lambda x: math.exp(x)
 
@@ -967,10 +962,10 @@ def loss_weights(targets, mtp_weight):
 def dpo_loss(ce, reference, beta):
     """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
     d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    y is chosen, y' rejected, pi the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
-    ce, reference (2n,): y, y' in turn -> measures, means over the n pairs, and d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response; KL(ref || pi) if y
-    were ref's own.  The chosen stand for those, and cost no sampling; it may be negative."""
+    pi is the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
+    ce, reference (2n,): y chosen, y' rejected in turn -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
     ratio = (reference - ce).reshape(-1, 2)
     margin = beta * (ratio[:, 0] - ratio[:, 1])
     slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
@@ -1177,8 +1172,7 @@ def read_checkpoint(path):
 
 def keep(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force."""
-    if os.path.exists(path) and not force:
-        raise UserError(f"{path} exists; {remedy}, --force replaces it")
+    need(force or not os.path.exists(path), f"{path} exists; {remedy}, --force replaces it")
 
 def print_table(title, rows):
     print(title)
@@ -1244,17 +1238,13 @@ def evaluate(model, tokens, targets, n_bytes, rows=None):
 @contextlib.contextmanager
 def interrupts():
     """A list that Ctrl-C or SIGTERM enters, to finish the step and save; a second one kills."""
-    asked, numbers = [], (signal.SIGINT, signal.SIGTERM)
-
-    def ask(number, frame):
-        asked.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    old = [signal.signal(number, ask) for number in numbers]
+    asked = []
+    ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
+    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
     finally:
-        for number, handler in zip(numbers, old):
+        for number, handler in old.items():
             signal.signal(number, handler)
 
 class Run:
@@ -1378,10 +1368,11 @@ class Run:
         """The training loop."""
         o, s, began = self.options, self.state, self.elapsed()
         first, s.n_steps = s.step, s.n_steps or 1 << 40
-        kept = [r for r in read_log(self.log) if r["step"] <= s.step] if s.step else []
+        log = read_log(self.log) if s.step and os.path.exists(self.log) else []
         with open(self.log, "w", encoding="utf-8") as self.log_file, interrupts() as asked:
-            for r in kept:                   # a killed run may have logged steps it did not save
-                self.record(**r)
+            for r in log:                    # a killed run may have logged steps it did not save
+                if r["step"] <= s.step:
+                    self.record(**r)
             while s.step < s.n_steps and not asked:
                 r, done = self.advance(), s.step - first
                 self.record(**r)
@@ -1505,10 +1496,8 @@ def print_done(out, s, engine):
 def resumed(run, start, out, chosen):
     """The options of a run that goes on; `chosen` may make it longer and change nothing else."""
     s = start.state
-    try:
+    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
         stored = run.Options(**s.options).check()
-    except (TypeError, UserError) as e:
-        raise UserError(f"{out} was not made by {run.verb}: {e}; start with --out NAME") from None
     longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
     old = {**asdict(start.cfg), **asdict(stored), **longer}
     for name, value in chosen.items():
@@ -1540,16 +1529,11 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     run(out, start, options, engine).go()
 
 def read_log(path):
-    """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
-    if not os.path.exists(path):
-        return []
-    records = []
-    with open(path, encoding="utf-8", errors="replace") as f:
-        for line in f:
-            with contextlib.suppress(LookupError, RecursionError, TypeError, ValueError):
-                r = json.loads(line)
-                records.append({**r, "step": int(r["step"])})
-    return records
+    """The records of a JSON-lines log; a last line that a killed run left unfinished is skipped."""
+    with reading(path, "name a log that train, sft or dpo wrote"):
+        with open(path, encoding="utf-8") as f:
+            records = [json.loads(line) for line in f if line.endswith("\n")]
+        return [{"step": r["step"], **r} for r in records]
 
 # ==== 10 Inference ====
 SHARED = 1 << 20     # bytes of a matrix; two threads need some 10 us to start and to meet
@@ -1727,7 +1711,7 @@ def render(template, messages, state):
         return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages) + (
             "<|im_start|>assistant\n")
     try:
-        sandbox = importlib.import_module("jinja2.sandbox").ImmutableSandboxedEnvironment
+        from jinja2.sandbox import ImmutableSandboxedEnvironment as sandbox
         return sandbox(trim_blocks=True, lstrip_blocks=True).from_string(template).render(
             messages=[dict(role=role, content=text) for role, text in messages],
             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos)
@@ -1821,8 +1805,7 @@ def gguf_package():
 
 def gguf_names(cfg):
     """Our name of a tensor -> its name in GGUF."""
-    package = gguf_package()
-    names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, cfg.n_layer)
+    names = gguf_package().get_tensor_name_map(gguf_package().MODEL_ARCH.LLAMA, cfg.n_layer)
     return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
 
 def neighbours(w, name, cfg, back=False):

@@ -364,11 +364,6 @@ def test_special_tokens_never_come_from_text(small, wild):
         bpe.train(b"the the the", 300, ("",))
 
 
-def test_token_bytes_count_the_text(small):
-    assert small.token_bytes[small.encode(TEXT)].sum() == len(TEXT)
-    assert small.token_bytes[small.specials["</s>"]] == 0
-
-
 def test_foreign_ids_are_refused(small):
     for ids in ([700], [-1], np.array([3, 1 << 40])):
         with pytest.raises(bpe.UserError, match="0 to 699"):
