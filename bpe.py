@@ -458,7 +458,7 @@ class Tokenizer:
             root = json.loads(text)
             model, words = root["model"], root["pre_tokenizer"]
             *digits, last = words.get("pretokenizers", [words])
-            need((last["type"], last.get("use_regex", True), last["add_prefix_space"])
+            need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
                  == ("ByteLevel", True, False)
                  and digits in ([], [dict(type="Digits", individual_digits=True)]),
                  f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")

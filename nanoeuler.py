@@ -1780,6 +1780,7 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
             elif text.strip():
                 with contextlib.suppress(KeyboardInterrupt):
                     reply(text)
+    print()
 
 # ==== 11 Import and export ====
 # Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json and others.
