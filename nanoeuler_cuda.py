@@ -2716,7 +2716,7 @@ def pretrain(preset, **flags):
               f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
     if "minutes" in flags:
         flags.setdefault("steps", 0)
-    ne.train(preset, engine=Model, run=Run, **flags)
+    ne.launch(Run, Model, preset, **flags)
 
 def check(preset, batch):
     cfg = ne.PRESETS[preset]
@@ -2731,8 +2731,8 @@ def on_gpu(verb, **engine):
 
 speak = on_gpu(ne.speak, decoder=Decoder)
 VERBS = dict(test=on_gpu(self_tests), g=on_gpu(check), t=on_gpu(pretrain),
-             tr=on_gpu(pretrain), i=speak, s=on_gpu(ne.sft, engine=Model, run=SftRun),
-             d=on_gpu(ne.dpo, engine=Model, run=DpoRun), c=speak, doctor=doctor)
+             tr=on_gpu(pretrain), i=speak, s=on_gpu(ne.launch, run=SftRun, engine=Model),
+             d=on_gpu(ne.launch, run=DpoRun, engine=Model), c=speak, doctor=doctor)
 
 def parse(argv):
     p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")

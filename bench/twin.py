@@ -49,7 +49,7 @@ import nanoeuler as ne
 from bench_cpu import cpu_model
 from torch_peer import Peer, make_optimizer, peer_config
 
-STAGES = {"pretrain": ("Run", ne.train), "sft": ("SftRun", ne.sft), "dpo": ("DpoRun", ne.dpo)}
+STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
 SIDES = ("ours", "twin", "control", "lockstep", "cpu")
 KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
          "count": "Count the words|How many words", "capitals": "Write the word",
@@ -324,7 +324,6 @@ def side_of(side, Run, follow, args):
 def run_side(side, chosen, args):
     set_num_threads(min(ne.physical_cores(), get_num_threads()))
     torch.set_num_threads(get_num_threads())
-    name, verb = STAGES[args.stage]
     if args.engine == "gpu":
         import nanoeuler_cuda as program
         program.open_device()
@@ -342,8 +341,9 @@ def run_side(side, chosen, args):
     elif "minutes" in chosen:
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = args.preset if args.stage == "pretrain" else args.base
-    verb(start, engine=engine, run=side_of(side, getattr(program, name), follow, args),
-         resume=args.resume, force=True, out=str(args.folder / f"{side}.bin"), **chosen)
+    run = side_of(side, getattr(program, STAGES[args.stage]), follow, args)
+    ne.launch(run, engine, start, resume=args.resume, force=True,
+              out=str(args.folder / f"{side}.bin"), **chosen)
 
 
 # ---- comparison
@@ -501,7 +501,7 @@ def main():
         parser.error("--base: name the checkpoint to start from")
     program = importlib.import_module("nanoeuler_cuda" if args.engine == "gpu" else "nanoeuler")
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for f in (*fields(getattr(program, STAGES[args.stage][0]).Options), *ne.SHAPE):
+    for f in (*fields(getattr(program, STAGES[args.stage]).Options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
     chosen = vars(settings.parse_args(rest))
     args.folder.mkdir(parents=True, exist_ok=True)
