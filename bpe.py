@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
 import numpy as np
-from numba import get_num_threads, njit, prange
+from numba import get_num_threads, njit
 
 JIT = dict(error_model="numpy", nogil=True, cache=True)
 PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
@@ -172,7 +172,15 @@ def split_text(text):
     for k in range(1, n):
         cut = re.compile(rb"[!-~](?=[ \n])").search(text, max(cuts[-1], len(text) * k // n))
         cuts += [cut.end()] if cut else []
-    return np.array(cuts + [len(text)])
+    return cuts + [len(text)]
+
+def of_parts(text, work):
+    """[work(start, end)] of the parts of a text, each in a thread of its own."""
+    cuts = split_text(text)
+    if len(cuts) == 2:
+        return [work(*cuts)]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(work, cuts[:-1], cuts[1:]))
 
 def as_array(text):
     """(N,) uint8, read-only so that kernels see one type. A lone surrogate is 3 invalid bytes."""
@@ -208,9 +216,7 @@ def unique_words(text):
         return words
 
     array = as_array(text)
-    cuts = split_text(array).tolist()
-    with ThreadPoolExecutor() as pool:
-        return sum(pool.map(count, cuts[:-1], cuts[1:]), collections.Counter())
+    return sum(of_parts(array, count), collections.Counter())
 
 def learn_merges(ids, weight, M):
     """The first M merges [(left, right)], fewer if the pairs run out; merge m makes token 256 + m.
@@ -364,35 +370,30 @@ def encode_range(out, text, start, end, classes, byte_id, ranks, made):
         i, m = j, m + n
     return m
 
-@njit(parallel=True, **JIT)
-def encode_parts(ends, out, text, cuts, classes, byte_id, ranks, made):
-    """encode_range on every [cuts[c], cuts[c + 1]), spread over the threads."""
-    for c in prange(len(ends)):
-        ends[c] = encode_range(out, text, cuts[c], cuts[c + 1], classes, byte_id, ranks, made)
-
 # ==== 5 The tokenizer, its files ====
-class TokenizerError(ValueError):
-    """A tokenizer that cannot be built, read or used: one line with the values and the remedy."""
+FILES = "give the tokenizer.json of a byte-level BPE, or a directory of vocab.json, merges.txt"
+
+class UserError(ValueError):
+    """Something the user can mend. Printed as one line: what is wrong, both values, the remedy."""
 
 def need(ok, message):
     if not ok:
-        raise TokenizerError(message)
+        raise UserError(message)
 
 @contextlib.contextmanager
-def reading(source):
-    """Whatever is wrong with a file becomes one line that names it and the remedy."""
+def reading(source, remedy):
+    """Whatever is wrong with a file that others made becomes one line that names it."""
     try:
         yield
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+            ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        what = " ".join((getattr(error, "strerror", None) or what).split())[:200]
-        raise TokenizerError(f"{source}: {what}; give the tokenizer.json of a byte-level BPE, or a "
-                             "directory with its vocab.json and merges.txt") from None
+        what = " ".join((getattr(error, "strerror", None) or what).split())[:300]
+        raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
-    specials: dict name -> id     token_bytes (V,) int32: the text behind a token, 0 if special
-    digits: each number is a word of its own"""
+    specials: dict name -> id     digits: each number is a word of its own"""
 
     def __init__(self, ids, merges, specials=(), digits=False):
         """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
@@ -413,7 +414,6 @@ class Tokenizer:
         self.vocab = [bytes(byte[c] for c in s) if s in made else s.encode() for s in names]
         self.merges, self.vocab_size = [(text_id[a], text_id[b]) for a, b in pairs], len(names)
         self.specials = {s: k for k, s in enumerate(names) if s not in made}
-        self.token_bytes = np.array([len(s) * (s in made) for s in names], np.int32)
         self._ids, self._lines = {s: k for k, s in enumerate(names)}, [f"{a} {b}" for a, b in pairs]
         self._byte_id = np.array([text_id.get(c, -1) for c in CHARS], np.int32)[BYTE_ID]
         self.digits, self._classes = digits, DIGITS if digits else CLASSES
@@ -423,13 +423,9 @@ class Tokenizer:
     def encode(self, text):
         """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
         text, tables = as_array(text), (self._classes, self._byte_id, self._ranks, self._made)
-        out, cuts = np.empty(len(text), np.int32), split_text(text)     # a byte or more for each id
-        if len(cuts) == 2:
-            out.resize(encode_range(out, text, 0, len(text), *tables), refcheck=False)
-            return out
-        ends = np.empty(len(cuts) - 1, np.int64)
-        encode_parts(ends, out, text, cuts, *tables)
-        return np.concatenate([out[i:j] for i, j in zip(cuts, ends)])
+        out = np.empty(len(text), np.int32)             # a byte or more for each id
+        return np.concatenate(of_parts(text, lambda start, end: out[start:encode_range(
+            out, text, start, end, *tables)]))
 
     def decode(self, ids):
         """The bytes of ids; a special token gives its name."""
@@ -442,8 +438,7 @@ class Tokenizer:
     def hash(self):
         """SHA-256 in hex of what makes a tokenizer: the same through any file."""
         form = [list(self._ids), self._lines, list(self.specials)] + ["digits"] * self.digits
-        form = json.dumps(form)
-        return hashlib.sha256(form.encode()).hexdigest()
+        return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 
     def to_json(self):
         """Hugging Face's tokenizer.json, compact."""
@@ -459,12 +454,12 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text, source="tokenizer.json"):
-        with reading(source):
+        with reading(source, FILES):
             root = json.loads(text)
             model, words = root["model"], root["pre_tokenizer"]
-            *digits, last = words["pretokenizers"] if words["type"] == "Sequence" else [words]
-            need(last["type"] == "ByteLevel" and last.get("use_regex", True) is True
-                 and last["add_prefix_space"] is False
+            *digits, last = words.get("pretokenizers", [words])
+            need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
+                 == ("ByteLevel", True, False)
                  and digits in ([], [dict(type="Digits", individual_digits=True)]),
                  f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
             off = [root.get("normalizer")] + [model.get(key) for key in (
@@ -480,9 +475,9 @@ class Tokenizer:
     def save(self, path):
         """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
         files = {str(path): self.to_json()}
-        need(str(path).endswith(".json") or not self.digits, f"{path}: two files cannot say that "
-             "each digit is a word; name one that ends in .json")
         if not str(path).endswith(".json"):
+            need(not self.digits, f"{path}: two files cannot say that each digit is a word; name "
+                 "one that ends in .json")
             os.makedirs(path, exist_ok=True)
             lines = "\n".join(["#version: 0.2", *self._lines, ""])
             files = {os.path.join(path, "vocab.json"): json.dumps(self._ids, ensure_ascii=False),
@@ -500,7 +495,7 @@ class Tokenizer:
             with open(file, encoding="utf-8") as f:
                 return f.read()
 
-        with reading(path):
+        with reading(path, FILES):
             if os.path.isdir(path):
                 lines = read(os.path.join(path, "merges.txt")).split("\n")
                 return cls(json.loads(read(os.path.join(path, "vocab.json"))),
@@ -509,43 +504,31 @@ class Tokenizer:
         return cls.from_json(text, path)
 
 # ==== 6 Streaming text ====
-class Utf8Stream(codecs.getincrementaldecoder("utf-8")):
-    """Text of bytes that come in pieces: a character appears with its last byte, and what is no
-    UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
-
-    def __init__(self):
-        super().__init__("replace")
-
-    def feed(self, data):
-        return self.decode(data)
-
-    def close(self):
-        """U+FFFD if the last character never ended, else nothing."""
-        return self.decode(b"", True)
+def utf8_stream():
+    """Its decode(bytes) gives the characters that end there, decode(b"", True) what is left over;
+    what is no UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 # ==== 7 Command line ====
 def main():
-    parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, what in (("train", "learn a vocabulary from text"), ("encode", "text to decimal ids"),
-                       ("decode", "decimal ids to text")):
-        p = verbs.add_parser(verb, help=what, description=what,
-                             formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        p.add_argument("file", nargs="?", default="-", help="input, - for standard input")
-        if verb == "train":
-            p.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
-            p.add_argument("--out", default="tokenizer.json", help="a .json file or a directory")
-        else:
-            p.add_argument("--tokenizer", default="tokenizer.json", help="a file or a directory")
-            p.add_argument("--out", default="-", help="output, - for standard output")
+    parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("verb", choices=["train", "encode", "decode"], help="learn a vocabulary "
+                        "from text, turn text into decimal ids, or ids into text")
+    parser.add_argument("file", nargs="?", default="-", help="input, - for standard input")
+    parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
+    parser.add_argument("--tokenizer", default="tokenizer.json", help="to encode or decode with")
+    parser.add_argument("--out", default="-", help="file to write, - for standard output, or for "
+                        "tokenizer.json if training; a directory is fine for a tokenizer, too")
     args = parser.parse_args()
     tokenizer = None if args.verb == "train" else Tokenizer.load(args.tokenizer)
     with open(0 if args.file == "-" else args.file, "rb") as f:
         data = f.read()
     if args.verb == "train":
         tokenizer = train(data, args.vocab_size)
-        tokenizer.save(args.out)
-        return print(f"{args.out}: {tokenizer.vocab_size} tokens, one for every "
+        out = "tokenizer.json" if args.out == "-" else args.out
+        tokenizer.save(out)
+        return print(f"{out}: {tokenizer.vocab_size} tokens, one for every "
                      f"{len(data) / max(1, len(tokenizer.encode(data))):.2f} bytes of {args.file}")
     if args.verb == "encode":
         data = " ".join(map(str, tokenizer.encode(data).tolist())).encode() + b"\n"
@@ -563,6 +546,6 @@ if __name__ == "__main__":
         sys.exit(130)
     except BrokenPipeError:                             # `| head` has seen enough
         sys.exit(0)
-    except (OSError, TokenizerError) as error:
+    except (OSError, UserError) as error:
         print(f"bpe.py: {error}", file=sys.stderr)
         sys.exit(2)

@@ -16,24 +16,15 @@ every gradient, optimizer, training, checkpoints, generation, chat.
     python nanoeuler.py import DIR|GGUF OUT    a Llama from there
 
 Contents
-    1    Configuration
-    2    Memory: tables of tensors, flat buffers, views
-    3    Building blocks: the register tile of the matmul, exp, a task counter
-    4.1  Matmul
-    4.2  Embedding
-    4.3  RMSNorm
-    4.4  RoPE
-    4.5  Attention
-    4.6  SwiGLU
-    4.7  Cross-entropy
-    5    Model: forward, backward, and the parallel driver
-    6    Optimizer
-    7    Data: texts and their tokens, batches, examples
-    8    Checkpoint
-    9    Training: from a text, and from examples
-    10   Inference
-    11   Import and export
-    13   Command line
+    1    Configuration                        4.7  Cross-entropy
+    2    Memory: flat buffers and views       5    Model: forward, backward, the parallel driver
+    3    Building blocks: the register tile   6    Optimizer
+    4.1  Matmul                               7    Data: texts and their tokens, batches, examples
+    4.2  Embedding                            8    Checkpoint
+    4.3  RMSNorm                              9    Training: from a text, and from examples
+    4.4  RoPE                                 10   Inference
+    4.5  Attention                            11   Import and export
+    4.6  SwiGLU                               13   Command line
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -48,7 +39,6 @@ import codecs
 import contextlib
 import hashlib
 import importlib
-import itertools
 import json
 import math
 import mmap
@@ -58,16 +48,13 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 
 os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % less compile time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core
-if os.environ.get("NANOEULER_BITS"):         # another vector width is other machine code
-    os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(
-        tempfile.gettempdir(), f"nanoeuler-{os.getuid()}-{os.environ['NANOEULER_BITS']}"))
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -77,6 +64,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 import bpe
+from bpe import UserError, need, reading
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 9)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -84,21 +72,17 @@ OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=True)
 jit = njit(**OPTIONS)
 jit_parallel = njit(parallel=True, **OPTIONS)
 
-
 # ==== 1 Configuration ====
-class UserError(Exception):
-    """Something the user can mend.  Printed as one line: what is wrong, both values, the remedy."""
-
 class Settings:
     """A dataclass whose fields are checked: their type, and the range given as metadata."""
 
     def check(self):
         for f in fields(self):
             value, (low, high) = getattr(self, f.name), f.metadata.get("range", (0, 1 << 62))
-            if type(value) is not f.type and not (f.type is float and type(value) is int):
-                raise UserError(f"{f.name} is {value!r}, expected {f.type.__name__}")
-            if f.type in (int, float) and not low <= value <= high:
-                raise UserError(f"{f.name} is {value}, expected {low:g} to {high:g}")
+            need(type(value) is f.type or f.type is float and type(value) is int,
+                 f"{f.name} is {value!r}, expected {f.type.__name__}")
+            need(f.type not in (int, float) or low <= value <= high,
+                 f"{f.name} is {value}, expected {low:g} to {high:g}")
         return self
 
 def setting(default, low, high, text=""):
@@ -121,10 +105,10 @@ class Config(Settings):
     tie_embeddings: bool = False                       # head 0 shares the matrix of the embedding
 
     def check(self):
-        if super().check() and self.n_head % self.n_kv_head:
-            raise UserError(f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
-        if self.head_dim % 2:
-            raise UserError(f"head_dim is {self.head_dim}, expected an even number")
+        super().check()
+        need(self.n_head % self.n_kv_head == 0,
+             f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
+        need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
         return self
 
 PRESETS = {
@@ -135,7 +119,6 @@ PRESETS = {
     "large": Config(n_embd=1024, n_head=16, n_kv_head=4, head_dim=64, n_layer=20, n_hidden=2816,
                     seq_len=1024, vocab_size=8192),
 }
-
 
 # ==== 2 Memory ====
 def param_table(cfg):
@@ -154,54 +137,49 @@ def param_table(cfg):
             ("mlp_norm",   (L, C),        None),
             ("final_norm", (C,),          None)]
 
-def act_table(cfg, B, T):
-    """(name, shape) of every activation that the backward pass reads.
-
-    The residual stream is kept as a trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
-    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    H, D = cfg.n_head, cfg.head_dim
-    HD, QKV = H * D, (H + 2 * cfg.n_kv_head) * D
-    return [("x",          (B, 2 * L + 1, T, C)),
-            ("attn_in",    (B, L, T, C)),           # rmsnorm(x), input of qkv
-            ("attn_rstd",  (B, L, T)),
-            ("qkv",        (B, L, T, QKV)),         # q and k already turned by RoPE
-            ("att",        (B, L, T, HD)),          # attention's output, input of attn_proj
-            ("lse",        (B, L, H, T)),           # log-sum-exp of each score row
-            ("mlp_in",     (B, L, T, C)),
-            ("mlp_rstd",   (B, L, T)),
-            ("gate_up",    (B, L, T, 2 * F)),       # backward turns it into its gradient, in place
-            ("swiglu",     (B, L, T, F)),
-            ("final_in",   (B, T, C)),
-            ("final_rstd", (B, T)),
-            ("logits",     (B, P, T, V))]           # cross-entropy makes them gradients, in place
-
-def dact_table(cfg, B, T):
-    """(name, shape) of the gradients that outlive one sequence's backward pass.
-
-    x is the adjoint trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
-    shapes, per_layer = dict(act_table(cfg, B, T)), (B, cfg.n_layer, cfg.n_embd)
-    return [("x", shapes["x"]), ("qkv", shapes["qkv"]), ("attn_norm", per_layer),
-            ("mlp_norm", per_layer), ("final_norm", (B, cfg.n_embd))]
-
-def scratch_table(cfg, threads, T, dtype):
-    """(name, shape) of what one thread needs while it works on one sequence."""
-    D, W, n = cfg.head_dim, tile_width(dtype), threads
-    return [("norm", (n, T, cfg.n_embd)), ("att", (n, T, cfg.n_head * D)),
-            ("swiglu", (n, T, cfg.n_hidden)), ("scores", (n, BR, T)), ("dscores", (n, BR, T)),
-            ("kt", (n, -(-T // W), D, W)), ("vt", (n, -(-T // W), D, W))]
-
-def panel_table(cfg, dtype):
-    """(name, shape) of the weights packed for `matmul`: W (N, K) as ceil(N / w) panels (K, w)."""
-    shapes, w = {name: shape for name, shape, _ in param_table(cfg)}, tile_width(dtype)
-    shapes["lm_head"] = (cfg.n_mtp, cfg.vocab_size, cfg.n_embd)      # a tied head has panels too
-    return [(name, (shapes[name][0], -(-shapes[name][1] // w), shapes[name][2], w))
-            for name in Panels._fields]
-
 Params = namedtuple("Params", [name for name, *_ in param_table(PRESETS["small"])])
-Acts = namedtuple("Acts", [name for name, _ in act_table(PRESETS["small"], 1, 1)])
+Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
+                          "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
+
+def act_shapes(cfg, B, T):
+    """Of every activation that the backward pass reads.  The residual stream is kept as a
+    trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
+    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
+    H, D = cfg.n_head, cfg.head_dim
+    return Acts(x=(B, 2 * L + 1, T, C),
+                attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
+                attn_rstd=(B, L, T),
+                qkv=(B, L, T, (H + 2 * cfg.n_kv_head) * D),      # q and k already turned by RoPE
+                att=(B, L, T, H * D),        # attention's output, input of attn_proj
+                lse=(B, L, H, T),            # log-sum-exp of each score row
+                mlp_in=(B, L, T, C),
+                mlp_rstd=(B, L, T),
+                gate_up=(B, L, T, 2 * F),    # backward turns it into its gradient, in place
+                swiglu=(B, L, T, F),
+                final_in=(B, T, C),
+                final_rstd=(B, T),
+                logits=(B, P, T, V))         # cross-entropy makes them gradients, in place
+
+def dact_shapes(cfg, B, T):
+    """Of the gradients that outlive one sequence's backward pass.  x is the adjoint trajectory:
+    d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
+    a, per_layer = act_shapes(cfg, B, T), (B, cfg.n_layer, cfg.n_embd)
+    return Dacts(a.x, a.qkv, per_layer, per_layer, (B, cfg.n_embd))
+
+def scratch_shapes(cfg, n, T, dtype):
+    """Of what each of n threads needs while it works on one sequence."""
+    D, W = cfg.head_dim, tile_width(dtype)
+    return Scratch((n, T, cfg.n_embd), (n, T, cfg.n_head * D), (n, T, cfg.n_hidden), (n, BR, T),
+                   (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W))
+
+def panel_shapes(cfg, dtype):
+    """Of the weights packed for `matmul`: W (N, K) as ceil(N / w) panels (K, w)."""
+    shapes, w = {name: shape for name, shape, _ in param_table(cfg)}, tile_width(dtype)
+    shapes["lm_head"] = (cfg.n_mtp, cfg.vocab_size, cfg.n_embd)      # a tied head has panels too
+    return Panels(*((L, -(-N // w), K, w) for L, N, K in map(shapes.get, Panels._fields)))
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line, and one vector tile to spare behind them."""
@@ -232,7 +210,6 @@ def init_params(cfg, seed, dtype=np.float32):
         view[...] = 1.0 if std is None else std * rng.standard_normal(shape, np.float32)
     return flat
 
-
 # ==== 3 Building blocks ====
 # The tile: MR rows x 2 vectors of the output stay in registers while k runs: 2 * MR fused
 # multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak here,
@@ -250,7 +227,6 @@ def tile_width(dtype):
 
 def emit_tile(module, scalar, lanes, size):
     """The LLVM function C = add * base + A B for one tile: rows <= MR, cols <= 2 * lanes, any K.
-
     Strides are in elements: rows of C and base are ldc and ldb apart, A[r, k] is at r * rs + k * cs
     (a transposed A costs nothing), B[k] at k * ks.  Not inlined: copies cost seconds of JIT."""
     vec, ptr = ir.VectorType(scalar, lanes), scalar.as_pointer()
@@ -313,7 +289,6 @@ def emit_tile(module, scalar, lanes, size):
 @intrinsic
 def tile(typing, out, base, x, b, m, j, add):
     """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
-
     b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled."""
     def codegen(context, bd, sig, args):
         scalar, size = context.get_value_type(sig.args[0].dtype), sig.args[0].dtype.bitwidth // 8
@@ -343,19 +318,13 @@ def next_task(typing, counter, i):
         return bd.atomic_rmw("add", bd.gep(data, [args[1]]), one, "monotonic")
     return types.int64(counter, types.intp), codegen
 
-@intrinsic
-def as_float32(typing, i):
-    """The float32 whose bits are those of an int32."""
-    codegen = lambda context, bd, sig, args: bd.bitcast(args[0], ir.FloatType())
-    return types.float32(types.int32), codegen
-
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
 
 @overload(value, inline="always")
 def _value(x):
     if x == types.uint16:
-        return lambda x: as_float32(int32(x) << int32(16))
+        return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
     return (lambda x: float32(x)) if x == types.int8 else (lambda x: x)
 
 def to_bf16(x):
@@ -386,16 +355,15 @@ def _exp(x):
             n = float32(math.floor(x * LOG2E + HALF))
             r = x - n * LN2_HI - n * LN2_LO
             y = ((((E0 * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
-            return (y * r * r + r + ONE) * as_float32(int32((int32(n) + int32(127)) << int32(23)))
+            power = np.int32((int32(n) + int32(127)) << int32(23)).view(np.float32)
+            return (y * r * r + r + ONE) * power
         return impl
     return lambda x: math.exp(x)
-
 
 # ==== 4.1 Matmul ====
 @jit
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * w + j], zeros past N.     panels (ceil(N / w), K, w), b (K, N)
-
     A tile reads panels in the order in which they lie in memory.  W^T is packed through a view."""
     (I, K, w), N = panels.shape, b.shape[1]
     for i in range(I):
@@ -426,14 +394,12 @@ def matmul_add(out, base, x, b):
 @jit
 def weight_gradient(dw, dy, x, n0):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
-
     For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch."""
     B, T, n1 = x.shape[0], x.shape[1], n0 + dw.shape[0]
     for b in range(B):
         for t in range(0, T, KC):
             e = min(T, t + KC)
             matmul_add(dw, dw, dy[b, t:e, n0:n1].T, x[b, t:e])
-
 
 # ==== 4.2 Embedding ====
 @jit
@@ -453,7 +419,6 @@ def embedding_backward(dwte, dx, tokens):
             for c in range(row.size):
                 e[c] += row[c]
 
-
 # ==== 4.3 RMSNorm ====
 @jit
 def rmsnorm_forward(y, rstd, x, w, eps):
@@ -472,7 +437,6 @@ def rmsnorm_forward(y, rstd, x, w, eps):
 @jit
 def rmsnorm_backward(dx, dnext, dw, dy, x, w, rstd):
     """u = x * rstd:   dx = dnext + rstd * (w*dy - u * mean_c(w*dy*u)),   dw += sum_t dy * u
-
     dnext is the gradient that passes the block by: the adjoint of x + f(x) is dnext + J^T dnext."""
     T, C = x.shape
     for t in range(T):
@@ -484,7 +448,6 @@ def rmsnorm_backward(dx, dnext, dw, dy, x, w, rstd):
             dx[t, c] = dnext[t, c] + r * (w[c] * dy[t, c] - x[t, c] * m)
             dw[c] += dy[t, c] * x[t, c] * r
 
-
 # ==== 4.4 RoPE ====
 def rope_table(cfg, dtype):
     """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
@@ -495,7 +458,6 @@ def rope_table(cfg, dtype):
 @jit
 def rope(qkv, cos, sin, heads, sign):
     """Turns pair (i, i + D/2) of the first `heads` heads of row t by sign * angle[t, i], in place
-
     qkv (T, QKV): q and k are turned, v is not.  The backward pass turns their gradients back."""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
@@ -507,7 +469,6 @@ def rope(qkv, cos, sin, heads, sign):
                 u, v, s = lo[i], hi[i], sign * sn[i]
                 lo[i] = u * cs[i] - v * s
                 hi[i] = v * cs[i] + u * s
-
 
 # ==== 4.5 Attention ====
 # Blocks of BR query rows against all keys up to the block's end: no T x T matrix, and little work
@@ -585,7 +546,6 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt):
                 matmul_add(dqkv[:t1, k:k + D], dqkv[:t1, k:k + D], dS.T, qkv[t0:t1, q:q + D])
                 matmul_add(dqkv[:t1, v:v + D], dqkv[:t1, v:v + D], P.T, do[t0:t1, q:q + D])
 
-
 # ==== 4.6 SwiGLU ====
 @jit
 def swiglu_forward(y, gate_up):
@@ -610,7 +570,6 @@ def swiglu_backward(gate_up, dy):
             gate[f] = row[f] * u * s * (one + z * (one - s))
             up[f] = row[f] * z * s
 
-
 # ==== 4.7 Cross-entropy ====
 @jit
 def cross_entropy(logits, targets, weight):
@@ -633,12 +592,10 @@ def cross_entropy(logits, targets, weight):
         row[y] -= scale
     return loss
 
-
 # ==== 5 Model ====
 @jit
 def forward(b, heads, tokens, p, w, a, s, cos, sin, eps):
     """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
-
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     L, D = p.qkv.shape[0], 2 * cos.shape[1]
     qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)           # H + G
@@ -667,7 +624,6 @@ def head_matrix(p, k, n_mtp):
 @jit
 def backward(b, p, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
-
     a.logits hold their own gradients.  Leaves in a and d what the gradients of the weights need."""
     L, P, D = p.qkv.shape[0], a.logits.shape[1], 2 * cos.shape[1]
     qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)
@@ -716,7 +672,6 @@ def matrix_gradient(kind, l, n0, n1, g, a, d):
 @jit_parallel
 def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, cos, sin, eps):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-
     out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
     Threads take sequences, then blocks of weight gradients, from a common counter: a thread that is
     slowed down takes fewer."""
@@ -765,7 +720,6 @@ def pack_weights(w, p):
 
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
-
     Sections 9 and 10 see the methods after `logits` only, so that another engine can stand here."""
     program, talk = "nanoeuler.py", "chat"
 
@@ -774,7 +728,7 @@ class Model:
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = sum(x.size for x in self.p[:6])             # the matrices come first
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
-        self.w = Panels(*self.new(panel_table(cfg, flat.dtype)))
+        self.w = self.new(panel_shapes(cfg, flat.dtype))
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
@@ -784,8 +738,8 @@ class Model:
                                for l in range(len(w)) for n in range(0, N, 128)])
         self.pack()
 
-    def new(self, table):
-        return [aligned(shape, self.flat.dtype) for _, shape in table]
+    def new(self, shapes):
+        return type(shapes)(*(aligned(shape, self.flat.dtype) for shape in shapes))
 
     def pack(self):
         pack_weights(self.w, self.p)
@@ -795,10 +749,10 @@ class Model:
         (B, T), P = tokens.shape, self.cfg.n_mtp
         if self.shape != (B, T):
             self.a = self.d = self.s = None                        # free the old before the new
-            scratch = scratch_table(self.cfg, get_num_threads(), T, self.flat.dtype)
-            self.a = Acts(*self.new(act_table(self.cfg, B, T)))
-            self.d = Dacts(*self.new(dact_table(self.cfg, B, T)))
-            self.s, self.shape = Scratch(*self.new(scratch)), (B, T)
+            self.a = self.new(act_shapes(self.cfg, B, T))
+            self.d = self.new(dact_shapes(self.cfg, B, T))
+            self.s = self.new(scratch_shapes(self.cfg, get_num_threads(), T, self.flat.dtype))
+            self.shape = B, T
         targets = np.full((P, B, T), -1, np.int32) if targets is None else targets
         losses, weight = np.zeros((B, heads or P)), np.ones((B, P)) * weight
         run(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets), weight,
@@ -813,7 +767,6 @@ class Model:
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp
-
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
 
@@ -853,7 +806,6 @@ class Model:
                     return f"{kind} {name}{list(at)} is {x[at]}"
         return "the loss is not finite"
 
-
 # ==== 6 Optimizer ====
 def lr_at(step, n_steps, lr, warmup, floor):
     """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps."""
@@ -865,7 +817,6 @@ def lr_at(step, n_steps, lr, warmup, floor):
 @jit_parallel
 def adamw(p, g, m, v, n_decay, hyper):
     """g *= min(1, clip / |g|);  m, v means of g, g^2;  p -= lr (m' / (sqrt(v') + eps) + wd p)
-
     Loshchilov & Hutter 2019, algorithm 2.  m', v': m, v without their bias towards zero; wd acts on
     the first n_decay entries.  Sets g to zero for the next step.  Returns |g| before clipping; if
     it is not finite, nothing is touched.     p, g, m, v (N,), hyper (8,) float64"""
@@ -901,22 +852,17 @@ def adamw(p, g, m, v, n_decay, hyper):
                 gs[j] = 0
     return norm
 
-
 # ==== 7 Data ====
 LARGE = 32 << 20     # bytes; a longer text is memory-mapped and its tokens are kept in a file
 
 def read_text(path):
     """A corpus as bytes.  Invalid UTF-8 is reported and kept, a binary file is refused."""
-    try:
-        with open(path, "rb") as f:
-            large = os.fstat(f.fileno()).st_size > LARGE
-            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if large else f.read()
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}; name a text with --data") from None
-    if not text[:LARGE].strip():
-        raise UserError(f"{path} is empty; name a text with --data")
-    if (zero := text.find(b"\0")) >= 0:
-        raise UserError(f"{path} is not text, byte {zero} is zero; name one with --data")
+    with reading(path, "name a text with --data"), open(path, "rb") as f:
+        large = os.fstat(f.fileno()).st_size > LARGE
+        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if large else f.read()
+        need(text[:LARGE].strip(), "it is empty")
+        zero = text.find(b"\0")
+        need(zero < 0, f"it is not text, byte {zero} is zero")
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for i in range(0, len(text), LARGE):
@@ -941,29 +887,29 @@ def excerpt(text, pieces=256):
     parts = [bytes(text[i:i + n]) for i in starts]
     return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
 
-def read_tokens(path, meta):
-    """The two parts in a file of `tokenize`, memory-mapped; an error of DAMAGE if it is another."""
-    found, tensors = map_tensors(path)
-    bpe.need({**found, **meta} == found, "another text's")
-    return [tensors["train"], tensors["val"]]
-
 def tokenize(path, parts, tokenizer, text_sha256):
     """Tokens of the training and the validation part of the text at `path`.
-
-    Those of a large text are kept beside it, for this text, tokenizer and split."""
+    Those of a large text are kept beside it, for this text, tokenizer and split, and mapped."""
     if sum(map(len, parts)) <= LARGE:
         return [tokenizer.encode(part) for part in parts]
     meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
             "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(parts[0]))}
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
-    with contextlib.suppress(OSError, *DAMAGE):
-        return read_tokens(cache, meta)
+    remedy = "free space, or move the text to where there is some"
+
+    def read():
+        with reading(cache, remedy):
+            found, tensors = map_tensors(cache)
+            need({**found, **meta} == found, "it belongs to another text")
+            return [tensors["train"], tensors["val"]]
+
+    with contextlib.suppress(UserError):
+        return read()
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     write_tensors(cache, meta, {name: tokenizer.encode(part).astype(dtype)
-                                for name, part in zip(("train", "val"), parts)},
-                  "free space, or move the text to where there is some")
-    return read_tokens(cache, meta)
+                                for name, part in zip(("train", "val"), parts)}, remedy)
+    return read()
 
 def windows(tokens, T):
     """tokens, targets (n, T) of all disjoint windows of a text; -1 past the end of the targets."""
@@ -978,16 +924,14 @@ def later(rows, T):
 
 class Batches:
     """Windows of T tokens in shuffled epochs.
-
     Window i of a run depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation
     come from (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
 
     def __init__(self, tokens, T, n_mtp, seed):
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
         self.n, self.epoch = len(tokens) // T - 1, None
-        if self.n < 1:
-            raise UserError(f"the training part has {len(tokens)} tokens, less than two windows of "
-                            f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
+        need(self.n > 0, f"the training part has {len(tokens)} tokens, less than two windows of "
+             f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
 
     def shuffled(self, i):
         """Entry i of endless epochs over range(n)."""
@@ -1018,11 +962,10 @@ def loss_weights(targets, mtp_weight):
 def dpo_loss(ce, reference, beta):
     """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
     d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    y is chosen, y' rejected, pi the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
-    ce, reference (2n,): y, y' in turn -> measures, means over the n pairs, and d loss / d CE (2n,)
-
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response; KL(ref || pi) if y
-    were ref's own.  The chosen stand for those, and cost no sampling; it may be negative."""
+    pi is the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
+    ce, reference (2n,): y chosen, y' rejected in turn -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
     ratio = (reference - ce).reshape(-1, 2)
     margin = beta * (ratio[:, 0] - ratio[:, 1])
     slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
@@ -1047,36 +990,30 @@ def held_out(example):
 
 def read_examples(path, *answers):
     """The {instruction, input, *answers} of a JSON list, or one a line, and the file's SHA-256."""
-    need, where, examples = bpe.need, "", []
-    remedy = f"give {', '.join(('instruction, input', *answers))} with --data"
-    try:
-        with open(path, "rb") as f:
-            text = f.read()
+    keys, examples = ("instruction", "input", *answers), []
+    remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
+    with reading(path, remedy):
+        text = pathlib.Path(path).read_bytes()
         listed = text.lstrip()[:1] == b"["
-        for i, e in enumerate(json.loads(text) if listed else text.splitlines()):
-            where = f", entry {i}" if listed else f", line {i + 1}"
+        entries = json.loads(text) if listed else text.splitlines()
+    for i, e in enumerate(entries):
+        if not listed and not e.strip():
+            continue
+        with reading(f"{path}, " + (f"entry {i}" if listed else f"line {i + 1}"), remedy):
             if not listed:
-                if not e.strip():
-                    continue
                 e = json.loads(e)
             need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
-            e.setdefault("input", "")
-            for key in ("instruction", "input", *answers):
+            e = {"input": "", **e}
+            for key in keys:
                 value = e.get(key)
                 need(isinstance(value, str), f"{key} is {value!r:.40}, expected text")
                 value.encode()               # half a surrogate pair is no text
             examples.append(e)
-        need(examples, "it is empty")
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}; {remedy}") from None
-    except (RecursionError, ValueError) as e:
-        why = getattr(e, "msg", e) if where else e       # json counts lines from this one
-        raise UserError(f"{path}{where}: {why}; {remedy}, as a JSON list or one a line") from None
+    need(examples, f"{path}: it is empty; {remedy}")
     return examples, hashlib.sha256(text).hexdigest()
 
 class Examples(Batches):
     """One response a row, in shuffled epochs: prompt, response with </s>, then padding.
-
     Targets are the tokens of the response alone, for every head; a row knows of no other.  The R
     responses to one prompt stay together."""
 
@@ -1101,7 +1038,6 @@ class Examples(Batches):
 
     def take(self, i, B):
         return self.batch(self.pick(i, B))
-
 
 # ==== 8 Checkpoint ====
 # A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  Weights
@@ -1132,38 +1068,34 @@ def tensor_shapes(cfg, moments=False):
     """name -> shape of the tensors of a checkpoint, in buffer order."""
     C, F, D, V = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.vocab_size
     HD, GD = cfg.n_head * D, cfg.n_kv_head * D
-    each = lambda *parts: [(f"model.layers.{l}.{name}.weight", shape)
+    each = lambda *parts: [(f"model.layers.{l}.{name}", shape)
                            for l in range(cfg.n_layer) for name, shape in parts]
-    heads = [(f"mtp.{k}.weight" if k else "lm_head.weight", (V, C)) for k in range(cfg.n_mtp)]
-    return dict([("model.embed_tokens.weight", (V, C))]
-                + each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
-                       ("self_attn.v_proj", (GD, C)))
-                + each(("self_attn.o_proj", (C, HD)))
-                + each(("mlp.gate_proj", (F, C)), ("mlp.up_proj", (F, C)))
-                + each(("mlp.down_proj", (C, F))) + heads[cfg.tie_embeddings:]
-                + each(("input_layernorm", (C,))) + each(("post_attention_layernorm", (C,)))
-                + [("model.norm.weight", (C,))]
-                + [(f"adamw.{x}", (n_params(cfg),)) for x in "mv" if moments])
+    heads = [(f"mtp.{k}" if k else "lm_head", (V, C)) for k in range(cfg.n_mtp)]
+    table = [("model.embed_tokens", (V, C)),
+             *each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
+                   ("self_attn.v_proj", (GD, C))),
+             *each(("self_attn.o_proj", (C, HD))),
+             *each(("mlp.gate_proj", (F, C)), ("mlp.up_proj", (F, C))),
+             *each(("mlp.down_proj", (C, F))), *heads[cfg.tie_embeddings:],
+             *each(("input_layernorm", (C,))), *each(("post_attention_layernorm", (C,))),
+             ("model.norm", (C,))]
+    return {**{f"{name}.weight": shape for name, shape in table},
+            **{f"adamw.{x}": (n_params(cfg),) for x in "mv" if moments}}
 
 def named(cfg, flat, *moments):
     """name -> view of the flat buffer, and the moments."""
     names, shapes = zip(*tensor_shapes(cfg).items())
     return dict(zip((*names, "adamw.m", "adamw.v"), (*slices(flat, shapes), *moments)))
 
-def write_file(path, pieces, remedy):
-    """All or nothing: a temporary file beside `path`, fsync, rename."""
+@contextlib.contextmanager
+def replacing(path, remedy):
+    """All or nothing: what is written under the name it yields is flushed, then takes the path."""
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb") as f:
-            for x in pieces:
-                f.write(x)
-            f.flush()
+        yield temporary
+        with open(temporary, "rb+") as f:
             os.fsync(f.fileno())
         os.replace(temporary, path)
-        if hasattr(os, "O_DIRECTORY"):               # make the rename itself durable
-            folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_DIRECTORY)
-            os.fsync(folder)
-            os.close(folder)
     except OSError as e:
         with contextlib.suppress(OSError):
             os.remove(temporary)
@@ -1185,33 +1117,31 @@ def write_tensors(path, meta, tensors, remedy):
     for x in tensors.values():
         digest.update(x)
     meta["sha256"] = digest.hexdigest()
-    write_file(path, [len(header()).to_bytes(8, "little"), header(), *tensors.values()], remedy)
+    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
+        for piece in (len(header()).to_bytes(8, "little"), header(), *tensors.values()):
+            f.write(piece)
 
 def map_tensors(path):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-
     No size in the header is believed before the file has shown to be as long."""
     with open(path, "rb") as f:
         size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
-        bpe.need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
+        need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
         header, tensors = f.read(length), {}
         data = np.memmap(f, np.uint8, "r", offset=f.tell())
     entries = json.loads(header)
     meta = entries.pop("__metadata__", {})
     for name, t in entries.items():
-        bpe.need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
+        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
         x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
         tensors[name] = x.reshape(t["shape"])
     end = sum(x.nbytes for x in tensors.values())
-    bpe.need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    need(end == data.size, f"{data.size} bytes of data, expected {end}")
     if "sha256" in meta:
         digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
         digest.update(data)
-        bpe.need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
     return meta, tensors
-
-# what reading a file of someone else's making may raise
-DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
@@ -1223,8 +1153,7 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
 def read_checkpoint(path):
-    need = bpe.need
-    try:
+    with reading(path, f"name a checkpoint, or make it: python nanoeuler.py train --out {path}"):
         meta, tensors = map_tensors(path)
         need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()
@@ -1239,27 +1168,17 @@ def read_checkpoint(path):
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; make it with: "
-                        f"python nanoeuler.py train --out {path}") from None
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}; name a checkpoint of train") from None
-    except (UserError, *DAMAGE) as e:
-        raise UserError(f"{path} is not a usable checkpoint: {e or type(e).__name__}; name another "
-                        f"file, or train a new one with --force") from None
     return Checkpoint(cfg, tokenizer, state, flat, moments)
 
 def keep(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force."""
-    if os.path.exists(path) and not force:
-        raise UserError(f"{path} exists; {remedy}, --force replaces it")
+    need(force or not os.path.exists(path), f"{path} exists; {remedy}, --force replaces it")
 
 def print_table(title, rows):
     print(title)
     for name, value in rows:
         print(f"  {name:<16} {value}")
     print(flush=True)
-
 
 # ==== 9 Training ====
 @dataclass
@@ -1282,7 +1201,7 @@ class Optimization(Settings):
 @dataclass
 class Options(Optimization):
     """What `train` is started with."""
-    data: str = field(default="data/shakespeare.txt", metadata={"help": "a text, UTF-8"})
+    data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
@@ -1290,8 +1209,8 @@ class Options(Optimization):
 @dataclass
 class SftOptions(Optimization):
     """What `sft` is started with."""
-    data: str = field(default="data/instructions.json", metadata={
-        "help": "instruction, input, output, as JSON; data/alpaca.json goes first, if there"})
+    data: str = setting("data/instructions.json", 0, 0, "instruction, input, output, as "
+                        "JSON; data/alpaca.json goes first, if there")
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
@@ -1299,16 +1218,14 @@ class SftOptions(Optimization):
 @dataclass
 class DpoOptions(Optimization):
     """What `dpo` is started with."""
-    data: str = field(default="data/preferences_sample.jsonl", metadata={
-        "help": "instruction, input, chosen, rejected, as JSON; data/preferences.jsonl goes "
-                "first, if there"})
+    data: str = setting("data/preferences_sample.jsonl", 0, 0, "instruction, input, chosen, "
+                        "rejected, as JSON; data/preferences.jsonl goes first, if there")
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
 
 def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
-
     Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
     spread evenly."""
     n, nats = len(tokens), 0.0
@@ -1318,29 +1235,29 @@ def evaluate(model, tokens, targets, n_bytes, rows=None):
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * share))
 
-class Interrupt:
-    """Ctrl-C or SIGTERM asks the loop to finish its step and save; a second one kills."""
-
-    def __enter__(self):
-        self.asked = False
-        self.old = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def ask(self, number, frame):
-        self.asked = True
-        signal.signal(number, signal.SIG_DFL)
-
-    def __exit__(self, *error):
-        for s, handler in self.old.items():
-            signal.signal(s, handler)
+@contextlib.contextmanager
+def interrupts():
+    """A list that Ctrl-C or SIGTERM enters, to finish the step and save; a second one kills."""
+    asked = []
+    ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
+    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
-    verb, Options, scope = "train", Options, "the whole held-out tail"
+    verb, Options, full, scope = "train", Options, "", "the whole held-out tail"
     line, measures, R = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}, 1
 
+    @staticmethod
+    def source(preset):
+        """What a fresh run begins with: a Checkpoint, tokenizer and weights still to be made."""
+        return Checkpoint(PRESETS[preset], None, State(), None, ())
+
     def __init__(self, out, start, options, engine=Model):
-        """start: a Checkpoint, without weights and tokenizer if they are still to be made"""
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
         self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
         o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
@@ -1349,7 +1266,7 @@ class Run:
         *rows, length = self.load(cfg)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
-        self.model, self.next = engine(cfg, flat, start.moments, o), self.batch()
+        self.model, self.next = engine(cfg, flat, start.moments, o), self.take()
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
@@ -1364,8 +1281,7 @@ class Run:
         o, text = self.options, read_text(self.options.data)
         self.same_data(hashlib.sha256(text).hexdigest())
         train, val = parts = split_text(memoryview(text), o.holdout)
-        if not train or not val:
-            raise UserError(f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
+        need(train and val, f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
         self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
         tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256)
         self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
@@ -1377,33 +1293,33 @@ class Run:
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
-        if digest != (self.state.text_sha256 or digest):
-            raise UserError(f"{self.options.data} is not the data of this run: its sha256 is "
-                            f"{digest[:12]}, expected {self.state.text_sha256[:12]}; restore it, "
-                            f"or start with --out NAME")
+        old = self.state.text_sha256 or digest
+        need(digest == old, f"{self.options.data} is not the data of this run: its sha256 is "
+             f"{digest[:12]}, expected {old[:12]}; restore it, or start with --out NAME")
         self.state.text_sha256 = digest
 
     def elapsed(self):
         return time.perf_counter() - self.began
 
-    def batch(self):
+    def take(self):
         """Tokens and targets of the step after `state.step`."""
         return self.batches.take(self.state.step * self.B, self.B)
 
-    def gradient(self, tokens, targets, micro):
-        """The gradient of the loss of one step, `micro` sequences at a time."""
-        weight = loss_weights(targets, self.options.mtp_weight)
-        for b in range(0, self.B, micro):
-            self.model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight)
+    def weights(self, tokens, targets, micro):
+        """d loss / d (summed CE of a head of a sequence), (B, P)."""
+        return np.tile(loss_weights(targets, self.options.mtp_weight), (self.B, 1))
 
     def advance(self):
         """One step: gradient, clip, AdamW.  Returns its log record."""
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
-        tokens, targets = self.next
+        (tokens, targets), micro = self.next, o.micro_batch or model.micro_batch(self.B)
         lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
-        self.gradient(tokens, targets, o.micro_batch or model.micro_batch(self.B))
+        weight = self.weights(tokens, targets, micro)
+        for b in range(0, self.B, micro):
+            part = slice(b, b + micro)
+            model.gradient(tokens[part], targets[:, part], weight[part])
         s.step = t = s.step + 1
-        self.next = self.batch()             # while a GPU still works on this one
+        self.next = self.take()              # while a GPU still works on this one
         losses, norm = model.update(np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
                                               1 - o.beta1 ** t, 1 - o.beta2 ** t]))
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
@@ -1415,17 +1331,13 @@ class Run:
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **self.measures}
 
-    def pace(self):
-        """Seconds a step so far, validations and samples included."""
-        return (self.elapsed() - self.start[1]) / (self.state.step - self.start[0])
-
-    def plan(self):
+    def plan(self, pace):
         """With --minutes: as many steps as the time left allows.  Fixed in the last tenth."""
         o, s = self.options, self.state
         if not o.steps and not s.step > 0.9 * s.n_steps > 0:
-            final = self.pace() * self.val[0].size / (3 * self.next[0].size)
+            final = pace * self.val[0].size / (3 * self.next[0].size)
             left = 60 * o.minutes - self.elapsed() - final
-            s.n_steps = s.step + max(1, int(left / self.pace()))
+            s.n_steps = s.step + max(1, int(left / pace))
 
     def validate(self, rows=None):
         """Measures held-out text, or some rows of it; returns the result in words."""
@@ -1454,94 +1366,98 @@ class Run:
 
     def go(self):
         """The training loop."""
-        o, s = self.options, self.state
-        self.start, s.n_steps = (s.step, self.elapsed()), s.n_steps or 1 << 40
-        kept = [r for r in read_log(self.log) if r["step"] <= s.step] if s.step else []
-        with open(self.log, "w", encoding="utf-8") as self.log_file, Interrupt() as interrupt:
-            for r in kept:                   # a killed run may have logged steps it did not save
+        o, s, began = self.options, self.state, self.elapsed()
+        first, s.n_steps = s.step, s.n_steps or 1 << 40
+        log = read_log(self.log) if s.step and os.path.exists(self.log) else []
+        with open(self.log, "w", encoding="utf-8") as self.log_file, interrupts() as asked:
+            for r in log:                    # a killed run may have logged steps it did not save
+                if r["step"] <= s.step:
+                    self.record(**r)
+            while s.step < s.n_steps and not asked:
+                r, done = self.advance(), s.step - first
                 self.record(**r)
-            while s.step < s.n_steps and not interrupt.asked:
-                r, done = self.advance(), s.step - self.start[0]
-                self.record(**r)
+                pace = (self.elapsed() - began) / done       # with validations and samples
                 if done in (5, 20) or s.step % 50 == 0:
-                    self.plan()
+                    self.plan(pace)
                 if done == 5 or s.step % 20 == 0:
-                    left = int((s.n_steps - s.step) * self.pace())
-                    print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  "
-                          f"lr {r['lr']:.1e}  "
-                          f"|g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
-                          f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  "
-                          f"ETA {left // 60}:{left % 60:02d}", flush=True)
+                    left = int((s.n_steps - s.step) * pace)
+                    print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+                          f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
+                          f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  ETA {left // 60}:{left % 60:02d}",
+                          flush=True)
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
                     print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
                           f"{self.sample()!r}", flush=True)
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
-            if s.step >= s.n_steps:
-                final = self.validate()
+            final = s.step >= s.n_steps and self.validate()
             self.save()
-        if s.step < s.n_steps:
-            print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on with:\n"
-                  f"    python {self.model.program} {self.verb} --resume --out {self.out}")
-        else:
-            print(f"\n{self.sample(final=True)}\n\nvalidation {final} on {self.scope}, after "
-                  f"{self.elapsed() / 60:.1f} minutes")
-            print_done(self.out, s, self.model)
+        if not final:
+            return print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on "
+                         f"with:\n    python {self.model.program} {self.verb} --resume --out "
+                         f"{self.out}")
+        print(f"\n{self.sample(final=True)}\n\nvalidation {final} on {self.scope}, after "
+              f"{self.elapsed() / 60:.1f} minutes")
+        print_done(self.out, s, self.model)
 
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
-    verb, Options, scope, answers = "sft", SftOptions, "all held-out responses", ["output"]
+    verb, Options, full, scope = "sft", SftOptions, "data/alpaca.json", "all held-out responses"
+    answers = ["output"]
+
+    @staticmethod
+    def source(file):
+        """The weights in a file.  None depends on the context, which may be longer."""
+        c = read_checkpoint(file)
+        need(c.state.eos in c.tokenizer.specials, f"{file} has no token {c.state.eos} to end a "
+             f"response with; use one of train")
+        return c._replace(moments=(), state=State(kind="chat", bos=c.state.bos, eos=c.state.eos))
 
     def load(self, cfg):
         o, s, T, R = self.options, self.state, cfg.seq_len, self.R
         examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
-        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[self.state.eos])
-        lengths, parts = [], ([], [])                    # training, held out
+        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[s.eos])
+        train, val, long = parts = [], [], []
         for e in examples:
             prompt, answers = encode(prompt_of(e)), [e[key] for key in self.answers]
             rows = [(prompt, np.append(encode(answer), end)) for answer in answers]
-            lengths.append(max(len(prompt) + len(answer) for _, answer in rows) - 1)
-            if lengths[-1] <= T and all(answers) and e["instruction"]:   # </s> is a target only
-                parts[held_out(e)].append((e, rows))
-        train, val = parts
-        if not train or not val:
-            raise UserError(f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
-                            f"that fit in {T} tokens, the shortest has {min(lengths)}; use more "
-                            f"examples, or a model of a longer --seq-len")
+            fits = max(len(prompt) + len(answer) for _, answer in rows) <= T + 1     # </s> is a
+            if all(answers) and e["instruction"] or not fits:                        # target only
+                parts[held_out(e) if fits else 2].append((e, rows))
+        need(train and val, f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
+             f"that fit in {T} tokens, {len(long)} are longer; use more examples, or a model of a "
+             f"longer --seq-len")
         size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
         self.batches, self.test = (Examples([row for _, rows in part for row in rows], T,
-                                            cfg.n_mtp, o.seed, R) for part in parts)
+                                            cfg.n_mtp, o.seed, R) for part in (train, val))
         tokens, targets = self.test.batch(slice(None))
         self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
         self.questions = [e for e, _ in val]
         self.bytes_per_token = size(train, self.answers) / (self.batches.answers >= 0).sum()
         s.n_steps = s.n_steps or math.ceil(o.epochs * R * len(train) / self.B)
-        long = sum(n > T for n in lengths)
-        empty = len(examples) - len(train) - len(val) - long
+        empty = len(examples) - len(train) - len(val) - len(long)
         return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
-                ("left out", f"{long:,} examples longer than {T} tokens, {empty:,} empty"),
+                ("left out", f"{len(long):,} examples longer than {T} tokens, {empty:,} empty"),
                 f"{o.epochs:g} epochs = {s.n_steps:,} steps")
 
-    def plan(self):
+    def plan(self, pace):
         """Nothing: the epochs are counted."""
 
     def sample(self, final=False):
         """The likeliest answers to four held-out instructions, or to one."""
         n, greedy = len(self.questions), Sampling(temperature=0.0)
-        pick = np.linspace(0, n - 1, min(n, 4)) if final else [self.state.step % n]
-        asked = [self.questions[int(i)] for i in pick]
-        lines = [("> " + e["instruction"], e["input"], self.say(prompt_of(e), 200, greedy))
-                 for e in asked]
-        return "\n\n".join("\n".join(filter(None, x)) for x in lines)
+        pick = np.linspace(0, n - 1, min(n, 4)).astype(int) if final else [self.state.step % n]
+        return "\n\n".join(f"> {e['instruction']}\n{e['input']}\n".replace("\n\n", "\n")
+                           + self.say(prompt_of(e), 200, greedy)
+                           for e in (self.questions[i] for i in pick))
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
-
     The reference is the model at step 0.  It never changes, so its cross-entropies are computed
     then, once, and kept in the checkpoint: there is no second model."""
-    verb, Options, scope, answers, R = "dpo", DpoOptions, "all held-out pairs", [
-        "chosen", "rejected"], 2
+    verb, Options, full = "dpo", DpoOptions, "data/preferences.jsonl"
+    scope, answers, R = "all held-out pairs", ["chosen", "rejected"], 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
     def __init__(self, *args):
@@ -1559,14 +1475,13 @@ class DpoRun(SftRun):
         return np.concatenate([self.model.losses(tokens[b:b + rows], targets[0, b:b + rows])
                                for b in range(0, len(tokens), rows)])
 
-    def gradient(self, tokens, targets, micro):
-        """Two forward passes: the weight of a row depends on both responses of its pair."""
+    def weights(self, tokens, targets, micro):
+        """A forward pass of its own: the weight of a row depends on both responses of its pair."""
         reference = self.reference[self.batches.pick(self.state.step * self.B, self.B)]
         weight = np.zeros((self.B, len(targets)))        # of the other heads: 0
         self.measures, weight[:, 0] = dpo_loss(self.losses(tokens, targets, micro), reference,
                                                self.options.beta)
-        for b in range(0, self.B, micro):
-            self.model.gradient(tokens[b:b + micro], targets[:, b:b + micro], weight[b:b + micro])
+        return weight
 
     def validate(self, rows=None):
         text, (tokens, targets, reference) = super().validate(rows), self.pairs
@@ -1578,84 +1493,47 @@ def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python {engine.program} {engine.talk} {out}")
 
-def launch(run, engine, fresh, out, resume, force, **chosen):
-    """A run from fresh(shape), or the continuation of `out`.  chosen: the settings given."""
-    shape = {k: v for k, v in chosen.items() if k in Config.__dataclass_fields__}
+def resumed(run, start, out, chosen):
+    """The options of a run that goes on; `chosen` may make it longer and change nothing else."""
+    s = start.state
+    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+        stored = run.Options(**s.options).check()
+    longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
+    old = {**asdict(start.cfg), **asdict(stored), **longer}
+    for name, value in chosen.items():
+        need(value == old[name], f"{out} was started with {name} {old[name]}, not {value}; drop "
+             f"the flag, or start a new run with --out NAME")
+    if longer:
+        s.n_steps, longer = 0, {"steps": 0, **longer}
+    return replace(stored, **longer).check()
+
+def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
+    """A run from a preset or the weights in a file, or the continuation of `out`."""
     if resume:
         start = read_checkpoint(out)
-        s, cfg = start.state, start.cfg
-        try:
-            made = s.options.keys() == run.Options.__dataclass_fields__.keys()
-            bpe.need(made, f"it was not made by {run.verb}")
-            stored = run.Options(**s.options).check()
-        except (UserError, ValueError) as e:
-            raise UserError(f"{out} cannot be resumed: {e}; start with --out NAME") from None
-        longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
-        old = {**asdict(cfg), **asdict(stored), **longer}
-        for name, value in chosen.items():
-            if value != old[name]:
-                raise UserError(f"{out} was started with {name} {old[name]}, not {value}; drop the "
-                                f"flag, or start a new run with --out NAME")
-        if longer:
-            s.n_steps, stored = 0, replace(stored, steps=0)
-        options = replace(stored, **longer).check()
+        options, s = resumed(run, start, out, chosen), start.state
         if s.step >= (options.steps or s.n_steps or s.step + 1):
             return print_done(out, s, engine)
-        if not start.moments:
-            raise UserError(f"{out} has no AdamW moments to go on with; start with --out NAME")
+        need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        options = run.Options(**{k: v for k, v in chosen.items() if k not in shape}).check()
-        start = fresh(shape)
+        if run.full and "data" not in chosen:        # what a script of data/ makes goes first
+            there = os.path.exists(run.full)
+            chosen["data"] = run.full if there else run.Options.data
+            print(f"learning {chosen['data']}: {run.full} {'is' if there else 'is not'} there\n")
+        shape = {k: chosen.pop(k) for k in list(chosen) if k in Config.__dataclass_fields__}
+        options, start = run.Options(**chosen).check(), run.source(preset or file)
+        start = start._replace(cfg=replace(start.cfg, **shape).check())
     if engine is Model:
         compile_kernels()
     run(out, start, options, engine).go()
 
-def train(preset, engine=Model, run=Run, **flags):
-    """`train`: learns a text from nothing."""
-    launch(run, engine, lambda shape: Checkpoint(
-        replace(PRESETS[preset], **shape).check(), None, State(), None, ()), **flags)
-
-def fine_tune(file, engine, run, flags):
-    """A run that begins with the weights in `file`."""
-    def fresh(shape):
-        c = read_checkpoint(file)            # no weight depends on the context: it may be longer
-        if c.state.eos not in c.tokenizer.specials:
-            raise UserError(f"{file} has no token {c.state.eos} to end a response with; use one of "
-                            f"train")
-        return c._replace(cfg=replace(c.cfg, **shape).check(), moments=(),
-                          state=State(kind="chat", bos=c.state.bos, eos=c.state.eos))
-
-    launch(run, engine, fresh, **flags)
-
-def choose_data(flags, full, sample):
-    """Without --data: `full`, which a script of data/ makes, if it is there, else what ships."""
-    if not flags["resume"] and "data" not in flags:
-        there = os.path.exists(full)
-        flags["data"] = full if there else sample
-        print(f"learning {flags['data']}: {full} {'is' if there else 'is not'} there\n")
-    return flags
-
-def sft(file, engine=Model, run=SftRun, **flags):
-    """`sft`: teaches the model in `file` to answer."""
-    fine_tune(file, engine, run, choose_data(flags, "data/alpaca.json", SftOptions.data))
-
-def dpo(file, engine=Model, run=DpoRun, **flags):
-    """`dpo`: teaches the model in `file` which of two answers is the better one."""
-    fine_tune(file, engine, run, choose_data(flags, "data/preferences.jsonl", DpoOptions.data))
-
 def read_log(path):
-    """The records of a JSON-lines log; a line that a killed run left unfinished is skipped."""
-    records = []
-    if os.path.exists(path):
-        with open(path, encoding="utf-8", errors="replace") as f:
-            for line in f:
-                with contextlib.suppress(ValueError, RecursionError):
-                    r = json.loads(line)
-                    if isinstance(r, dict) and type(r.get("step")) is int:
-                        records.append(r)
-    return records
-
+    """The records of a JSON-lines log; a last line that a killed run left unfinished is skipped."""
+    with reading(path, "name a log that train, sft or dpo wrote"):
+        with open(path, encoding="utf-8") as f:
+            records = [json.loads(line) for line in f if line.endswith("\n")]
+        return [{"step": r["step"], **r} for r in records]
 
 # ==== 10 Inference ====
 SHARED = 1 << 20     # bytes of a matrix; two threads need some 10 us to start and to meet
@@ -1677,7 +1555,6 @@ def dot_rows_parallel(y, w, scale, x):
 @jit
 def matvec_add(y, w, scale, x):
     """y += scale * (w x)     y, scale (N,), w (N, K) of any stored type, x (K,)
-
     The threads share what is too large for a cache: one core does not use up the memory's speed."""
     if w.size * w.itemsize < SHARED:
         dot_rows(y, w, scale, x)
@@ -1740,17 +1617,13 @@ Scales = namedtuple("Scales", Params._fields[:6])        # of the rows of the ma
 
 def stored(w, weights):
     """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
-
     f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
     scale = np.ones(w.shape[:-1], w.dtype)
     if weights == "int8":
         scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
         w = np.rint(w / scale[..., None]).astype(np.int8)
-    elif weights != "f32":
-        if weights != "bf16":
-            raise UserError(f"--weights is {weights}, expected f32, bf16 or int8")
-        w = to_bf16(w)
-    return w, scale
+    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
+    return to_bf16(w) if weights == "bf16" else w, scale
 
 class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
@@ -1769,7 +1642,6 @@ class Decoder:
 
     def step(self, token):
         """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
-
         A full context slides: its later half is read again, from position 0."""
         if len(self.tokens) == self.cfg.seq_len:
             later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
@@ -1817,82 +1689,82 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-SLOT = 0xF0000                               # private characters: they stand for what users say
-
-def squeezed(template):
-    """Without the spaces at the ends of tags and around +; a newline as Jinja spells it."""
-    return re.sub(r"(?<=[{%+]) +| +(?=[+%}])", "", template.replace("\n", "\\n"))
-
-def chatml(system):
-    """The usual Jinja text of ChatML, with a system message where a conversation has none."""
-    first = ("{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
-             + system + "<|im_end|>\n' }}{% endif %}") if system else ""
-    return ("{% for message in messages %}" + first + "{{'<|im_start|>' + message['role'] + '\n' + "
-            "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-            "{{ '<|im_start|>assistant\n' }}{% endif %}")
-
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
+# ChatML as Jinja text without blanks, and what may add a system message where there is none
+CHATML = (r"{%formessageinmessages%}{{'<|im_start|>'+message['role']+'\n'+message['content']+"
+          r"'<|im_end|>'+'\n'}}{%endfor%}{%ifadd_generation_prompt%}{{'<|im_start|>assistant\n'}}"
+          r"{%endif%}")
+SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
+                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
 
 def render(template, messages, state):
     """The text of messages [(role, content)] with what begins the next answer.
-
     Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
     if template in ("", "alpaca", ALPACA):
         return PROMPT.format(instruction=messages[-1][1])
-    system = re.search(r"<\|im_start\|>system(?:\\n|\n)([^\\]*?)<\|im_end\|>", template)
-    system = system[1] if system else ""
-    if template == "chatml" or squeezed(template) == squeezed(chatml(system)):
-        turns = [("system", system)] * (system > "" and messages[0][0] != "system") + messages
-        return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + (
+    written = template.replace("\n", "\\n")
+    if template == "chatml" or SYSTEM.sub("", written).replace(" ", "") == CHATML:
+        if (default := SYSTEM.search(written)) and messages[0][0] != "system":
+            messages = [("system", default[1]), *messages]
+        return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages) + (
             "<|im_start|>assistant\n")
     try:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-        return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-            template).render(messages=[dict(role=role, content=text) for role, text in messages],
-                             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos)
+        from jinja2.sandbox import ImmutableSandboxedEnvironment as sandbox
+        return sandbox(trim_blocks=True, lstrip_blocks=True).from_string(template).render(
+            messages=[dict(role=role, content=text) for role, text in messages],
+            add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos)
     except Exception as e:                   # a template is a program: it may fail in any way
         raise UserError(f"the model's chat template: {type(e).__name__}: {e}; pip install jinja2, "
                         f"or choose --template alpaca or chatml".replace("\n", " ")) from None
 
 def chat_ids(template, messages, state, tokenizer):
-    """The ids of a conversation.  Only the template makes special tokens, never what users say."""
-    slots = [(role, chr(SLOT + i)) for i, (role, _) in enumerate(messages)]
+    """The ids of a conversation.  Only the template makes special tokens, never what users say:
+    private characters stand for that while the text is cut at the names of special tokens."""
+    slots = [(role, chr(0xF0000 + i)) for i, (role, _) in enumerate(messages)]
+    said = {slot: text for (_, slot), (_, text) in zip(slots, messages)}
     names = sorted(tokenizer.specials, key=len, reverse=True)
-    pattern = "|".join(map(re.escape, names)) or "(?!)"              # or what is nowhere
-    says, ids = lambda slot: messages[ord(slot[0]) - SLOT][1], []
+    pattern, ids = "|".join(map(re.escape, names)) or "(?!)", []     # or what is nowhere
     for piece in re.split(f"({pattern})", render(template, slots, state)):
-        said = re.sub(f"[{chr(SLOT)}-{chr(SLOT + len(slots) - 1)}]", says, piece)
         special = tokenizer.specials.get(piece)
-        ids += tokenizer.encode(said).tolist() if special is None else [special]
+        text = "".join(said.get(c, c) for c in piece)
+        ids += tokenizer.encode(text).tolist() if special is None else [special]
     return ids
 
-def speak(file, tokens, seed, prompt=None, decoder=Decoder, weights="f32", template="",
-          **sampling):
+@dataclass
+class Speech(Sampling):
+    """What `chat` and `generate` are started with."""
+    tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    seed: int = setting(1, 0, 1 << 60, "of the sampling")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16 or int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+def speak(file, prompt=None, decoder=Decoder, **chosen):
     """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
-    options, rng = Sampling(**sampling).check(), np.random.default_rng(max(0, seed))
-    if min(tokens, seed) < 0 or prompt == "":
-        raise UserError("--tokens and --seed must not be negative, the prompt not empty")
-    if template not in ("", "alpaca", "chatml"):
-        raise UserError(f"--template is {template}, expected alpaca or chatml")
-    c = read_checkpoint(file)
-    answers, state, said = c.state.kind == "chat" or template, decoder(c.cfg, c.flat, weights), []
+    o = Speech(**chosen).check()
+    need(prompt != "", "the prompt is empty; give at least one character")
+    need(o.template in ("", "alpaca", "chatml"),
+         f"--template is {o.template}, expected alpaca or chatml")
+    c, rng, said = read_checkpoint(file), np.random.default_rng(o.seed), []
+    answers, state = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
     c = c._replace(flat=None)                # the decoder has what it needs
+
+    def show(piece):
+        said[-1] = "assistant", said[-1][1] + piece
+        print(piece, end="", flush=True)
 
     def reply(text):
         """Prints the reply as it comes, whole characters only."""
         said.extend([("user", text), ("assistant", "")])
-        ids, stream = c.tokenizer.encode(text), bpe.Utf8Stream()
+        ids, stream = c.tokenizer.encode(text), bpe.utf8_stream()
         if answers:                          # what the cache holds of the conversation, stays there
-            ids = chat_ids(template or c.state.template, said[:-1], c.state, c.tokenizer)
+            ids = chat_ids(o.template or c.state.template, said[:-1], c.state, c.tokenizer)
             same = [a == b for a, b in zip(state.tokens, ids[:-1])] + [False]
             state.tokens, ids = state.tokens[:same.index(False)], ids[same.index(False):]
-        end = c.tokenizer.specials.get(c.state.eos)
-        for token in itertools.chain(generate(state, ids, tokens, rng, options, end), [None]):
-            piece = stream.close() if token is None else stream.feed(c.tokenizer.vocab[token])
-            said[-1] = "assistant", said[-1][1] + piece
-            print(piece, end="", flush=True)
+        for token in generate(state, ids, o.tokens, rng, o, c.tokenizer.specials.get(c.state.eos)):
+            show(stream.decode(c.tokenizer.vocab[token]))
+        show(stream.decode(b"", True))
         print()
 
     if prompt is not None:
@@ -1901,23 +1773,18 @@ def speak(file, tokens, seed, prompt=None, decoder=Decoder, weights="f32", templ
     print(f"{file}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
           f"{'answers' if answers else 'continues'} what you type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    while True:
-        try:
-            text = input("\n> ")
-        except (EOFError, KeyboardInterrupt):
-            return print()
-        if text.strip() == "/quit":
-            return
-        if text.strip() == "/reset":
-            state.tokens = said[:] = []
-        elif text.strip():
-            with contextlib.suppress(KeyboardInterrupt):
-                reply(text)
-
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while (text := input("\n> ")).strip() != "/quit":
+            if text.strip() == "/reset":
+                state.tokens = said[:] = []
+            elif text.strip():
+                with contextlib.suppress(KeyboardInterrupt):
+                    reply(text)
+    print()
 
 # ==== 11 Import and export ====
 # Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json and others.
-# llama.cpp's GGUF is one file: "GGUF", version, counts, metadata, a table of tensors, the tensors.
+# llama.cpp keeps it in one GGUF file; the package gguf, an extra, knows its types of numbers.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
          ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
          ("n_layer", "num_hidden_layers", "llama.block_count"),
@@ -1929,85 +1796,24 @@ LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, con
          ("rope_theta", "rope_theta", "llama.rope.freq_base"),
          ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
          ("tie_embeddings", "tie_word_embeddings", "")]
-Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])         # a block of 32 numbers, two in a byte
-Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
-Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
-GGML_TYPES = {0: DTYPES["F32"], 1: DTYPES["F16"], 2: Q4_0, 3: Q4_1, 8: Q8_0, 30: DTYPES["BF16"]}
-VALUES = "u1 i1 <u2 <i2 <u4 <i4 <f4 ? string array <u8 <i8 <f8".split()      # by number
 PRE = ["gpt-2", "smollm"]                    # tokenizer.ggml.pre: many digits a word, or one
-LLAMAS = ("give a Llama with a byte-level BPE, as GGUF of f32, f16, bf16, q4_0, q4_1 or q8_0, or a "
-          "directory of config.json, safetensors, tokenizer.json and tokenizer_config.json")
 
-def gguf_name(name):
-    for ours, theirs in (("model.embed_tokens", "token_embd"), ("model.layers", "blk"),
-                         ("model.norm", "output_norm"), ("lm_head", "output"), ("_proj", ""),
-                         ("self_attn.o", "attn_output"), ("self_attn.", "attn_"), ("mlp.", "ffn_"),
-                         ("input_layernorm", "attn_norm"),
-                         ("post_attention_layernorm", "ffn_norm")):
-        name = name.replace(ours, theirs)
-    return name
+def gguf_package():
+    try:
+        return importlib.import_module("gguf")
+    except ImportError:
+        raise UserError("a GGUF file needs the package gguf: pip install gguf") from None
 
-def per_block(dtype):
-    return 32 if dtype.names else 1
+def gguf_names(cfg):
+    """Our name of a tensor -> its name in GGUF."""
+    names = gguf_package().get_tensor_name_map(gguf_package().MODEL_ARCH.LLAMA, cfg.n_layer)
+    return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
 
 def neighbours(w, name, cfg, back=False):
     """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1."""
     heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
     halves = (-1, 2) if back else (2, -1)
     return w.reshape(heads, *halves, w.shape[1]).swapaxes(1, 2).reshape(w.shape) if heads else w
-
-def unpacked(x):
-    """A tensor as it lies in a file, rows of numbers or of blocks, as float32
-    bf16: uint16     Q8_0: d q     Q4_0: d (q - 8)     Q4_1: d q + m"""
-    if x.dtype.names is None:
-        return from_bf16(x).astype(np.float32)
-    q, d = x["q"], x["d"].astype(np.float32)[..., None]
-    if x.dtype != Q8_0:                      # the lower halves of the bytes, then the upper ones
-        q = np.concatenate((q & 15, q >> 4), -1)
-    y = d * (q.astype(np.float32) - 8 * (x.dtype == Q4_0))
-    return (y + x["m"][..., None] if x.dtype == Q4_1 else y).reshape(*x.shape[:-1], -1)
-
-def packed(w, dtype):
-    """float32 as it lies in a GGUF file     Q8_0: d = max |w| / 127, q = round(w / d)"""
-    if dtype != Q8_0:
-        return w.astype(dtype)
-    w = w.reshape(*w.shape[:-1], -1, 32)
-    x, d = np.empty(w.shape[:-1], Q8_0), np.abs(w).max(-1) / 127
-    x["d"], x["q"] = d, np.rint(w / np.maximum(d, 1e-30)[..., None])
-    return x
-
-def read_gguf(path):
-    """({key: value}, {name: tensor}) of a GGUF file; NumPy refuses what lies beyond its end."""
-    data, at, tensors = np.memmap(path, np.uint8, "r"), 4, {}
-
-    def take(dtype, n=1):
-        nonlocal at
-        x = np.frombuffer(data, dtype, n, at)
-        at += x.nbytes
-        return x
-
-    def value(kind):
-        if kind == "array":
-            kind, n = VALUES[value("<u4")], value("<u8")
-            return [value(kind) for _ in range(n)]
-        if kind == "string":
-            return take("u1", value("<u8")).tobytes().decode()
-        x = take(kind)[0]
-        return float(str(x)) if kind == "<f4" else x.item()      # what was 1e-5 is 1e-5 again
-
-    bpe.need(value("<u4") in (2, 3) and data[:4].tobytes() == b"GGUF", "it is no GGUF 2 or 3")
-    n, n_meta = value("<u8"), value("<u8")
-    meta = {value("string"): value(VALUES[value("<u4")]) for _ in range(n_meta)}
-    table = [(value("string"), take("<u8", value("<u4"))[::-1].tolist(), value("<u4"),
-              value("<u8")) for _ in range(n)]
-    start = at + -at % meta.get("general.alignment", 32)
-    for name, shape, code, offset in table:
-        bpe.need(code in GGML_TYPES, f"{name} is of type {code}")
-        dtype, at = GGML_TYPES[code], start + offset
-        x = take(dtype, math.prod(shape) // per_block(dtype))
-        tensors[name] = x.reshape(*shape[:-1], -1)
-    bpe.need(sum(x.nbytes for x in tensors.values()) <= len(data), "its tensors overlap")
-    return meta, tensors
 
 def llama_config(c, n_mtp=1):
     """Config of a config.json; what this engine does not compute is refused."""
@@ -2019,34 +1825,48 @@ def llama_config(c, n_mtp=1):
          "head_dim": c["hidden_size"] // H, "rope_type": rope.get("type", "default"), **rope,
          **{key: v for key, v in c.items() if v is not None}}
     for key, v in expected.items():
-        bpe.need(c[key] == v, f"its {key} is {c[key]}, expected {v}")
+        need(c[key] == v, f"its {key} is {c[key]}, expected {v}")
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
 def llama_of_gguf(path):
     """As `llama_of_folder`."""
-    meta, tensors = read_gguf(path)
+    package = gguf_package()
+
+    class Reader(package.GGUFReader):
+        def _get(self, offset, dtype, count=1, **order):     # believes no length beyond the end
+            need(offset + int(count) <= len(self.data), "it ends too early")
+            return super()._get(offset, dtype, count, **order)
+
+    file = Reader(path)
+    meta = {key: field.contents() for key, field in file.fields.items()}
+    tensors = {t.name: t for t in file.tensors}
+    need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
     word = lambda key: meta.get(f"tokenizer.ggml.{key}")
-    tokens, pre, scaling = word("tokens"), word("pre"), meta.get("llama.rope.scaling.type", "none")
-    bpe.need(word("model") == "gpt2" and pre in PRE and not word("add_bos_token"),
-             f"its tokenizer is {word('model')} {pre}, expected gpt2 {' or '.join(PRE)}, without a "
-             f"token before every text")
-    cfg = llama_config({**{hf: meta.get(key) for _, hf, key in LLAMA}, "vocab_size": len(tokens),
-                        "model_type": meta["general.architecture"],
-                        "rope_type": "default" if scaling == "none" else scaling,
+    tokens, pre, scaling = word("tokens"), word("pre"), meta.get("llama.rope.scaling.type")
+    need(word("model") == "gpt2" and pre in PRE and not word("add_bos_token"),
+         f"its tokenizer is {word('model')} {pre}, expected gpt2 {' or '.join(PRE)}, without a "
+         f"token before every text")
+    short = lambda x: float(str(np.float32(x))) if isinstance(x, float) else x       # 1e-5 again
+    cfg = llama_config({**{hf: short(meta.get(key)) for _, hf, key in LLAMA},
+                        "vocab_size": len(tokens), "model_type": meta["general.architecture"],
+                        "rope_type": "default" if scaling in (None, "none") else scaling,
                         "tie_word_embeddings": "output.weight" not in tensors})
-    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
-    bpe.need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
-    for name in tensor_shapes(cfg):
-        if (theirs := gguf_name(name)) in tensors:
-            tensors[name] = neighbours(tensors.pop(theirs), name, cfg, back=True)
-    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges"),
+    D, names = meta.get("llama.rope.dimension_count", cfg.head_dim), gguf_names(cfg)
+    need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
+    ours = {theirs: name for name, theirs in names.items()}
+    shapes = {ours.get(t.name, t.name): (*t.shape.tolist()[::-1],) for t in file.tensors}
+
+    def read(name):
+        t = tensors[names[name]]
+        return neighbours(package.dequantize(t.data, t.tensor_type), name, cfg, back=True)
+
+    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges") or (),
                               digits=pre == PRE[1])
-    ends = (word("bos_token_id"), word("eos_token_id"))
-    return cfg, tokenizer, tensors, (meta.get("tokenizer.chat_template", ""),
-                                     *("" if k is None else tokens[k] for k in ends))
+    ends = ("" if k is None else tokens[k] for k in (word("bos_token_id"), word("eos_token_id")))
+    return cfg, tokenizer, shapes, read, (meta.get("tokenizer.chat_template", ""), *ends)
 
 def llama_of_folder(folder):
-    """Config, Tokenizer, {our name: tensor, see `unpacked`}, (chat template, bos, eos)"""
+    """Config, Tokenizer, {name: shape}, name -> tensor, (chat template, bos, eos)"""
     at, tensors, shards = pathlib.Path(folder).joinpath, {}, ["model.safetensors"]
     text = lambda name: at(name).read_text(encoding="utf-8") if at(name).exists() else ""
     if index := text("model.safetensors.index.json"):
@@ -2057,105 +1877,84 @@ def llama_of_folder(folder):
         tensors |= map_tensors(at(shard))[1]
     config, words = (json.loads(at(name).read_text(encoding="utf-8"))
                      for name in ("config.json", "tokenizer_config.json"))
-    bpe.need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
+    need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
     name = lambda token: token["content"] if isinstance(token, dict) else token or ""
     cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
-    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), tensors, (
+    shapes, read = {key: x.shape for key, x in tensors.items()}, lambda key: from_bf16(tensors[key])
+    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), shapes, read, (
         text("chat_template.jinja") or words.get("chat_template") or "",
         name(words.get("bos_token")), name(words.get("eos_token")))
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
-    need, read = bpe.need, llama_of_folder if os.path.isdir(source) else llama_of_gguf
     keep(out, force)
-    try:
-        cfg, tokenizer, tensors, (template, bos, eos) = read(source)
+    with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
+                         "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
+        load = llama_of_folder if os.path.isdir(source) else llama_of_gguf
+        cfg, tokenizer, found, read, (template, bos, eos) = load(source)
         state = State(kind="chat" if template else "base", template=template, bos=bos, eos=eos,
                       options={"data": source}).check()
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-        for name in tensors.keys() - {*(shapes := tensor_shapes(cfg)), "lm_head.weight"}:
+        shapes = tensor_shapes(cfg)
+        for name in found.keys() - {*shapes, "lm_head.weight"}:
             need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
         for name, shape in shapes.items():
-            need(name in tensors, f"it has no tensor {name}")
-            *rows, K = tensors[name].shape
-            found = *rows, K * per_block(tensors[name].dtype)
-            need(found == shape, f"{name} has the shape {found}, expected {shape}")
+            need(found.get(name) == shape, f"{name} is {found.get(name)}, expected {shape}")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
-            x[...] = unpacked(tensors[name])
-    except OSError as e:
-        raise UserError(f"cannot read {e.filename}: {e.strerror}; {LLAMAS}") from None
-    except (UserError, bpe.TokenizerError) as e:
-        raise UserError(f"{source} cannot be imported: {e}; {LLAMAS}") from None
-    except DAMAGE as e:
-        raise UserError(f"{source} is damaged, {type(e).__name__} {e}; {LLAMAS}") from None
+            x[...] = read(name)
     write_checkpoint(out, cfg, tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
           f"    python nanoeuler.py chat {out}")
 
-def gguf_value(v):
-    """(type, bytes) of metadata: a string, bool, u32, f32, or a list of strings or i32."""
-    if isinstance(v, str):
-        return 8, np.uint64(len(v.encode())).tobytes() + v.encode()
-    if isinstance(v, list):
-        kind = 8 if not v or isinstance(v[0], str) else 5
-        items = [gguf_value(x)[1] for x in v] if kind == 8 else [np.int32(v).tobytes()]
-        return 9, np.uint32(kind).tobytes() + np.uint64(len(v)).tobytes() + b"".join(items)
-    kind = {bool: 7, int: 4, float: 6}[type(v)]
-    return kind, np.array(v, VALUES[kind]).tobytes()
-
-def gguf_pieces(c, dtype):
-    """The bytes of a GGUF file; vectors are float32, rows of no whole blocks of Q8_0 float16."""
-    cfg, s, words, end = c.cfg, c.state, c.tokenizer.specials, 0
+def write_gguf(path, c, matrices):
+    """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
+    package, cfg, s, words = gguf_package(), c.cfg, c.state, c.tokenizer.specials
     model = json.loads(c.tokenizer.to_json())["model"]
     types = {f.name: f.type for f in fields(Config)}     # an int is a float where that is expected
-    meta = {"general.architecture": "llama", "general.name": "NanoEuler",
-            **{key: types[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
-            "llama.attention.value_length": cfg.head_dim,
+    meta = {**{key: types[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
+            "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
             "llama.rope.dimension_count": cfg.head_dim,
             "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
             "tokenizer.ggml.tokens": list(model["vocab"]),
             "tokenizer.ggml.token_type": [3 if t in words else 1 for t in model["vocab"]],
             "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
             "tokenizer.ggml.bos_token_id": words.get(s.bos, words.get(s.eos, 0)),
-            "tokenizer.ggml.eos_token_id": words.get(s.eos, 0)}
-    if s.kind == "chat":
-        meta["tokenizer.chat_template"] = s.template or ALPACA
-    tensors = [(name, w, DTYPES["F32"] if w.ndim == 1 else
-                DTYPES["F16"] if w.shape[1] % per_block(dtype) else dtype)
-               for name, w in named(cfg, c.flat).items() if not name.startswith("mtp.")]
-    u4, u8 = (lambda x: np.uint32(x).tobytes()), (lambda x: np.uint64(x).tobytes())
-    head, codes = b"GGUF" + u4(3) + u8([len(tensors), len(meta)]), {
-        kind: code for code, kind in GGML_TYPES.items()}
+            "tokenizer.ggml.eos_token_id": words.get(s.eos, 0),
+            "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
+    f, kinds = package.GGUFWriter(path, "llama"), package.GGMLQuantizationType
+    add = {int: f.add_uint32, float: f.add_float32, bool: f.add_bool, str: f.add_string,
+           list: f.add_array}
     for key, v in meta.items():
-        kind, data = gguf_value(v)
-        head += gguf_value(key)[1] + u4(kind) + data
-    for name, w, kind in tensors:
-        head += (gguf_value(gguf_name(name))[1] + u4(w.ndim) + u8(w.shape[::-1])
-                 + u4(codes[kind]) + u8(end))
-        size = w.size // per_block(kind) * kind.itemsize
-        end += size + -size % 32
-    yield head + bytes(-len(head) % 32)
-    for name, w, kind in tensors:
-        data = packed(neighbours(w, name, cfg), kind).tobytes()
-        yield data + bytes(-len(data) % 32)
+        add[type(v)](key, v)
+    names = gguf_names(cfg)
+    for name, w in named(cfg, c.flat).items():
+        if not name.startswith("mtp."):
+            kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
+            kind = kinds.F16 if w.shape[-1] % package.GGML_QUANT_SIZES[kind][0] else kind
+            w = package.quantize(neighbours(w, name, cfg), kind)
+            f.add_tensor(names[name], w, raw_dtype=kind)
+    f.write_header_to_file()
+    f.write_kv_data_to_file()
+    f.write_tensors_to_file()
+    f.close()
 
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
-    kinds, at = dict(f32=DTYPES["F32"], f16=DTYPES["F16"], q8_0=Q8_0), os.path.join
-    if not (folder or gguf) or matrices not in kinds:
-        raise UserError(f"name a directory or --gguf FILE, and --matrices {', '.join(kinds)}")
-    c = read_checkpoint(file)
+    if not (folder or gguf) or matrices not in ("f32", "f16", "q8_0"):
+        raise UserError("name a directory or --gguf FILE, and --matrices f32, f16 or q8_0")
+    c, remedy, at = read_checkpoint(file), "free space or name another place", os.path.join
     for path in (gguf, folder and at(folder, "config.json")):
         keep(path or "", force)
     if gguf:
-        write_file(gguf, gguf_pieces(c, kinds[matrices]), "free space or name another file")
+        with replacing(gguf, remedy) as temporary:
+            write_gguf(temporary, c, matrices)
         print(f"{gguf}: for llama.cpp, {matrices}")
     if not folder:
         return
     os.makedirs(folder, exist_ok=True)
-    s, words, remedy = c.state, c.tokenizer.specials, "free space or name another directory"
+    s, words, weights = c.state, c.tokenizer.specials, named(c.cfg, c.flat)
     ends = {f"{end}_token": x for end, x in (("bos", s.bos), ("eos", s.eos)) if x in words}
     ids = {f"{end}_id": words[x] for end, x in ends.items()}
     chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
@@ -2168,65 +1967,53 @@ def export(file, folder, gguf, matrices, force):
                                        "clean_up_tokenization_spaces": False,
                                        "model_max_length": c.cfg.seq_len}),
             ("tokenizer.json", json.loads(c.tokenizer.to_json()))):
-        write_file(at(folder, name), [json.dumps(content, indent=1).encode()], remedy)
-    weights = named(c.cfg, c.flat)
+        with replacing(at(folder, name), remedy) as temporary:
+            pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
     heads = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
-    if heads:
-        write_tensors(at(folder, "mtp.safetensors"), {"format": "pt"}, heads, remedy)
-    write_tensors(at(folder, "model.safetensors"), {"format": "pt"}, weights, remedy)
+    for name, tensors in (("mtp.safetensors", heads), ("model.safetensors", weights)):
+        if tensors:
+            write_tensors(at(folder, name), {"format": "pt"}, tensors, remedy)
     print(f"{folder}: a LlamaForCausalLM" + f", and its heads 1 to {len(heads)}" * bool(heads))
 
-
 # ==== 13 Command line ====
-def compile_kernels(part=0):
-    """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
+def compile_part(part):
+    """Compiles half of the kernels, on a tiny model."""
+    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
+                 vocab_size=16)
+    model = Model(cfg, init_params(cfg, 0))
+    if part == 1:
+        return model.run(GRADIENT, np.zeros((1, 8), np.int32))
+    model.update(np.ones(8))
+    model.decoder().step(0)
+    bpe.train(b"a b a b", 258).encode(b"a b")
 
+def compile_kernels():
+    """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
-    if part:                                 # half of the kernels, on a tiny model
-        cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
-                     vocab_size=16)
-        model = Model(cfg, init_params(cfg, 0))
-        if part == 1:
-            model.run(GRADIENT, np.zeros((1, 8), np.int32))
-        else:
-            model.update(np.ones(8))
-            model.decoder().step(0)
-            bpe.train(b"a b a b", 258).encode(b"a b")
-        return
     cached, began = run._cache._cache_file._load_index(), time.perf_counter()
     if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
            for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
         return
     print("compiling the kernels: once, about 20 seconds", flush=True)
-    command = [sys.executable, os.path.abspath(__file__), "compile", "--part"]
-    parts = [subprocess.Popen([*command, part]) for part in "12"]
-    if any([p.wait() for p in parts]):
-        raise UserError("the kernels do not compile; see above, or report it")
+    code, folder = "import nanoeuler; nanoeuler.compile_part", os.path.dirname(__file__) or "."
+    parts = [subprocess.Popen([sys.executable, "-c", f"{code}({i})"], cwd=folder) for i in (1, 2)]
+    need(not any([p.wait() for p in parts]), "the kernels do not compile; see above, or report it")
     print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
 
 def physical_cores():
-    """Cores this process may use.  Hyper-threads count once: they share the multipliers."""
-    linux = hasattr(os, "sched_getaffinity")
-    cpus = os.sched_getaffinity(0) if linux else range(os.cpu_count() or 1)
-    cores = set()
-    for cpu in cpus:
-        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as f:
-            cores.add(f.read())
-    return len(cores) or len(cpus)
+    """Hyper-threads count once: they share the multipliers."""
+    siblings = pathlib.Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")
+    return len({path.read_text(encoding="ascii") for path in siblings}) or os.cpu_count() or 1
 
-HELP = dict(out="file to write", threads="0: one a physical core", tokens="longest reply",
-            seed="of the sampling", weights="in memory: f32, bf16 or int8",
-            template="of a chat: alpaca or chatml; empty: the model's own",
-            part="0: what is not compiled yet, in two processes", gguf="GGUF file to write",
+HELP = dict(out="file to write", threads="0: one a physical core", gguf="GGUF file to write",
             matrices="of the GGUF file: f32, f16 or q8_0")
 FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
 CHAT = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
 FORCE = ("--force", dict(action="store_true", help="replace what is there"))
 TEXT = ("prompt", dict(help="text to begin with"))
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-SPEAK = dict(settings=fields(Sampling), tokens=200, seed=1, weights="f32", template="")
+SPEAK = dict(settings=fields(Speech))
 
 class Parser:
     """A command with verbs; `nanoeuler_cuda.py` makes its own of the same parts."""
@@ -2244,7 +2031,7 @@ class Parser:
             v.add_argument(f"--{flag}", type=type(default), default=default, help=HELP[flag])
         for f in settings:                   # only what is given arrives: --resume compares it
             v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-                           help=f"{f.metadata.get('help', 'file')} (default: {f.default})")
+                           help=f"{f.metadata['help']} (default: {f.default})")
         if "out" in flags and settings:
             v.add_argument("--resume", action="store_true", help="go on with --out")
             v.add_argument(FORCE[0], **FORCE[1])
@@ -2269,24 +2056,25 @@ def parse(argv):
     p.verb("import", "a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint",
            ("source", dict(help="directory or .gguf")), ("out", dict(help="file to write")), FORCE)
     p.verb("info", "what is in a checkpoint", FILE)
-    p.verb("compile", "compile the kernels into Numba's cache", part=0)
+    p.verb("compile", "compile the kernels into Numba's cache")
     return vars(p.root.parse_args(argv))
 
 def bench(name):
     """A verb that is a script of its own: the function `name` of bench/name.py."""
     return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
 
-VERBS = {"train": train, "sft": sft, "dpo": dpo, "chat": speak, "generate": speak,
+VERBS = {"train": partial(launch, Run), "sft": partial(launch, SftRun),
+         "dpo": partial(launch, DpoRun), "chat": speak, "generate": speak,
          "export": export, "import": import_llama, "compile": compile_kernels,
          "lens": bench("lens"), "plot": bench("plot"), "info": bench("info")}
 
 def main(argv=None, parse=parse, verbs=VERBS):
-    """Another engine hands in its own verbs, such as partial(train, engine=Model)."""
+    """Another engine hands in its own verbs."""
     a = parse(argv)
     verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
     try:
-        if not 0 <= threads <= most:
-            raise UserError(f"--threads is {threads}, expected 0 (one a physical core) to {most}")
+        need(0 <= threads <= most,
+             f"--threads is {threads}, expected 0 (one a physical core) to {most}")
         set_num_threads(threads or min(physical_cores(), most))
         return verbs[verb](**a)
     except KeyboardInterrupt:
@@ -2294,7 +2082,7 @@ def main(argv=None, parse=parse, verbs=VERBS):
     except BrokenPipeError:                  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (UserError, bpe.TokenizerError) as e:
+    except UserError as e:
         problem = e
     except MemoryError as e:
         problem = f"out of memory ({e}); use a smaller --micro-batch, or --weights int8"

@@ -47,6 +47,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import math
+import operator
 import os
 import subprocess
 import sys
@@ -84,8 +85,7 @@ def doctor(problem=None):
             major, minor = cuda.get_current_device().compute_capability
             free, total = cuda.current_context().get_memory_info()
             rows += [("capability", f"sm_{major}{minor}"),
-                     ("matmul, attention", {"wgmma": "wgmma", "mma": "mma.sync",
-                                            "portable": "portable tiles"}[rung()]),
+                     ("matmul, attention", rung()),
                      ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     ne.print_table("what nanoeuler_cuda.py finds here", rows)
     print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
@@ -230,14 +230,6 @@ def view(x, start, shape, strides=None):
     return DeviceNDArray(shape, [s * size for s in strides], x.dtype, stream,
                          x.gpu_data.view(start * size))
 
-def views(flat, table):
-    """The tensors of param_table as views of one flat device buffer."""
-    start, out = 0, []
-    for _, shape, *_ in table:
-        out.append(view(flat, start, shape))
-        start += math.prod(shape)
-    return ne.Params(*out)
-
 def number(x, v):
     """A scalar argument of a kernel on x, of the type it computes in."""
     return np.float64(v) if x.dtype == np.float64 else np.float32(v)
@@ -247,8 +239,11 @@ def transposed(x):
     return view(x, 0, x.shape[::-1], [s // x.dtype.itemsize for s in x.strides[::-1]])
 
 def rows_a_chunk(cfg, BT, itemsize):
-    """Rows of logits in memory at once: 256 MB of them, all heads together."""
-    return min(BT, max(128, (256 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)))
+    """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
+    tiles of 128 x 256 of their product with lm_head, C wide, come in whole rounds."""
+    rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
+    rounds = 128 * max(1, multiprocessors() // -(-cfg.n_embd // 256))
+    return min(BT, max(128, rows - rows % rounds if rows > rounds else rows))
 
 def buffer_table(cfg, B, T, dtype, naive=False):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
@@ -259,7 +254,6 @@ def buffer_table(cfg, B, T, dtype, naive=False):
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    largest = max(C * QKV, C * HD, 2 * C * F, P * V * C)
     a = [("x", (2 * L + 1, BT, C)), ("attn_in", (BT, C)), ("qkv", (L, BT, QKV)),
          ("att", (L, BT, HD)), ("mlp_in", (BT, C)), ("gate_up", (L, BT, 2 * F)),
          ("swiglu", (L, BT, F)), ("final_in", (BT, C)), ("logits", (R, P * V))]
@@ -270,8 +264,7 @@ def buffer_table(cfg, B, T, dtype, naive=False):
         d.append(("probs", (B, H, T, T)))
     a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
            ("lse", (L, H, BT)), ("nll", (P, BT))]
-    d32 = [("delta", (H, BT)), ("partial", (PARTS, C)),
-           ("parts", (2 * largest if dtype == np.uint16 else 1,))]
+    d32 = [("delta", (H, BT)), ("partial", (PARTS, C))]
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
@@ -300,29 +293,41 @@ def largest_batch(cfg, T, dtype, naive, free):
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
+f32, u32, u64 = types.float32, types.uint32, types.uint64
 
-@intrinsic
-def exp(typing, x):
-    """e^x of the type of x.  float32: PTX ex2.approx(x log2 e), relative error 2^-22 + |x| 2^-24,
-    in two instructions; float64: libdevice."""
-    def codegen(context, builder, sig, args):
-        scalar = context.get_value_type(sig.args[0])
-        fnty = ir.FunctionType(scalar, [scalar])
-        if sig.args[0] == types.float64:
-            exp64 = cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp")
-            return builder.call(exp64, args)
-        log2e = ir.Constant(scalar, float(np.float32(1 / math.log(2))))
-        ex2 = ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f")
-        return builder.call(ex2, [builder.fmul(args[0], log2e)])
-    return x(x), codegen
+def asm(builder, result, text, constraints, values, volatile=True):
+    """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
+    not volatile only computes: it may be moved, or left out."""
+    fnty = ir.FunctionType(result, [v.type for v in values])
+    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=volatile), values)
+
+def asm_into(builder, pointers, text, constraints, values):
+    """asm with as many results as pointers, of their types, which are stored there."""
+    out = ir.LiteralStructType([p.type.pointee for p in pointers])
+    out = asm(builder, out, text, constraints, values)
+    for i, pointer in enumerate(pointers):
+        builder.store(builder.extract_value(out, i), pointer)
+
+def ex2(builder, x):
+    return asm(builder, x.type, "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], volatile=False)
 
 @intrinsic
 def exp2(typing, x):
     """2^x, float32, relative error 2^-22     PTX ex2.approx"""
+    return x(x), lambda context, builder, sig, args: ex2(builder, args[0])
+
+@intrinsic
+def exp(typing, x):
+    """e^x of the type of x.  float32: 2^(x log2 e), relative error 2^-22 + |x| 2^-24, in two
+    instructions; float64: libdevice."""
     def codegen(context, builder, sig, args):
-        fnty = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-        return builder.call(ir.InlineAsm(fnty, "ex2.approx.ftz.f32 $0, $1;", "=f,f"), args)
-    return types.float32(types.float32), codegen
+        [x] = args
+        if x.type == ir.DoubleType():
+            fnty = ir.FunctionType(x.type, [x.type])
+            exp64 = cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp")
+            return builder.call(exp64, args)
+        return ex2(builder, builder.fmul(x, x.type(float(np.float32(1 / math.log(2))))))
+    return x(x), codegen
 
 def memory(context, builder, sig, args, n):
     """Where argument n, an array, begins."""
@@ -339,8 +344,7 @@ def widened(builder, bits):
     return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
 
 def rounded(builder, x):
-    fnty = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
-    return builder.call(ir.InlineAsm(fnty, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [x])
+    return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
 
 @intrinsic
 def ctype(typing, array):
@@ -404,35 +408,28 @@ def width(*sizes):
     """8 elements at a time where all rows have whole eights, else one."""
     return 8 if all(n % 8 == 0 for n in sizes) else 1
 
-u32, u64 = types.uint32, types.uint64
-
-def asm(builder, result, text, constraints, values):
-    fnty = ir.FunctionType(result, [v.type for v in values])
-    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=True), values)
-
-def asm_into(builder, pointers, text, constraints, values):
-    """asm with as many results as pointers, of their types, which are stored there."""
-    out = ir.LiteralStructType([p.type.pointee for p in pointers])
-    out = asm(builder, out, text, constraints, values)
-    for i, pointer in enumerate(pointers):
-        builder.store(builder.extract_value(out, i), pointer)
-
-def ptx(text, *types_of_args):
-    """The instruction `text`, without a result, as a device function of $0, $1, ..."""
-    constraints = ",".join([*("r" if t == u32 else "l" for t in types_of_args), "~{memory}"])
-    signature = types.void(*types_of_args)
+def ptx(text, *operands, result=types.void):
+    """The instruction `text` as a device function: $0 is its result if it has one, its operands
+    follow.  Without a result, it writes to memory."""
+    letters = {u32: "r", u64: "l", f32: "f"}
+    signature, constraints = result(*operands), [letters[t] for t in operands]
+    constraints = ",".join([*constraints, "~{memory}"] if result == types.void else
+                           ["=" + letters[result], *constraints])
 
     def codegen(context, builder, sig, args):
-        asm(builder, ir.VoidType(), text, constraints, args)
-        return context.get_dummy_value()
+        if result == types.void:
+            asm(builder, ir.VoidType(), text, constraints, args)
+            return context.get_dummy_value()
+        return asm(builder, context.get_value_type(result), text, constraints, args)
 
     return intrinsic([lambda typing: (signature, codegen),           # one for each number of
                       lambda typing, a: (signature, codegen),        # arguments: Numba reads it
                       lambda typing, a, b: (signature, codegen),     # off the function
                       lambda typing, a, b, c: (signature, codegen),
                       lambda typing, a, b, c, d: (signature, codegen),
-                      lambda typing, a, b, c, d, e: (signature, codegen)][len(types_of_args)])
+                      lambda typing, a, b, c, d, e: (signature, codegen)][len(operands)])
 
+quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
 # mbarrier: counts arrivals and bytes of a phase; waiting for a parity returns when it is over
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
 mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
@@ -445,9 +442,13 @@ tma_load = ptx("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complet
                "[$0], [$1, {$2, $3}], [$4];", u32, u64, u32, u32, u32)
 tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];",
                 u64, u32, u32, u32)
+tma_add = ptx("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+              "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)           # the same, +=
 tma_commit = ptx("cp.async.bulk.commit_group;")
 tma_stored = ptx("cp.async.bulk.wait_group.read 0;")     # shared memory may be written again
+tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memory
 fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
+fence_turn = ptx("fence.proxy.async.global;")            # before it adds to what others have added
 warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
 keep_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
 give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
@@ -472,10 +473,18 @@ shared_address, global_address = address("shared"), address("global")
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
 cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
 cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
-cp_async_wait_all = ptx("cp.async.wait_group 0;")
+cp_async_wait_all = ptx("cp.async.wait_all;")
 cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
 cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
+load_pair = ptx("ld.global.b32 $0, [$1];", u64, result=u32)        # two neighbours in bfloat16
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
+pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
+store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
+# a number in device memory that blocks take turns by: who waits for it sees what was written before
+# it was set
+turn_set = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
+turn_wait = ptx("{ .reg .pred p; .reg .u32 turn; AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
+                "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
 
 def ldmatrix(transposed):
     """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
@@ -521,20 +530,6 @@ def halves(typing, pair):
             builder.bitcast(x, ir.FloatType()) for x in (low, high)])
     return types.UniTuple(types.float32, 2)(u32), codegen
 
-@intrinsic
-def load_pair(typing, address):
-    """The uint32 there."""
-    def codegen(context, builder, sig, args):
-        return asm(builder, ir.IntType(32), "ld.global.b32 $0, [$1];", "=r,l,~{memory}", args)
-    return u32(u64), codegen
-
-@intrinsic
-def pack_bf16(typing, low, high):
-    """Two float32 as two bfloat16 in a uint32."""
-    def codegen(context, builder, sig, args):
-        return asm(builder, ir.IntType(32), "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", args[::-1])
-    return u32(types.float32, types.float32), codegen
-
 @inlined
 def swizzled(row, chunk):
     """Where columns 8 chunk to 8 chunk + 7 of a row are in a tile of bfloat16: columns of 64, in
@@ -558,7 +553,8 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
 
     Arguments: acc, and for each product the descriptors of A and B in shared memory.  A step of 16
     along K is 32 bytes further in a tile whose rows run along K, 16 rows of 128 bytes in one whose
-    rows run along M or N (b_mn; a_kind 1).  Where a_kind is "registers", A is one local array of 16
+    rows run along M or N (b_mn; a_kind 1).  With adds "asked", a last argument, 0 or not, says
+    whether to add.  Where a_kind is "registers", A is one local array of 16
     numbers a product, laid out as `mma` has it, and then come the descriptors of B."""
     n, total, given, strides = N // 2, N // 2 * count, a_kind == "registers", (2, 128)
 
@@ -568,8 +564,9 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
             a = elements(context, builder, sig, args, 1, 16 * count)
             values = [*args[2:], *map(builder.load, a)]
         old = [builder.load(p) for p in at] if adds else []
-        text = ("{ .reg .u64 a, b; .reg .pred never; setp.ne.u32 never, 0, 0; "
-                "wgmma.fence.sync.aligned; ")
+        keep = f"${total + len(values) - 1}" if adds == "asked" else "0"
+        text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
+                f"wgmma.fence.sync.aligned; ")
         for i in range(count):
             sums = ",".join(f"${n * i + j}" for j in range(n))
             b = total + (i if given else 2 * i + 1)
@@ -580,7 +577,7 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
                     text += f"add.u64 a, ${b - 1}, {strides[a_kind] * k}; "
                 text += (f"add.u64 b, ${b}, {strides[b_mn] * k}; wgmma.mma_async.sync.aligned."
                          f"m64n{N}k16.f32.bf16.bf16 {{{sums}}}, {left}, b, "
-                         f"{1 if adds or k else 'never'}, 1, 1"
+                         f"{1 if adds is True or k else 'keep'}, 1, 1"
                          f"{'' if given else f', {a_kind}'}, {int(b_mn)}; ")
         text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
         kinds = ["l" if v.type == ir.IntType(64) else "r" for v in values]
@@ -588,6 +585,9 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
         asm_into(builder, at, text, ",".join(constraints), [*values, *old])
         return context.get_dummy_value()
 
+    if adds == "asked":
+        return intrinsic(lambda typing, acc, a, b, keep: (
+            types.void(acc, u64, u64, u32), codegen))
     if count == 1:
         return intrinsic(lambda typing, acc, a, b: (
             types.void(acc, a if given else u64, u64), codegen))
@@ -595,59 +595,34 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
         return intrinsic(lambda typing, acc, a, b, c: (types.void(acc, a, u64, u64), codegen))
     return intrinsic(lambda typing, acc, a, b, c, d: (types.void(acc, u64, u64, u64, u64), codegen))
 
-# Butterflies: every lane adds in the same order, so all have the same bits.
-@inlined
-def quad_sum(x):
-    """The sum over four lanes, those that hold a row of `mma`."""
-    x += cuda.shfl_xor_sync(ALL, x, 2)
-    return x + cuda.shfl_xor_sync(ALL, x, 1)
+def butterfly(combine, steps):
+    """The device function that combines x over 2^steps neighbouring lanes.  Every lane does it in
+    the same order, so all have the same bits."""
+    @inlined
+    def over(x):
+        for i in range(steps):
+            x = combine(x, cuda.shfl_xor_sync(ALL, x, 1 << (steps - 1 - i)))
+        return x
+    return over
 
-@inlined
-def quad_max(x):
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 2))
-    return max(x, cuda.shfl_xor_sync(ALL, x, 1))
+quad_sum, quad_max = butterfly(operator.add, 2), butterfly(max, 2)   # lanes of a row of `mma`
+half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
+warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
-@inlined
-def half_warp_sum(x):
-    """The sum over 16 lanes, 0-15 or 16-31."""
-    x += cuda.shfl_xor_sync(ALL, x, 8)
-    x += cuda.shfl_xor_sync(ALL, x, 4)
-    return quad_sum(x)
+def over_block(combine, over_warp):
+    """The same for a block of 256 threads; warps: 8 numbers in shared memory."""
+    @inlined
+    def over(x, warps):
+        x = over_warp(x)
+        cuda.syncthreads()                   # an earlier result may still be read
+        if cuda.threadIdx.x % 32 == 0:
+            warps[cuda.threadIdx.x // 32] = x
+        cuda.syncthreads()
+        return combine(combine(combine(warps[0], warps[1]), combine(warps[2], warps[3])),
+                       combine(combine(warps[4], warps[5]), combine(warps[6], warps[7])))
+    return over
 
-@inlined
-def half_warp_max(x):
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 8))
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 4))
-    return quad_max(x)
-
-@inlined
-def warp_sum(x):
-    return half_warp_sum(x + cuda.shfl_xor_sync(ALL, x, 16))
-
-@inlined
-def warp_max(x):
-    return half_warp_max(max(x, cuda.shfl_xor_sync(ALL, x, 16)))
-
-@inlined
-def block_sum(x, warps):
-    """The sum over a block of 256 threads; warps: 8 numbers in shared memory."""
-    x = warp_sum(x)
-    cuda.syncthreads()                       # an earlier sum may still be read
-    if cuda.threadIdx.x % 32 == 0:
-        warps[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    return ((warps[0] + warps[1]) + (warps[2] + warps[3])) + (
-        (warps[4] + warps[5]) + (warps[6] + warps[7]))
-
-@inlined
-def block_max(x, warps):
-    x = warp_max(x)
-    cuda.syncthreads()
-    if cuda.threadIdx.x % 32 == 0:
-        warps[cuda.threadIdx.x // 32] = x
-    cuda.syncthreads()
-    return max(max(max(warps[0], warps[1]), max(warps[2], warps[3])),
-               max(max(warps[4], warps[5]), max(warps[6], warps[7])))
+block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_max)
 
 @functools.cache
 def register_tile(ROWS, COLS):
@@ -743,176 +718,239 @@ BK, BAND = 64, 16                            # depth of a slice of A and B
 
 @inlined
 def tile_at(i, M, N, K, splits, BM, BN):
-    """(part, row, column, first slice, last slice) of the i-th tile that is visited."""
+    """(row, column, first slice, last slice) of the i-th piece: all tiles, of the first part of K,
+    then of the next."""
     down, across = u32((M + BM - 1) // BM), u32((N + BN - 1) // BN)
-    tiles, slices, band = down * across, u32((K + BK - 1) // BK), u32(BAND) * across
-    part, t = i // tiles, i % tiles
-    high = min(down - t // band * u32(BAND), u32(BAND))
-    return (part, (t // band * u32(BAND) + t % band % high) * u32(BM), t % band // high * u32(BN),
-            part * slices // u32(splits), (part + u32(1)) * slices // u32(splits))
+    part = quotient(i, down * across)
+    t, slices = i - part * down * across, u32((K + BK - 1) // BK)
+    band = quotient(t, u32(BAND) * across)
+    t, high = t - band * u32(BAND) * across, min(down - band * u32(BAND), u32(BAND))
+    column = quotient(t, high)
+    return (band * u32(BAND) + t - column * high) * u32(BM), column * u32(BN), quotient(
+        part * slices, splits), quotient((part + u32(1)) * slices, splits)
+
+# Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
+# part of K and adds its product to the output when it is its turn, which keeps the order of the
+# sums.  Parts are begun in their order, so that nobody waits for one that has not begun.
+TURNS = 1 << 15                              # numbers, for tiles and the warpgroups of their blocks
 
 # Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
 # of 16 bytes (cp.async) fill three buffers in turn, while `mma` works on what came two slices ago.
-# 96 KB of shared memory, what an RTX 40 has.
+# 97 KB of shared memory, what an RTX 40 has.
 MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
+MMA_SMEM = 3 * MMA_STAGE + 1024
 
 @functools.cache
 def mma_kernel(a_mn, b_mn, single, adds):
-    @inlined
-    def fetch(tile, source, row0, col0, mn):
-        """Orders 128 rows of 64, or (mn) 64 rows of 128; zeros beyond the edge of the matrix."""
-        shift, rows = (u32(4), 8) if mn else (u32(3), 16)            # of what 128 threads copy
-        thread, stride = u32(cuda.threadIdx.x), u64(source.strides[0])
-        row, chunk = thread >> shift, thread & (u32(1) << shift) - u32(1)
-        r, c, to = row0 + row, col0 + chunk * u32(8), tile + swizzled(row, chunk)
-        place = global_address(source) + u64(r) * stride + u64(2) * u64(c)
-        for i in range(8):
-            inside = r + u32(rows * i) < u32(source.shape[0]) and c < u32(source.shape[1])
-            cp_async_or_zero(to + u32(128 * rows * i), place + u64(rows * i) * stride,
-                             u32(16) if inside else u32(0))
+    def fetcher(mn):
+        across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
+
+        @inlined
+        def begin(source, mn0, k0):
+            """Where this thread's part of the first slice begins: in memory, in a buffer."""
+            row, chunk = u32(cuda.threadIdx.x) // u32(across), u32(cuda.threadIdx.x) % u32(across)
+            r, c = (k0 + row, mn0 + chunk * u32(8)) if mn else (mn0 + row, k0 + chunk * u32(8))
+            return (global_address(source) + u64(r) * u64(source.strides[0]) + u64(2) * u64(c),
+                    swizzled(row, chunk), types.int32(r), types.int32(c))
+
+        @inlined
+        def fetch(to, source, place, r, c):
+            """Orders 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
+            Returns where the next 64 begin."""
+            left = types.int32(source.shape[0]) - r if c < types.int32(source.shape[1]) else 0
+            row = place
+            for i in range(8):
+                cp_async_or_zero(to + u32(128 * rows * i), row,
+                                 u32(16) if rows * i < left else u32(0))
+                row += u64(source.strides[0]) * u64(rows)
+            if mn:
+                return place + u64(source.strides[0]) * u64(BK), r + types.int32(BK), c
+            return place + u64(2 * BK), r, c + types.int32(BK)
+        return begin, fetch
+
+    begin_a, fetch_a = fetcher(a_mn)
+    begin_b, fetch_b = fetcher(b_mn)
+
+    def loader(mn, load, row_bit, chunk_bit):
+        """first(mn0): where a lane begins to read rows or columns mn0 and further of a tile, and
+        read(out, at, i, s): 16 of them, 16 i further, at k = 16 s to 16 s + 15.  Steps along the
+        chunks of a row flip bits of the address, as the swizzle has it; 16 rows further it adds."""
+        @inlined
+        def first(mn0):
+            lane = u32(cuda.threadIdx.x) & u32(31)
+            row = (lane & u32(7)) + (lane >> u32(row_bit) & u32(1)) * u32(8)
+            chunk = lane >> u32(chunk_bit) & u32(1)
+            if mn:
+                return swizzled(row, (mn0 >> u32(3)) + chunk)
+            return swizzled(mn0 + row, chunk)
+
+        @inlined
+        def read(out, at, i, s):
+            if mn:
+                load(out, (at ^ u32(32 * i)) + u32(2048 * s))
+            else:
+                load(out, (at ^ u32(32 * s)) + u32(2048 * i))
+        return first, read
+
+    first_a, read_a = loader(a_mn, *((ldmatrix_columns, 4, 3) if a_mn else (ldmatrix_rows, 3, 4)))
+    first_b, read_b = loader(b_mn, *((ldmatrix_columns, 3, 4) if b_mn else (ldmatrix_rows, 4, 3)))
 
     @inlined
-    def load_a(a, tile, m, k):
-        """a[4 i..] = rows m + 16 i of the tile's A, columns k to k + 15, i < 4"""
-        lane, part = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+    def step(acc, a_at, b_at, s):
+        """acc (64, 64) of the warp += A B of columns and rows 16 s to 16 s + 15"""
+        a, b, part = cuda.local.array(16, u32), cuda.local.array(4, u32), cuda.local.array(4, u32)
         for i in range(4):
-            if a_mn:
-                ldmatrix_columns(part, tile + swizzled(
-                    u32(k) + (lane & u32(7)) + (lane >> u32(4) << u32(3)),
-                    (m >> u32(3)) + u32(2 * i) + (lane >> u32(3) & u32(1))))
-            else:
-                ldmatrix_rows(part, tile + swizzled(m + u32(16 * i) + (lane & u32(15)),
-                                                    u32(k // 8) + (lane >> u32(4))))
+            read_a(part, a_at, i, s)
             for n in range(4):
                 a[4 * i + n] = part[n]
-
-    @inlined
-    def load_b(b, tile, n, k):
-        """b = columns n to n + 15 of the tile's B, rows k to k + 15"""
-        lane = u32(cuda.threadIdx.x) & u32(31)
-        if b_mn:
-            ldmatrix_columns(b, tile + swizzled(u32(k) + (lane & u32(15)),
-                                                (n >> u32(3)) + (lane >> u32(4))))
-        else:
-            ldmatrix_rows(b, tile + swizzled(n + (lane & u32(7)) + (lane >> u32(4) << u32(3)),
-                                             u32(k // 8) + (lane >> u32(3) & u32(1))))
-
-    @inlined
-    def step(acc, tile, m, n, k):
-        """acc (64, 64) of the warp += A B of columns and rows k to k + 15"""
-        a, b = cuda.local.array(16, u32), cuda.local.array(4, u32)
-        load_a(a, tile, m, k)
         for j in range(4):
-            load_b(b, tile + u32(MMA_STAGE // 2), n + u32(16 * j), k)
+            read_b(b, b_at, j, s)
             for i in range(4):
                 mma(acc, 32 * i + 8 * j, a, 4 * i, b, 0)
                 mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 2)
 
     @inlined
-    def finish(out, base, part, r, c, acc, i):           # two neighbours in a row
-        low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c)
-        if adds:
-            low, high = halves(load_pair(global_address(base) + u64(r) * u64(base.strides[0]) + at))
-        store_pair(global_address(out) + u64(r) * u64(out.strides[0]) + at,
-                   pack_bf16(acc[i] + low, acc[i + 1] + high))
+    def finish(out, base, r, c, M, N, acc, i):           # four pairs of neighbours in a row
+        for j in range(4):
+            low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c + u32(8 * j))
+            if r < u32(M) and c + u32(8 * j) < u32(N):
+                if adds:
+                    low, high = halves(load_pair(
+                        global_address(base) + u64(r) * u64(base.strides[0]) + at))
+                store_pair(global_address(out) + u64(r) * u64(out.strides[0]) + at,
+                           pack_bf16(acc[i + 4 * j] + low, acc[i + 4 * j + 1] + high))
     if single:
         @inlined
-        def finish(out, base, part, r, c, acc, i):
-            out[part, r, c], out[part, r, c + u32(1)] = acc[i], acc[i + 1]
+        def finish(out, base, r, c, M, N, acc, i):
+            old, row = cuda.local.array(8, types.float32), min(r, u32(M - 1))
+            for j in range(4):               # all loads first, and without an `if`: none waits
+                at = min(c + u32(8 * j), u32(N - 2))
+                old[2 * j], old[2 * j + 1] = out[row, at], out[row, at + u32(1)]
+            for j in range(4):
+                at = c + u32(8 * j)
+                if r < u32(M) and at < u32(N):
+                    out[r, at] = old[2 * j] + acc[i + 4 * j]
+                    out[r, at + u32(1)] = old[2 * j + 1] + acc[i + 4 * j + 1]
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
-    def kernel(out, base, a, b, M, N, K, splits):
-        """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
+    @cuda.jit(cache=True, launch_bounds=(128, 2))
+    def kernel(out, base, a, b, turns, M, N, K, splits):
+        """out (M, N) = [base +] A B, or out += A B     one part of a tile a block"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc = cuda.local.array(128, types.float32)
-        part, m0, n0, first, last = tile_at(u32(cuda.blockIdx.x), M, N, K, splits, MMA_TILE,
-                                            MMA_TILE)
-        lane, warp = u32(cuda.threadIdx.x) & u32(31), u32(cuda.threadIdx.x) >> u32(5)
+        acc, i = cuda.local.array(128, types.float32), u32(cuda.blockIdx.x)
+        m0, n0, begin, end = tile_at(i, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
         m, n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
-        for i in range(128):
-            acc[i] = types.float32(0)
-        begin, end = types.int64(first), types.int64(last)
-        for s in range(begin - 2, end):
-            if s >= begin:
-                cp_async_wait_one()          # all but the youngest slice is there
-                cuda.syncthreads()           # and nobody reads the one before
-            if s + 2 < end:
-                tile, k = smem + u32((s + 2) % 3 * MMA_STAGE), u32((s + 2) * BK)
-                if a_mn:
-                    fetch(tile, a, k, m0, True)
-                else:
-                    fetch(tile, a, m0, k, False)
-                if b_mn:
-                    fetch(tile + u32(MMA_STAGE // 2), b, k, n0, True)
-                else:
-                    fetch(tile + u32(MMA_STAGE // 2), b, n0, k, False)
+        a_from, a_to, a_row, a_col = begin_a(a, m0, begin * u32(BK))
+        b_from, b_to, b_row, b_col = begin_b(b, n0, begin * u32(BK))
+        a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
+        a_at, b_at = smem + first_a(m), smem + u32(MMA_STAGE // 2) + first_b(n)
+        for j in range(128):
+            acc[j] = types.float32(0)
+        for s in range(2):
+            ahead = u32(s * MMA_STAGE)
+            a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
             cp_async_commit()
-            if s < begin:
-                continue
-            tile = smem + u32(s % 3 * MMA_STAGE)
-            step(acc, tile, m, n, 0)         # written out: the compiler would keep a loop
-            step(acc, tile, m, n, 16)
-            step(acc, tile, m, n, 32)
-            step(acc, tile, m, n, 48)
-        for i in range(4):
-            for j in range(8):
-                c = n0 + n + u32(8 * j) + lane % u32(4) * u32(2)
-                r = m0 + m + u32(16 * i) + lane // u32(4)
-                if c < u32(N) and r < u32(M):
-                    finish(out, base, part, r, c, acc, 32 * i + 4 * j)
-                if c < u32(N) and r + u32(8) < u32(M):
-                    finish(out, base, part, r + u32(8), c, acc, 32 * i + 4 * j + 2)
+        at, ahead = u32(0), u32(2 * MMA_STAGE)
+        for s in range(begin, end):
+            cp_async_wait_one()              # all but the youngest slice is there
+            cuda.syncthreads()               # and nobody reads the one before
+            step(acc, a_at + at, b_at + at, 0)           # written out: the compiler would keep a
+            step(acc, a_at + at, b_at + at, 1)           # loop, and weaves the copies in like this
+            a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
+            cp_async_commit()
+            step(acc, a_at + at, b_at + at, 2)
+            step(acc, a_at + at, b_at + at, 3)
+            ahead, at = at, at + u32(MMA_STAGE) if at < u32(2 * MMA_STAGE) else u32(0)
+        tiles = u32(cuda.gridDim.x) // u32(splits)
+        part, mine = i // tiles, global_address(turns) + u64(4) * u64(i % tiles)
+        if single and splits > 1:
+            if thread == u32(0):
+                turn_wait(mine, part)
+            cuda.syncthreads()               # it is our turn
+        for i in range(8):                   # a row at a time
+            r, c = m0 + m + u32(8 * i) + lane // u32(4), n0 + n + lane % u32(4) * u32(2)
+            finish(out, base, r, c, M, N, acc, 32 * (i // 2) + 2 * (i % 2))
+            finish(out, base, r, c + u32(32), M, N, acc, 32 * (i // 2) + 2 * (i % 2) + 16)
+        if single and splits > 1:
+            cuda.threadfence()
+            cuda.syncthreads()               # all of it is written
+            if thread == u32(0):
+                turn_set(mine, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
     return kernel
 
 # Rung 2, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one 128 x
-# 256 tile after another.  Warpgroup 0 only orders copies: slices of A and B flow through STAGES
+# 256 piece after another.  Warpgroup 0 only orders copies: slices of A and B flow through STAGES
 # buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
 # the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
 # memory, once a warpgroup.
 BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 4 + 16 + 1024          # 1,024: to align
+WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 16 + 1024          # 1,024: to align
 
 @functools.cache
 def wgmma_kernel(a_mn, b_mn, single, adds):
-    """single: the output is float32 parts, and not bfloat16; adds: base is added."""
-    multiply = wgmma(BN, int(a_mn), b_mn)
+    """single: out is float32 and added to, and not bfloat16; adds: base is added."""
+    multiply = wgmma(BN, int(a_mn), b_mn, adds="asked")
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
-    STAGES = 4 if single else 3              # the fourth lies where others stage the output
 
     @inlined
-    def finish(out, part, r, c, acc, i):     # two neighbours in a row
-        pass
-    if single:
-        @inlined
-        def finish(out, part, r, c, acc, i):
-            out[part, r, c] = acc[i]
-            out[part, r, c + u32(1)] = acc[i + 1]
+    def add_to(map_out, n, m, acc, place, group, turn, part, splits):
+        """out += acc, 64 x 128 at a time, when the turn has come to this part."""
+        thread = u32(cuda.threadIdx.x)
+        line = (thread >> u32(5) & u32(3)) * u32(16) + (thread >> u32(2) & u32(7))
+        column, leads = thread & u32(3), thread & u32(127) == u32(0)
+        for half in range(2):
+            if leads:
+                tma_stored()                 # what was staged before has been read
+            warpgroup_barrier(group)
+            for j in range(16):
+                at = place + u32(8192 * (j // 4)) + line * u32(128) + (
+                    (u32(2 * (j % 4)) + column // u32(2) ^ line & u32(7)) << u32(4)) + (
+                    column % u32(2)) * u32(8)
+                store_two(at, acc[64 * half + 4 * j], acc[64 * half + 4 * j + 1])
+                store_two(at + u32(1024), acc[64 * half + 4 * j + 2], acc[64 * half + 4 * j + 3])
+            fence_async()
+            warpgroup_barrier(group)         # all 64 rows are there
+            if leads:
+                if splits > 1 and half == 0:
+                    turn_wait(turn, part)
+                    fence_turn()
+                for j in range(4):
+                    tma_add(global_address(map_out), n + u32(128 * half + 32 * j), m,
+                            place + u32(8192 * j))
+                tma_commit()
+        if splits > 1 and leads:
+            tma_written()
+            turn_set(turn, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
 
     @cuda.jit(cache=True, launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, map_base, out, M, N, K, splits):
-        """out (M, N) = [base +] A B, or out[s] of (splits, M, N) = the s-th share of K of A B"""
+    def kernel(map_a, map_b, map_out, map_base, turns, M, N, K, splits):
+        """out (M, N) = [base +] A B, or out += A B"""
         smem = cuda.shared.array(0, types.uint16)
         start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
-        staging, full = start + u32(STAGES * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
-        empty, added = full + u32(8 * STAGES), full + u32(16 * STAGES)
+        staging, full = start + u32(3 * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
+        empty, added = full + u32(8 * 3), full + u32(16 * 3)
         thread = u32(cuda.threadIdx.x)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
         if thread == u32(0):
-            for i in range(STAGES):
+            for i in range(3):
                 mbarrier_init(full + u32(8 * i), u32(1))             # the producer, and its bytes
                 mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp
             for i in range(2):
                 mbarrier_init(added + u32(8 * i), u32(1))            # base, of each consumer
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers exist
-        blocks = u32((M + BM - 1) // BM * ((N + BN - 1) // BN) * splits)
+        tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
+        pieces = tiles * u32(splits)
         i = u32(cuda.blockIdx.x)
         if group == u32(0):
             give_registers()
-            while i < blocks and thread == u32(0):
-                _, m, n, first, last = tile_at(i, M, N, K, splits, BM, BN)
+            while i < pieces and thread == u32(0):
+                m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
                 for s in range(first, last):
                     a, k = start + stage * u32(STAGE), u32(s) * u32(BK)
                     ready = full + u32(8) * stage
@@ -925,49 +963,44 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                         x, y = (n + u32(64 * j), k) if b_mn else (k, n)
                         tma_load(a + u32(A_BYTES + 8192 * j), global_address(map_b), x, y, ready)
                     stage += u32(1)
-                    if stage == u32(STAGES):
+                    if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
                 i += u32(cuda.gridDim.x)
         else:
             keep_registers()
             acc = cuda.local.array(128, types.float32)
-            lane, warp = thread & u32(31), thread >> u32(5)
-            row, leads = u32(64) * (group - u32(1)), thread & u32(127) == u32(0)
-            mine = staging + (group - u32(1)) * u32(OUT_BYTES)
-            base = added + u32(8) * (group - u32(1))
-            turn, old = u32(0), cuda.local.array(4, u32)
-            while i < blocks:
-                part, m, n, first, last = tile_at(i, M, N, K, splits, BM, BN)
+            lane, warp, mine = thread & u32(31), thread >> u32(5) & u32(3), group - u32(1)
+            row, leads = u32(64) * mine, thread & u32(127) == u32(0)
+            place, base, turn = staging + mine * u32(OUT_BYTES), added + u32(8) * mine, u32(0)
+            old = cuda.local.array(4, u32)
+            m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
+            while i < pieces:
+                m += row
                 if adds and leads:           # base comes into the place of the output meanwhile
                     tma_stored()
                     mbarrier_expect(base, u32(OUT_BYTES))
                     for j in range(4):
-                        tma_load(mine + u32(8192 * j), global_address(map_base), n + u32(64 * j),
-                                 m + row, base)
-                for j in range(128):
-                    acc[j] = types.float32(0)
+                        tma_load(place + u32(8192 * j), global_address(map_base), n + u32(64 * j),
+                                 m, base)
+                after = m, n, first, last
                 for s in range(first, last):
-                    a = start + stage * u32(STAGE)
+                    a, done = start + stage * u32(STAGE), empty + u32(8) * stage
                     mbarrier_wait(full + u32(8) * stage, phase)
-                    multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)))
+                    multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)),
+                             u32(s) - u32(first))
                     if lane == u32(0):
-                        mbarrier_arrive(empty + u32(8) * stage)
+                        mbarrier_arrive(done)
                     stage += u32(1)
-                    if stage == u32(STAGES):
+                    if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
-                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row r,
-                # the next two those of row r + 8
-                line = (warp & u32(3)) * u32(16)
-                r, c = m + row + line + lane // u32(4), n + lane % u32(4) * u32(2)
-                if r < u32(M):
-                    for j in range(32):
-                        if c + u32(8 * j) < u32(N):
-                            finish(out, part, r, c + u32(8 * j), acc, 4 * j)
-                if r + u32(8) < u32(M):
-                    for j in range(32):
-                        if c + u32(8 * j) < u32(N):
-                            finish(out, part, r + u32(8), c + u32(8 * j), acc, 4 * j + 2)
-                if not single:
+                    if u32(s) == first:      # while the other warpgroup multiplies
+                        after = tile_at(i + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
+                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row,
+                # lane / 4, the next two those of row + 8
+                if single:
+                    turn_at = global_address(turns) + u64(4) * u64(u32(2) * (i % tiles) + mine)
+                    add_to(map_out, n, m, acc, place, group, turn_at, i // tiles, splits)
+                else:
                     if adds:
                         mbarrier_wait(base, turn)
                         turn ^= u32(1)
@@ -975,10 +1008,10 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                         if leads:
                             tma_stored()     # the copy engine has read the last tile
                         warpgroup_barrier(group)
-                    line += lane % u32(16)
+                    line = warp * u32(16) + lane % u32(16)
                     for j in range(16):
                         chunk = u32(2 * (j % 4)) + lane // u32(16)
-                        at = mine + u32(8192 * (j // 4)) + line * u32(128) + (
+                        at = place + u32(8192 * (j // 4)) + line * u32(128) + (
                             (chunk ^ (line & u32(7))) << u32(4))
                         if adds:
                             ldmatrix_rows(old, at)
@@ -994,22 +1027,26 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                     warpgroup_barrier(group)             # all 64 rows are there
                     if leads:
                         for j in range(4):
-                            tma_store(global_address(map_out), n + u32(64 * j), m + row,
-                                      mine + u32(8192 * j))
+                            tma_store(global_address(map_out), n + u32(64 * j), m,
+                                      place + u32(8192 * j))
                         tma_commit()
+                m, n, first, last = after
                 i += u32(cuda.gridDim.x)
             if leads:
                 tma_stored()                 # before the block and its memory are gone
     return kernel
 
 @functools.cache
-def tensor_map(pointer, rows, columns, stride, box_rows):
-    """128 bytes on the device that tell the copy engine about a bfloat16 matrix: boxes of
-    box_rows x 64, swizzled in shared memory, zeros beyond the edge.     cuTensorMapEncodeTiled"""
+def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
+    """128 bytes on the device that tell the copy engine about a matrix of bfloat16 or (size 4)
+    float32: boxes of box_rows rows of 128 bytes, swizzled in shared memory, zeros beyond the edge.
+    stride in bytes     cuTensorMapEncodeTiled"""
     d, long, short = driver, driver.cuuint64_t, driver.cuuint32_t
+    kinds = d.CUtensorMapDataType
     encoded = ok(d.cuTensorMapEncodeTiled(
-        d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, pointer,
-        [long(columns), long(rows)], [long(2 * stride)], [short(64), short(box_rows)],
+        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else
+        kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
+        [long(columns), long(rows)], [long(stride)], [short(128 // size), short(box_rows)],
         [short(1), short(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -1017,7 +1054,8 @@ def tensor_map(pointer, rows, columns, stride, box_rows):
     return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
 
 def map_of(x, box_rows):
-    return tensor_map(int(x.gpu_data.device_pointer), *x.shape, x.strides[0] // 2, box_rows)
+    return tensor_map(int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows,
+                      x.dtype.itemsize)
 
 def tensor_cores(*matrices):
     """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
@@ -1025,31 +1063,30 @@ def tensor_cores(*matrices):
         x.dtype == np.uint16 and x.strides[0] % 16 == x.shape[1] % 8 == 0 and x.strides[1] == 2
         and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
 
-def tensor_matmul(out, a, b, a_mn, b_mn, base=None, parts=None):
-    """out (M, N) = [base +] A B.  With `parts`, float32 scratch, out is float32 and added to: where
-    it has few tiles and K is long, several blocks share a tile, each takes a share of K into its
-    part, and the parts are added in their order."""
+def parts_of(tiles, slices, wait):
+    """Into how many parts K is cut where there are few tiles: rounds of pieces, measured in slices
+    of K, of which storing takes about 4, and each part waits `wait` for its turn."""
+    return min(range(1, 1 + slices), key=lambda s: (
+        -(-tiles * s // multiprocessors()) * (slices / s + 4) + wait * s))
+
+def tensor_matmul(out, a, b, a_mn, b_mn, base=None, turns=None):
+    """out (M, N) = [base +] A B.  With `turns`, zeros, one for each 128 x 128 of out, out is
+    float32 and added to."""
     (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
-    rows, columns, at_once = (BM, BN, 1) if wide else (MMA_TILE, MMA_TILE, 2)
-    tiles, slots, splits, target = -(-M // rows) * -(-N // columns), multiprocessors(), 1, out
-    slots *= at_once
-    if parts is not None:    # rounds of tiles, each 1 / s of the work, and the bytes of the parts
-        most = max(1, min(parts.size // out.size, -(-K // BK)))
-        splits = min(range(1, most + 1), key=lambda s: (
-            -(-tiles * s // slots) / s + s * out.size / K / 5400))
-        target = view(parts, 0, (splits, M, N))
-    make, single, adds = wgmma_kernel if wide else mma_kernel, parts is not None, base is not None
+    single, adds = turns is not None, base is not None
+    rows, columns, wait = (BM, BN, 2) if wide else (MMA_TILE, MMA_TILE, 8)
+    tiles = -(-M // rows) * -(-N // columns)
+    splits = parts_of(tiles, -(-K // BK), wait) if single else 1
+    sizes = M, N, K, splits
     if wide:
-        map_a = map_of(a, BK if a_mn else BM)            # and of what nobody reads
-        launch(make(a_mn, b_mn, single, adds), min(tiles * splits, slots), 384, map_a,
-               map_of(b, BK if b_mn else BN), map_a if single else map_of(out, 64),
-               map_of(base, 64) if adds else map_a, target, M, N, K, splits, smem=WGMMA_SMEM)
+        map_a = map_of(a, BK if a_mn else BM)            # and of the base that nobody reads
+        launch(wgmma_kernel(a_mn, b_mn, single, adds), min(tiles * splits, multiprocessors()), 384,
+               map_a, map_of(b, BK if b_mn else BN), map_of(out, 64),
+               map_of(base, 64) if adds else map_a, turns if single else map_a, *sizes,
+               smem=WGMMA_SMEM)
     else:
-        launch(make(a_mn, b_mn, single, adds), tiles * splits, 128, target, base if adds else out,
-               a, b, M, N, K, splits, smem=3 * MMA_STAGE + 1024)
-    if single:
-        launch(add_slices_kernel(8), -(-out.size // 2048), 256, view(out, 0, (out.size,)),
-               view(parts, 0, (splits, out.size)))
+        launch(mma_kernel(a_mn, b_mn, single, adds), tiles * splits, 128, out,
+               base if adds else out, a, b, turns if single else out, *sizes, smem=MMA_SMEM)
 
 def matmul(out, x, w, base=None):
     """out = [base +] x w^T     out (M, N), x (M, K), w (N, K).  With a base it is an Euler step."""
@@ -1064,29 +1101,11 @@ def matmul_dx(dx, dy, w, add=False):
         return tensor_matmul(dx, dy, w, False, True, base)
     batched_matmul(dx, dy, w, base)
 
-def matmul_dw(dw, dy, x, parts):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     parts: scratch"""
-    if tensor_cores(dy, x) and dw.size % 8 == 0:
-        return tensor_matmul(dw, dy, x, True, True, parts=parts)
+def matmul_dw(dw, dy, x, turns):
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     turns: zeros, before and after"""
+    if tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
+        return tensor_matmul(dw, dy, x, True, True, turns=turns)
     batched_matmul(dw, transposed(dy), x, dw)
-
-@functools.cache
-def add_slices_kernel(W):
-    load, store = vector(W)
-
-    @kernel
-    def add(dw, parts):
-        """dw[i] += sum_s parts[s, i], in the order of s     W entries a thread"""
-        v, d = cuda.local.array(W, dw.dtype), cuda.local.array(W, dw.dtype)
-        i = cuda.grid(1) * W
-        if i < dw.size:
-            load(d, dw, i)
-            for s in range(parts.shape[0]):
-                load(v, parts, s * dw.size + i)
-                for j in range(W):
-                    d[j] += v[j]
-            store(dw, i, d)
-    return add
 
 
 # ==== 4.2 Embedding ====
@@ -1322,10 +1341,11 @@ def load_rows(smem, start, src, row0, n, col0, D, N, S):
             v = value(src[row0 + r, col0 + d])
         smem[start + r * S + d] = v
 
-AttentionKernels = namedtuple("AttentionKernels", "forward dq dkv N smem_forward smem_backward")
+# Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
+Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
 
 @functools.cache
-def attention_kernels(D, itemsize):
+def portable_attention(D, itemsize):
     """The kernels for head size D; N is the largest tile with which backward fits into 99 KB, what
     a block may have from sm_86 on."""
     W = -(-D // 16) * 16                     # D filled with zeros to whole tiles
@@ -1336,12 +1356,22 @@ def attention_kernels(D, itemsize):
         raise UserError(f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P
-    DO1, PP1, DS1 = 3 * N * S, 4 * N * S, 4 * N * S + N * PS             # Q, K, V, dO, P, dS
+    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P,
+    DS1, DO1 = P1 + N * PS, P1 + 2 * N * PS              # and of the backward pass dS, dO
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
+    @inlined
+    def load_queries(smem, q, do, row0, t0, T, col):
+        load_rows(smem, 0, q, row0 + t0, T - t0, col, D, N, S)
+        load_rows(smem, DO1, do, row0 + t0, T - t0, col, D, N, S)
+
+    @inlined
+    def load_keys(smem, kv, row0, k0, T, k_col, v_col):
+        load_rows(smem, K1, kv, row0 + k0, T - k0, k_col, D, N, S)
+        load_rows(smem, V1, kv, row0 + k0, T - k0, v_col, D, N, S)
+
     @kernel
-    def forward(o, lse, qkv, T, HD, scale):
+    def forward(o, lse, qkv, T, G, scale):
         """o = softmax(Q K^T / sqrt(D)) V, causal     math: nanoeuler.attention_forward
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
@@ -1350,8 +1380,7 @@ def attention_kernels(D, itemsize):
         m, l = cuda.local.array(ROWS, ctype(qkv)), cuda.local.array(ROWS, ctype(qkv))
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
+        k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
         for i in range(ROWS):
             m[i], l[i] = -ctype(qkv).type(math.inf), zero
@@ -1359,8 +1388,7 @@ def attention_kernels(D, itemsize):
             acc[i] = zero
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
-            load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
-            load_rows(smem, V1, qkv, row0 + k0, T - k0, k_col + G * D, D, N, S)
+            load_keys(smem, qkv, row0, k0, T, k_col, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
             for i in range(NKEYS):
                 s[i] = zero
@@ -1411,102 +1439,87 @@ def attention_kernels(D, itemsize):
                 key, p = x + 16 * j, zero
                 if k0 + key <= t and t0 + r < T:
                     p = exp(s[i * KEYS + j] * scale - lse[h, row0 + t])
-                smem[PP1 + r * PS + key] = p
+                smem[P1 + r * PS + key] = p
                 smem[DS1 + r * PS + key] = p * (dp[i * KEYS + j] - delta[h, row0 + t]) * scale
 
-    @kernel
-    def dq(dqkv, do, lse, delta, qkv, T, HD, scale):
-        """dQ = dS K     One block per N query rows of a head, as forward.
-        out: the q columns of dqkv (BT, QKV)     in: do (BT, HD), lse, delta (H, BT)"""
-        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-        s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
-        acc = cuda.local.array(NCOLS, ctype(qkv))
-        x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
-        t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
-        G = (qkv.shape[1] - HD) // (2 * D)
-        k_col = HD + h * G // cuda.gridDim.y * D
-        load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
-        load_rows(smem, DO1, do, row0 + t0, T - t0, h * D, D, N, S)
-        for i in range(NCOLS):
-            acc[i] = zero
-        for k0 in range(0, t0 + 1, N):
-            cuda.syncthreads()               # the last product is done with K and dS
-            load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
-            load_rows(smem, V1, qkv, row0 + k0, T - k0, k_col + G * D, D, N, S)
-            cuda.syncthreads()               # Q, dO, K, V are whole
-            probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
-            cuda.syncthreads()               # dS is whole
-            out_tile(acc, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
-        for i in range(ROWS):
-            t = t0 + y * ROWS + i
-            for j in range(COLS):
-                if t < T and x + 16 * j < D:
-                    dqkv[row0 + t, h * D + x + 16 * j] = stored(dqkv, acc[i * COLS + j])
+    def backward(keys):
+        @kernel
+        def run(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+            """dQ = dS K, and delta = <dO, O>     One block per N query rows of a head, as forward.
+            Or, `keys`: dK = sum_h dS^T Q,  dV = sum_h P^T dO     One block per N keys of a
+            key/value head: it walks over the query heads of its group, their rows from the diagonal
+            on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
+            out: the q columns of dqkv (BT, QKV), delta (H, BT), or the columns of k and v"""
+            smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+            s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
+            dqk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
+            x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
+            H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
+            if keys:                         # its tile and heads, and what it walks over
+                g, mine = cuda.blockIdx.y, cuda.blockIdx.x * N
+                h0, h1, begin, end = g * H // G, (g + 1) * H // G, mine, T
+            else:
+                h0, mine = cuda.blockIdx.y, (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
+                g, h1, begin, end = h0 * G // H, h0 + 1, 0, mine + 1
+            k_col, v_col = HD + g * D, HD + (G + g) * D
+            if keys:
+                load_keys(smem, qkv, row0, mine, T, k_col, v_col)
+            else:
+                load_queries(smem, qkv, do, row0, mine, T, h0 * D)
+                lane = (16 * y + x) % WARP
+                for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
+                    total = zero             # a warp per row
+                    for i in range(h0 * D + lane, h0 * D + D, WARP):
+                        total += value(do[row0 + t, i]) * value(o[row0 + t, i])
+                    total = warp_sum(total)
+                    if lane == 0:
+                        delta[h0, row0 + t] = total
+            for i in range(NCOLS):
+                dqk[i], dv[i] = zero, zero
+            for h in range(h0, h1):
+                for n in range(begin, end, N):
+                    cuda.syncthreads()       # the last products are done with the other tiles
+                    if keys:
+                        load_queries(smem, qkv, do, row0, n, T, h * D)
+                    else:
+                        load_keys(smem, qkv, row0, n, T, k_col, v_col)
+                    cuda.syncthreads()       # Q, dO, K, V are whole, and delta
+                    t0, k0 = (n, mine) if keys else (mine, n)
+                    probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
+                    cuda.syncthreads()       # P and dS are whole
+                    if keys:
+                        out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
+                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
+                    else:
+                        out_tile(dqk, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
+            col = k_col if keys else h0 * D
+            for i in range(ROWS):
+                t = mine + y * ROWS + i
+                for j in range(COLS):
+                    if t < T and x + 16 * j < D:
+                        dqkv[row0 + t, col + x + 16 * j] = stored(dqkv, dqk[i * COLS + j])
+                        if keys:
+                            dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
+        return run
 
-    @kernel
-    def dkv(dqkv, do, lse, delta, qkv, T, HD, scale):
-        """dK = sum_h dS^T Q,   dV = sum_h P^T dO     One block per N keys of a key/value head: it
-        walks over the query heads of its group, and over their rows from the diagonal on.
-        grid (T / N, G, B), block (16, 8)     out: the k and v columns of dqkv"""
-        smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-        s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
-        dk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
-        x, y, g, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
-        k0, G, H = cuda.blockIdx.x * N, cuda.gridDim.y, HD // D
-        k_col, v_col = HD + g * D, HD + (G + g) * D
-        load_rows(smem, K1, qkv, row0 + k0, T - k0, k_col, D, N, S)
-        load_rows(smem, V1, qkv, row0 + k0, T - k0, v_col, D, N, S)
-        for i in range(NCOLS):
-            dk[i] = zero
-            dv[i] = zero
-        for h in range(g * H // G, (g + 1) * H // G):
-            for t0 in range(k0, T, N):
-                cuda.syncthreads()           # the last products are done with Q, dO, P, dS
-                load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
-                load_rows(smem, DO1, do, row0 + t0, T - t0, h * D, D, N, S)
-                cuda.syncthreads()           # Q, dO, K, V are whole
-                probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
-                cuda.syncthreads()           # P and dS are whole
-                out_tile(dv, smem, PP1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
-                out_tile(dk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
-        for i in range(ROWS):
-            t = k0 + y * ROWS + i
-            for j in range(COLS):
-                if t < T and x + 16 * j < D:
-                    dqkv[row0 + t, k_col + x + 16 * j] = stored(dqkv, dk[i * COLS + j])
-                    dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
-
-    return AttentionKernels(forward, dq, dkv, N, (3 * N * S + N * PS) * itemsize,
-                            (4 * N * S + 2 * N * PS) * itemsize)
-
-@kernel
-def attention_delta_kernel(delta, do, o, D):
-    """delta[h, bt] = <dO, O> of head h, one warp each.   grid (BT / ROWS, H), block (32, ROWS)"""
-    h, bt = cuda.blockIdx.y, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    if bt < o.shape[0]:
-        s = ctype(o).type(0)
-        for i in range(h * D + cuda.threadIdx.x, h * D + D, WARP):
-            s += value(do[bt, i]) * value(o[bt, i])
-        s = warp_sum(s)
-        if cuda.threadIdx.x == 0:
-            delta[h, bt] = s
+    return Attention(forward, backward(keys=False), backward(keys=True), False, (16, 8), N,
+                     N, (3 * N * S + N * PS) * itemsize, (4 * N * S + 2 * N * PS) * itemsize)
 
 # The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: it keeps
 # two tiles of 64 rows, and walks over pairs of others, which arrive in two places by turns.  A warp
 # computes 16 rows of S, P or dS at a time, and has them in the registers as a left operand has to
 # be: they go into the next product without shared memory.  The products are two rungs: `mma` keeps
 # its left operand in registers and reads the right one once a warp; Hopper's `wgmma`, for D = 64,
-# once a warpgroup, with a pair of products in flight.
+# once a warpgroup, with a pair of products in flight, and the copy engine brings its tiles.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
-TensorAttention = namedtuple("TensorAttention", "forward dq dkv smem")
-
 @functools.cache
 def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
-    f32, i32 = types.float32, types.int32
-    INF, LOG2E = np.float32(math.inf), np.float32(1 / math.log(2))
+    i32, INF, LOG2E = types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
+    two_rows = wgmma(64, 0, False, 2, adds=False)
+    one_column, two_columns = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
 
     at = swizzled
     if D == 32:                              # rows of 64 bytes
@@ -1524,63 +1537,26 @@ def tensor_attention(D, hopper):
             for n in range(4):
                 a[i + 4 * k + n] = part[n]
 
-    if hopper:
-        rows, columns = wgmma(64, 0, False, 2, adds=False), wgmma(D, "registers", True, 2)
-        single_columns = wgmma(D, "registers", True)
-
-        @inlined
-        def begin(barriers):
+    @inlined
+    def begin(barriers, kept):
+        """Barriers for the pairs in two places, and for so many kept tiles."""
+        if hopper:
             if cuda.threadIdx.x == 0:
-                for i in range(3):
-                    mbarrier_init(barriers + u32(8 * i), u32(1))
+                mbarrier_init(barriers, u32(2))
+                mbarrier_init(barriers + u32(8), u32(2))
+                mbarrier_init(barriers + u32(16), u32(kept))
                 mbarrier_fence()
-            cuda.syncthreads()               # the barriers exist
+            cuda.syncthreads()               # they exist
 
-        @inlined
-        def expect(barrier, tiles):
+    @inlined
+    def fetch(barrier, tile, source, row, last, col):
+        """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the last
+        are whatever comes then (wgmma), or copies of it."""
+        if hopper:
             if cuda.threadIdx.x == 0:
-                mbarrier_expect(barrier, u32(tiles * TILE_BYTES))
-
-        @inlined
-        def fetch(tile, source, row, last, col, barrier):
-            if cuda.threadIdx.x == 0:
+                mbarrier_expect(barrier, u32(TILE_BYTES))
                 tma_load(tile, global_address(source), u32(col), u32(row), barrier)
-
-        @inlined
-        def arrived(barrier, parity):
-            cp_async_wait_all()
-            mbarrier_wait(barrier, u32(parity))
-            cuda.syncthreads()
-
-        @inlined
-        def hold(a, kept):
-            pass
-
-        @inlined
-        def by_rows(s, a, kept, first, second):
-            rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
-                 descriptor(second))
-
-        @inlined
-        def by_columns(acc, a, first, second):
-            columns(acc, a, descriptor(first), descriptor(second))
-
-        @inlined
-        def one_by_columns(acc, a, tile):
-            single_columns(acc, a, descriptor(tile))
-    else:
-        @inlined
-        def begin(barriers):
-            pass
-
-        @inlined
-        def expect(barrier, tiles):
-            pass
-
-        @inlined
-        def fetch(tile, source, row, last, col, barrier):
-            """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the
-            last are copies of it."""
+        else:
             thread, width = u32(cuda.threadIdx.x), source.shape[1]
             for i in range(CHUNKS // 2):
                 r = (thread + u32(128 * i)) // u32(CHUNKS)
@@ -1588,20 +1564,49 @@ def tensor_attention(D, hopper):
                 offset = min(row + r, last) * width + col + chunk * 8
                 cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
 
-        @inlined
-        def arrived(barrier, parity):
-            cp_async_wait_all()
-            cuda.syncthreads()
+    @inlined
+    def order(smem, barriers, n, one, col1, other, col2, row, last):
+        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
+        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
+        fetch(barrier, tile, one, row, last, col1)
+        fetch(barrier, tile + u32(TILE_BYTES), other, row, last, col2)
 
-        @inlined
-        def hold(a, kept):
+    @inlined
+    def arrived(barrier, parity):
+        """The tiles are there, and nobody reads what was ordered before them."""
+        cp_async_wait_all()
+        if hopper:
+            mbarrier_wait(barrier, u32(parity))
+        cuda.syncthreads()
+
+    @inlined
+    def next_keys(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
+        """Waits for the n-th pair of tiles of K and V, orders the next.  For n = -1, only that."""
+        if n >= 0:
+            arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
+        if n + 1 < count:
+            order(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64, last)
+
+    @inlined
+    def hold(a, kept):
+        """What `mma` needs of two kept tiles"""
+        if not hopper:
             left(a, 0, kept)
             left(a, LEFT, kept + u32(TILE_BYTES))
 
-        @inlined
-        def by_rows(s, a, kept, first, second):
-            """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
-            both, it is read once."""
+    @inlined
+    def multiply(acc, i, a, j, b):
+        mma(acc, i, a, j, b, 0)
+        mma(acc, i + 4, a, j, b, 2)
+
+    @inlined
+    def by_rows(s, a, kept, first, second):
+        """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
+        both, `mma` reads it once."""
+        if hopper:
+            two_rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
+                     descriptor(second))
+        else:
             lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
             row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
             for i in range(64):
@@ -1610,46 +1615,29 @@ def tensor_attention(D, hopper):
                 for n in range(4):
                     where = at(row + u32(16 * n), chunk + u32(2 * k))
                     ldmatrix_rows(b, first + where)
-                    mma(s, 8 * n, a, 4 * k, b, 0)
-                    mma(s, 8 * n + 4, a, 4 * k, b, 2)
+                    multiply(s, 8 * n, a, 4 * k, b)
                     if second != first:
                         ldmatrix_rows(b, second + where)
-                    mma(s, 32 + 8 * n, a, LEFT + 4 * k, b, 0)
-                    mma(s, 36 + 8 * n, a, LEFT + 4 * k, b, 2)
+                    multiply(s, 32 + 8 * n, a, LEFT + 4 * k, b)
 
-        @inlined
-        def by_columns(acc, a, first, second):
-            """acc += two products (64, D), A (64, 64) tile"""
+    @inlined
+    def by_columns(acc, a, count, first, second):
+        """acc += one or two products (64, D): A (64, 64) held in a * tile"""
+        if hopper and count == 2:
+            two_columns(acc, a, descriptor(first), descriptor(second))
+        elif hopper:
+            one_column(acc, a, descriptor(first))
+        else:
             lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
             for k in range(4):
                 for n in range(STEPS):
                     where = at(u32(16 * k) + (lane & u32(15)), u32(2 * n) + (lane >> u32(4)))
                     ldmatrix_columns(b, first + where)
-                    mma(acc, 8 * n, a, 4 * k, b, 0)
-                    mma(acc, 8 * n + 4, a, 4 * k, b, 2)
+                    multiply(acc, 8 * n, a, 4 * k, b)
                     if second != first:
                         ldmatrix_columns(b, second + where)
-                    mma(acc, OUT + 8 * n, a, 16 + 4 * k, b, 0)
-                    mma(acc, OUT + 8 * n + 4, a, 16 + 4 * k, b, 2)
-
-        @inlined
-        def one_by_columns(acc, a, tile):
-            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
-            for k in range(4):
-                for n in range(STEPS):
-                    ldmatrix_columns(b, tile + at(u32(16 * k) + (lane & u32(15)),
-                                                  u32(2 * n) + (lane >> u32(4))))
-                    mma(acc, 8 * n, a, 4 * k, b, 0)
-                    mma(acc, 8 * n + 4, a, 4 * k, b, 2)
-
-    @inlined
-    def order(smem, barriers, n, one, col1, other, col2, row, last):
-        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
-        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
-        expect(barrier, 2)
-        fetch(tile, one, row, last, col1, barrier)
-        fetch(tile + u32(TILE_BYTES), other, row, last, col2, barrier)
-        cp_async_commit()
+                    if count == 2:
+                        multiply(acc, OUT + 8 * n, a, 16 + 4 * k, b)
 
     @inlined
     def mask(s, first, beyond):
@@ -1715,12 +1703,10 @@ def tensor_attention(D, hopper):
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
-        begin(barriers)
-        expect(barriers + u32(16), 2)
+        begin(barriers, 2)
         for i in range(2):
-            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D,
-                  barriers + u32(16))
-        cp_async_commit()
+            fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
+                  h * D)
         for i in range(4):
             m[i], l[i] = -INF, f32(0)
         for i in range(BOTH_OUT):
@@ -1729,11 +1715,7 @@ def tensor_attention(D, hopper):
         hold(q, smem)
         for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
-            if n + 1 < count:
-                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
-                      last)
+            next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
             by_rows(s, q, smem, tile, tile)
@@ -1742,7 +1724,7 @@ def tensor_attention(D, hopper):
             soften(s, 1, acc, m, l, i32(beyond - 64), scale)
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
+            by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
         for i in range(4):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
@@ -1768,12 +1750,10 @@ def tensor_attention(D, hopper):
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
         kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
-        begin(barriers)
-        expect(kept, 3)
-        fetch(smem, qkv, row0 + t0, last, h * D, kept)
-        fetch(smem + u32(TILE_BYTES), do, row0 + t0, last, h * D, kept)
-        fetch(smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D, kept)       # for a moment
-        cp_async_commit()
+        begin(barriers, 3)
+        fetch(kept, smem, qkv, row0 + t0, last, h * D)
+        fetch(kept, smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
+        fetch(kept, smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D)       # for a moment
         arrived(kept, 0)                     # Q, dO and O are there
         left(a, 0, smem + u32(2 * TILE_BYTES))
         left(a, LEFT, smem + u32(TILE_BYTES))
@@ -1793,11 +1773,7 @@ def tensor_attention(D, hopper):
         cuda.syncthreads()                   # O is read: K may come
         for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
-            if n + 1 < count:
-                order(smem, barriers, n + 1, qkv, k_col, qkv, k_col + G * D, row0 + n * 64 + 64,
-                      last)
+            next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
             by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
@@ -1806,7 +1782,7 @@ def tensor_attention(D, hopper):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
             for i in range(16):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            one_by_columns(acc, p, tile)
+            by_columns(acc, p, 1, tile, tile)
         for i in range(2):
             if r + 8 * i < T:
                 store_turned(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
@@ -1826,21 +1802,19 @@ def tensor_attention(D, hopper):
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
         source = global_address(lse) if warp < 2 else global_address(delta)
-        begin(barriers)
-        expect(barriers + u32(16), 2)
+        begin(barriers, 2)
         for i in range(2):
-            fetch(smem + u32(i * TILE_BYTES), qkv, row0 + k0, last, k_col + i * G * D,
-                  barriers + u32(16))
-        cp_async_commit()
+            fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
+                  k_col + i * G * D)
         arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
         for i in range(BOTH_OUT):
             acc[i] = f32(0)
         h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):
+        for n in range(-1, count):           # -1 only orders what 0 works on
             t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
             if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)       # nobody reads the last one
+                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
                 t += 64
                 if t >= T:
                     h, t = h + 1, k0
@@ -1867,7 +1841,7 @@ def tensor_attention(D, hopper):
                     s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - mean[i % 2])
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, tile + u32(TILE_BYTES), tile)
+            by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile)
         for i in range(2):
             t = k0 + warp * 16 + lane // 4 + 8 * i
             if t < T:
@@ -1876,40 +1850,32 @@ def tensor_attention(D, hopper):
                           v_col + j * 8 + lane % 4 * 2)
                 store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
 
-    return TensorAttention(forward, dq, dkv, 6 * TILE_BYTES + 1024)
+    return Attention(forward, dq, dkv, True, 128, 128, 64, *[6 * TILE_BYTES + 1024] * 2)
 
-def on_tensor_cores(qkv, D):
-    return qkv.dtype == np.uint16 and rung() != "portable" and D in (32, 64, 128)
+def attention_of(D, *matrices):
+    """The kernels for head size D, and the matrices, or what they want to know of them."""
+    if matrices[0].dtype != np.uint16 or rung() == "portable" or D not in (32, 64, 128):
+        return portable_attention(D, computing(matrices[0].dtype).itemsize), *matrices
+    if rung() == "wgmma" and D == 64:
+        return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
+    return tensor_attention(D, False), *matrices
 
 def attention_forward(o, lse, qkv, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
-    H, B = HD // D, BT // T
-    if on_tensor_cores(qkv, D):
-        hopper, G = rung() == "wgmma" and D == 64, (qkv.shape[1] - HD) // (2 * D)
-        k = tensor_attention(D, hopper)
-        return launch(k.forward, (-(-T // 128), H, B), 128, o, lse,
-                      map_of(qkv, 64) if hopper else qkv, T, G, scale, smem=k.smem)
-    k = attention_kernels(D, computing(qkv.dtype).itemsize)
-    launch(k.forward, (-(-T // k.N), H, B), (16, 8), o, lse, qkv, T, HD, scale, smem=k.smem_forward)
+    G, (k, qkv) = (qkv.shape[1] - HD) // (2 * D), attention_of(D, qkv)
+    launch(k.forward, (-(-T // k.rows), HD // D, BT // T), k.block, o, lse, qkv, T, G, scale,
+           smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
-    (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
-    H, G, B = HD // D, (qkv.shape[1] - HD) // (2 * D), BT // T
-    if on_tensor_cores(qkv, D):
-        hopper = rung() == "wgmma" and D == 64
-        k = tensor_attention(D, hopper)
-        do, o, qkv = (map_of(x, 64) if hopper else x for x in (do, o, qkv))
-        for function, heads in ((k.dq, H), (k.dkv, G)):
-            launch(function, (-(-T // 64), heads, B), 128, dqkv, delta, do, o, lse, qkv, cos, sin,
-                   T, HD, scale, smem=k.smem)
-        return
-    k = attention_kernels(D, computing(qkv.dtype).itemsize)
-    launch(attention_delta_kernel, (-(-BT // ROWS), H), (WARP, ROWS), delta, do, o, D)
+    (BT, HD), scale, H = o.shape, number(qkv, 1 / math.sqrt(D)), len(lse)
+    G = (qkv.shape[1] - HD) // (2 * D)
+    k, do, o, qkv = attention_of(D, do, o, qkv)
     for function, heads in ((k.dq, H), (k.dkv, G)):
-        launch(function, (-(-T // k.N), heads, B), (16, 8), dqkv, do, lse, delta, qkv, T, HD, scale,
-               smem=k.smem_backward)
-    rope(dqkv, cos, sin, T, H + G, -1)
+        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, do, o, lse,
+               qkv, cos, sin, T, HD, scale, smem=k.back_smem)
+    if not k.turns:
+        rope(dqkv, cos, sin, T, H + G, -1)
 
 # The naive way, T x T matrices in memory, as the reference and for `--attention naive`.
 @kernel
@@ -2117,7 +2083,7 @@ class Model:
         self.master = computing(self.dtype)
         self.flat, self.g_flat = self.put(flat), new(flat.size, self.master)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
-        self.p, self.g, self.w = (views(x, self.table)
+        self.p, self.g, self.w = (ne.views(x, self.table)
                                   for x in (self.flat, self.g_flat, self.copies))
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
         zeros = np.zeros(flat.size, self.master)
@@ -2126,7 +2092,7 @@ class Model:
         self.n_decay = sum(math.prod(shape) for _, shape, std in self.table if std is not None)
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.hyper = self.put(np.zeros(8), np.float64)
-        self.partial = new(SUMS, np.float64)
+        self.partial, self.turns = new(SUMS, np.float64), to_device(np.zeros(TURNS, np.uint32))
         self.zero, self.step, self.micro = np.zeros(cfg.n_mtp + 1), Graph(self.adamw), {}
 
     def put(self, x, dtype=None):
@@ -2220,7 +2186,7 @@ class Model:
             if training:
                 for i, (z, (_, _, w, dw)) in enumerate(zip(part, pairs)):
                     matmul_dx(view(d.norm, r0 * C, (n, C)), z, w, add=i > 0)
-                    matmul_dw(dw, z, x, d.parts)
+                    matmul_dw(dw, z, x, self.turns)
         if training:
             launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
 
@@ -2233,14 +2199,14 @@ class Model:
                          a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
-            matmul_dw(g.down[l], d.x, a.swiglu[l], d.parts)
+            matmul_dw(g.down[l], d.x, a.swiglu[l], self.turns)
             swiglu_backward(a.gate_up[l], d.swiglu)
             matmul_dx(d.norm, a.gate_up[l], w.gate_up[l])
             rmsnorm_backward(d.x, g.mlp_norm[l], d.norm, d.partial, a.x[2 * l + 1], p.mlp_norm[l],
                              a.mlp_rstd[l])
-            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, d.parts)       # now mlp_in
+            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now mlp_in
             matmul_dx(d.att, d.x, w.attn_proj[l])
-            matmul_dw(g.attn_proj[l], d.x, a.att[l], d.parts)
+            matmul_dw(g.attn_proj[l], d.x, a.att[l], self.turns)
             if self.naive:
                 naive_backward(d.qkv, d.probs, d.att, a.probs[l], a.qkv[l], T, D)
                 rope(d.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, -1)
@@ -2250,7 +2216,7 @@ class Model:
             matmul_dx(d.norm, d.qkv, w.qkv[l])
             rmsnorm_backward(d.x, g.attn_norm[l], d.norm, d.partial, a.x[2 * l], p.attn_norm[l],
                              a.attn_rstd[l])
-            matmul_dw(g.qkv[l], d.qkv, d.norm, d.parts)                  # now attn_in
+            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now attn_in
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
@@ -2308,7 +2274,7 @@ class Model:
         for kind, group in (("parameter", self.p), ("activation", self.a), ("its gradient", self.d),
                             ("gradient", self.g)):
             for name, x in group._asdict().items():
-                if name in ("parts", "partial") or self.naive and name in ("lse", "delta"):
+                if name == "partial" or self.naive and name in ("lse", "delta"):
                     continue                 # scratch, or not written at all
                 host = from_bf16(x.copy_to_host(stream=stream))
                 if not np.isfinite(host).all():
@@ -2343,25 +2309,20 @@ def square_sums_kernel(partial, g):
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
 
-@kernel
-def norm_kernel(results, partial):
-    """results[-1] = |g|     one block of 256 threads"""
-    sums, s = cuda.shared.array(8, partial.dtype), 0.0
-    for i in range(cuda.threadIdx.x, partial.size, 256):
-        s += partial[i]
-    s = block_sum(s, sums)
-    if cuda.threadIdx.x == 0:
-        results[results.size - 1] = math.sqrt(s)
-
 @functools.cache
 def adamw_kernel(W):
     load, store = vector(W)
 
     @kernel
-    def step(p, w, g, m, v, n_decay, hyper, results):
-        """As nanoeuler.adamw, W entries a thread, striding.  All that changes from step to step is
-        read from device memory: hyper (8,) float64, |g| = results[-1].  w: p for the matmuls."""
-        norm, dtype = results[results.size - 1], p.dtype.type
+    def step(p, w, g, m, v, n_decay, hyper, partial, results):
+        """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
+        from step to step is read from device memory: hyper (8,) float64.  w: p for the matmuls."""
+        sums, total, dtype = cuda.shared.array(8, partial.dtype), 0.0, p.dtype.type
+        for i in range(cuda.threadIdx.x, partial.size, 256):
+            total += partial[i]
+        norm = math.sqrt(block_sum(total, sums))         # every block for itself
+        if cuda.grid(1) == 0:
+            results[results.size - 1] = norm
         if not math.isfinite(norm):
             return
         lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
@@ -2389,9 +2350,8 @@ def adamw_kernel(W):
 def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
     launch(square_sums_kernel, SUMS, 256, partial, g)
-    launch(norm_kernel, 1, 256, results, partial)
     launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
-           results)
+           partial, results)
 
 
 # ==== 10 Inference ====
@@ -2470,7 +2430,7 @@ class Decoder(ne.Decoder):
         self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
         table, self.cfg, self.tokens = ne.param_table(cfg), cfg, []
         matrices = to_device(to_bf16(flat)) if weights == "bf16" else self.flat
-        self.p = ne.Params(*views(matrices, table)[:6], *views(self.flat, table)[6:])
+        self.p = ne.Params(*ne.views(matrices, table)[:6], *ne.views(self.flat, table)[6:])
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
         self.kc, self.vc, self.scores, self.x, self.y, self.rstd = (
             new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), 1))
@@ -2516,7 +2476,6 @@ def relative_error(x, y):
 def self_tests(quick=False):
     """Every kernel against its twin in nanoeuler.py, over shapes that bite; each run twice, to the
     bit.  One line a kernel: the worst error of all its shapes.  Returns the exit code."""
-    open_device()
     print("kernel               shapes  bfloat16   float32   float64   (|gpu - cpu| / |cpu|)")
     failed = []
     for name, cases in op_tests(quick).items():
@@ -2542,122 +2501,109 @@ class Sum(np.ndarray):
 def exact(x):
     return x.view(Sum)
 
-def device_case(function, outputs, inputs):
-    """A case for self_tests: function(*outputs, *inputs) on the device; returns the outputs.
-    Floating arrays take the type of the run."""
-    def run(dtype):
-        def put(x):
-            if x.dtype != np.float64:
-                return to_device(x)
-            if dtype == "bf16" and not isinstance(x, Sum):
-                return to_device(to_bf16(x))
-            return to_device(x, computing(DTYPES[dtype]))
-        outs = [put(x) for x in outputs]
-        function(*outs, *[put(x) if isinstance(x, np.ndarray) else x for x in inputs])
-        return [from_bf16(x.copy_to_host(stream=stream)) for x in outs]
-    return run
+def on_device(function, outputs, inputs, top, dtype):
+    """What function(*outputs, *inputs) makes of the outputs on the device, floating arrays in the
+    type of the run, `top` the highest rung of tensor cores."""
+    def put(x):
+        if not isinstance(x, np.ndarray):
+            return x
+        if x.dtype != np.float64:
+            return to_device(x)
+        if dtype == "bf16" and not isinstance(x, Sum):
+            return to_device(to_bf16(x))
+        return to_device(x, computing(DTYPES[dtype]))
+    global highest
+    outs, before, highest = [put(x) for x in outputs], highest, top
+    try:
+        function(*outs, *map(put, inputs))
+    finally:
+        highest = before
+    return [from_bf16(x.copy_to_host(stream=stream)) for x in outs]
 
 def op_tests(quick):
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
     dtypes)]"""
-    rng = np.random.default_rng(1)
+    rng, tests = np.random.default_rng(1), {}
     normal = lambda *shape: rng.standard_normal(shape)
-    tests = {}
 
-    def test(name, expected, function, outputs, inputs, dtypes=tuple(DTYPES)):
-        run = device_case(function, outputs, inputs)
-        tests.setdefault(name, []).append((expected, run, dtypes))
-        if rung() == "wgmma" and function.__name__.startswith(("matmul", "attention")):
-            run = device_case(one_rung_below(function), outputs, inputs)
-            tests.setdefault(name + ", mma", []).append((expected, run, ("bf16",)))
+    def test(function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES)):
+        """function(*outputs, *inputs) should make `expected` of the outputs: what the function of
+        its name in nanoeuler.py makes, if not given.  Where wgmma is, `mma` below it as well."""
+        name = name or function.__name__
+        if expected is None:
+            expected = [np.array(x) for x in outputs]
+            getattr(ne, name)(*expected, *[np.asarray(x) if isinstance(x, Sum) else x
+                                           for x in inputs])
+        runs = [(name, highest, dtypes)]
+        if rung() == "wgmma" and name.startswith(("matmul", "attention")):
+            runs.append((name + ", mma", "mma", ("bf16",)))
+        for name, top, dtypes in runs:
+            run = functools.partial(on_device, function, outputs, inputs, top)
+            tests.setdefault(name, []).append((expected, run, dtypes))
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
         if quick and M * N * K > 1 << 24:
             continue
-        x, w, dy, base = normal(M, K), normal(N, K), normal(M, N), normal(M, N)
-        out, dw = np.zeros((M, N)), normal(N, K)
-        ne.matmul(out, x, np.ascontiguousarray(w.T))
-        test("matmul", [out], matmul, [np.zeros((M, N))], [x, w])
-        test("matmul_add", [base + out], matmul, [np.zeros((M, N))], [x, w, base])
-        test("matmul_dx", [dy @ w], matmul_dx, [np.zeros((M, K))], [dy, w])
-        test("matmul_dw", [dw + dy.T @ x], matmul_dw, [exact(dw)],
-             [dy, x, exact(np.zeros(2 * N * K))])
+        x, w, dy, base, dw = normal(M, K), normal(N, K), normal(M, N), normal(M, N), normal(N, K)
+        test(matmul, [0 * dy], [x, w], [x @ w.T])
+        test(matmul, [0 * dy], [x, w, base], [base + x @ w.T], "matmul_add")
+        test(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        test(matmul_dw, [exact(dw)], [dy, x, np.zeros(TURNS, np.uint32)], [dw + dy.T @ x])
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
-        wte, dx, dwte = normal(V, C), normal(1, BT, C), normal(V, C)
-        tokens, x = rng.integers(0, V, (1, BT), dtype=np.int32), np.zeros((BT, C))
-        ne.embedding_forward(x, tokens[0], wte)
-        test("embedding_forward", [x], embedding_forward, [np.zeros((BT, C))], [tokens[0], wte])
+        tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
+        test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
         expected = dwte.copy()
-        ne.embedding_backward(expected, dx, tokens)
-        test("embedding_backward", [expected], embedding_backward, [exact(dwte)],
-             [dx[0], tokens[0]])
+        ne.embedding_backward(expected, dx[None], tokens[None])
+        test(embedding_backward, [exact(dwte)], [dx, tokens], [expected])
     for BT, C in ((1, 1), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
-        y, rstd = np.zeros((BT, C)), np.zeros(BT)
+        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
+        test(rmsnorm_forward, [0 * y, exact(0 * rstd)], [x, exact(w), 1e-5])
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
-        test("rmsnorm_forward", [y, rstd], rmsnorm_forward, [0 * y, exact(0 * rstd)],
-             [x, exact(w), 1e-5])
-        dx, dgain = np.zeros((BT, C)), dw.copy()
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
-        test("rmsnorm_backward", [dx, dgain, y], rmsnorm_backward, [dnext, exact(dw), dy],
-             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)])
+        test(rmsnorm_backward, [dnext, exact(dw), dy],
+             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34)):
-        HD, QKV = H * D, (H + 2 * G) * D
-        qkv, do = normal(B * T, QKV), normal(B * T, HD)
-        cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
-        for name, sign in (("rope", 1), ("rope, backward", -1)):
-            turned = qkv.copy()
-            for b in range(B):
-                ne.rope(turned[b * T:b * T + T], cos, sin, H + G, float(sign))
-            test(name, [turned], rope, [qkv], [exact(cos), exact(sin), T, H + G, sign])
-        o, lse, dqkv = np.zeros((B * T, HD)), np.zeros((H, B * T)), np.zeros((B * T, QKV))
-        W = ne.tile_width(np.float64)
-        scores, dscores, kt, vt = (np.zeros(s) for s in (
-            (ne.BR, T), (ne.BR, T), (-(-T // W), D, W), (-(-T // W), D, W)))
-        for b in range(B):
-            s, one = slice(b * T, b * T + T), np.zeros((H, T))
-            ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
-            lse[:, s] = one
-            ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
-        before = dqkv.copy()
-        for b in range(B):
-            ne.rope(before[b * T:b * T + T], cos, sin, H + G, -1.0)
-        test("attention_forward", [o, lse], attention_forward, [0 * o, exact(0 * lse)], [qkv, T, D])
-        test("attention_backward", [before], attention_backward, [0 * dqkv],
-             [exact(0 * lse), do, o, exact(lse), qkv, exact(cos), exact(sin), T, D])
+        qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
+        o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         probs = np.zeros((B, H, T, T))
-        test("naive attention", [o, dqkv], naive_both, [0 * o, 0 * dqkv],
-             [probs, probs, do, qkv, T, D])
+        cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
+        angles, turned = [exact(cos), exact(sin)], qkv.copy()
+        attention_twin(o, lse, dqkv, do, qkv, T, D)
+        rope_twin(turned, cos, sin, T, H + G, 1.0)
+        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
+        test(rope, [turned], [*angles, T, H + G, -1], [qkv], "rope, backward")
+        test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
+        test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, T, D], [o, dqkv.copy()],
+             "naive attention")
+        rope_twin(dqkv, cos, sin, T, H + G, -1.0)
+        test(attention_backward, [0 * dqkv],
+             [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
-        gate_up, dy, y = 3 * normal(BT, 2 * F), normal(BT, F), np.zeros((BT, F))
-        ne.swiglu_forward(y, gate_up)
-        test("swiglu_forward", [y], swiglu_forward, [0 * y], [gate_up])
-        expected = gate_up.copy()
-        ne.swiglu_backward(expected, dy)
-        test("swiglu_backward", [expected], swiglu_backward, [gate_up], [dy])
+        gate_up, dy = 3 * normal(BT, 2 * F), normal(BT, F)
+        test(swiglu_forward, [0 * dy], [gate_up])
+        test(swiglu_backward, [gate_up], [dy])
     for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
-        logits, weight = 3 * normal(BT, P, V), rng.random((-(-BT // 2), P))
-        targets = rng.integers(-1, V, (P, BT), dtype=np.int32)
-        expected, nll = logits.swapaxes(0, 1).copy(), np.zeros((P, BT))
+        logits, nll, weight = 3 * normal(BT, P, V), np.zeros((P, BT)), rng.random((-(-BT // 2), P))
+        targets, expected = rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
         for k in range(P):
             for t in range(BT):
-                one = slice(t, t + 1)
-                nll[k, t] = ne.cross_entropy(expected[k, one], targets[k, one], weight[t // 2, k])
-        test("cross_entropy", [expected.swapaxes(0, 1).reshape(BT, P * V), nll],
-             cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
-             [targets, exact(weight), V])
-    hyper = np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.19, 0.0975])
+                nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
+                                             weight[t // 2, k])
+        test(cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
+             [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+    hyper = [1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.19, 0.0975]
     for N in (1, 1000, 100003):
         p, g, m, v = normal(N), normal(N), normal(N), normal(N) ** 2
         expected = [x.copy() for x in (p, g, m, v)]
-        norm = ne.adamw(*expected, N // 2, hyper)
-        test("adamw", [*expected, [norm]], adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper],
+        norm = ne.adamw(*expected, N // 2, np.array(hyper))
+        test(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]], "adamw",
              ("f32", "f64"))
         g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
-        test("adamw, NaN", [p, m, v], lambda p, m, v, g, *rest: adamw_test(p, g, m, v, *rest),
-             [p, m, v], [g, np.zeros(1), N // 2, hyper], ("f32", "f64"))
+        test(lambda p, m, v, g, *rest: adamw_test(p, g, m, v, *rest), [p, m, v],
+             [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN", ("f32", "f64"))
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
                 replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
         flat = ne.init_params(cfg, 3, np.float64)
@@ -2668,26 +2614,30 @@ def op_tests(quick):
         tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
     return tests
 
-def one_rung_below(function):
-    """The function on `mma`, where wgmma would be taken."""
-    def run(*args):
-        global highest
-        highest = "mma"
-        try:
-            function(*args)
-        finally:
-            highest = "wgmma"
-    return run
+def rope_twin(qkv, cos, sin, T, heads, sign):
+    for b in range(0, len(qkv), T):
+        ne.rope(qkv[b:b + T], cos, sin, heads, sign)
+
+def attention_twin(o, lse, dqkv, do, qkv, T, D):
+    """Attention of every sequence, forward and backward"""
+    W = ne.tile_width(np.float64)
+    square, panels = (ne.BR, T), (-(-T // W), D, W)
+    scores, dscores, kt, vt = map(np.zeros, (square, square, panels, panels))
+    for b in range(0, len(qkv), T):
+        s, one = slice(b, b + T), np.zeros((len(lse), T))
+        ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
+        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
+        lse[:, s] = one
 
 def naive_both(o, dqkv, probs, dprobs, do, qkv, T, D):
     naive_forward(o, probs, qkv, T, D)
     naive_backward(dqkv, dprobs, do, probs, qkv, T, D)
 
 def cross_entropy_test(logits, nll, targets, weight, V):
-    cross_entropy(nll, logits, targets, to_device(weight.copy_to_host(), np.float64), 0, V, 2)
+    cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)
 
 def adamw_test(p, g, m, v, norm, n_decay, hyper):
-    hyper, results = (to_device(x, np.float64) for x in (hyper.copy_to_host(), [0]))
+    hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
     adamw(p, p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
     norm.copy_to_device(results.copy_to_host().astype(norm.dtype))
 
@@ -2766,25 +2716,23 @@ def pretrain(preset, **flags):
               f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
     if "minutes" in flags:
         flags.setdefault("steps", 0)
-    open_device()
-    ne.train(preset, engine=Model, run=Run, **flags)
-
-def fine_tune(**flags):
-    open_device()
-    ne.sft(engine=Model, run=SftRun, **flags)
-
-def prefer(**flags):
-    open_device()
-    ne.dpo(engine=Model, run=DpoRun, **flags)
-
-def speak(**flags):
-    open_device()
-    ne.speak(decoder=Decoder, **flags)
+    ne.launch(Run, Model, preset, **flags)
 
 def check(preset, batch):
-    open_device()
     cfg = ne.PRESETS[preset]
     return gradient_check(cfg, batch, cfg.seq_len)
+
+def on_gpu(verb, **engine):
+    """The function of a verb, called if there is a GPU that answers."""
+    def run(**flags):
+        open_device()
+        return verb(**engine, **flags)
+    return run
+
+speak = on_gpu(ne.speak, decoder=Decoder)
+VERBS = dict(test=on_gpu(self_tests), g=on_gpu(check), t=on_gpu(pretrain),
+             tr=on_gpu(pretrain), i=speak, s=on_gpu(ne.launch, run=SftRun, engine=Model),
+             d=on_gpu(ne.launch, run=DpoRun, engine=Model), c=speak, doctor=doctor)
 
 def parse(argv):
     p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")
@@ -2804,9 +2752,6 @@ def parse(argv):
     p.verb("c", "chat", ne.CHAT, **ne.SPEAK)
     p.verb("doctor", "what this machine has for the GPU, and what it lacks")
     return vars(p.root.parse_args(argv or ["test"]))
-
-VERBS = dict(test=self_tests, g=check, t=pretrain, tr=pretrain, i=speak, s=fine_tune, d=prefer,
-             c=speak, doctor=doctor)
 
 def main(argv=None):
     try:

@@ -257,18 +257,15 @@ def products(cfg, B, T):
 
 def matmul_rows(options):
     cfg, (B, T) = ne.PRESETS["base"], STEP
-    scratch = next((math.prod(shape) for _, name, shape, _ in
-                    nc.buffer_table(cfg, B, T, nc.DTYPES["bf16"]) if name == "parts"), 1)
     rows = {}
     for name, count, *shape in products(cfg, B, T):
         for kind in ("forward", "dX", "dW"):
-            rows[f"{name} {kind}"] = functools.partial(matmul_row, kind, count, *shape, scratch)
+            rows[f"{name} {kind}"] = functools.partial(matmul_row, kind, count, *shape)
         if name in ("attn_proj", "down"):    # the forward pass adds these to the residual stream
-            rows[f"{name} forward + x"] = functools.partial(matmul_row, "forward + x", 0, *shape,
-                                                            scratch)
+            rows[f"{name} forward + x"] = functools.partial(matmul_row, "forward + x", 0, *shape)
     return rows
 
-def matmul_row(kind, count, M, N, K, scratch):
+def matmul_row(kind, count, M, N, K):
     """One product, ours and cuBLAS's.  dW is summed into float32, as training wants it: beside the
     product alone, in bfloat16, the peer gets two ways to do that."""
     n = copies(2 * (M * N + N * K + M * K))
@@ -281,8 +278,8 @@ def matmul_row(kind, count, M, N, K, scratch):
     X, W, DY, BASE, OUT = ([t if t is None else shared(t) for t in ts]
                            for ts in (x, w, dy, base, mine))
     if kind == "dW":
-        total, parts = zeros(torch.float32), one(scratch)
-        product = lambda i: nc.matmul_dw(OUT[i % n], DY[i % n], X[i % n], parts)
+        total, order = zeros(torch.float32), nc.to_device(np.zeros(nc.TURNS, np.uint32))
+        product = lambda i: nc.matmul_dw(OUT[i % n], DY[i % n], X[i % n], order)
         peer = lambda i: torch.matmul(dy[i % n].T, x[i % n], out=out[i % n])
         others = {"cuBLAS, float32 +=": lambda i: torch.addmm(
                       total[i % n], dy[i % n].T, x[i % n], out_dtype=torch.float32,

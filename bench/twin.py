@@ -55,7 +55,7 @@ import nanoeuler as ne
 from bench_cpu import cpu_model
 from torch_peer import Peer, make_optimizer, peer_config
 
-STAGES = {"pretrain": ("Run", ne.train), "sft": ("SftRun", ne.sft), "dpo": ("DpoRun", ne.dpo)}
+STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
 SIDES = ("ours", "twin", "control", "lockstep", "cpu")
 KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
          "count": "Count the words|How many words", "capitals": "Write the word",
@@ -398,7 +398,6 @@ def side_of(side, Run, follow, Model, args):
 def run_side(side, chosen, args):
     set_num_threads(min(ne.physical_cores(), get_num_threads()))
     torch.set_num_threads(get_num_threads())
-    name, verb = STAGES[args.stage]
     if args.engine == "gpu":
         import nanoeuler_cuda as program
         program.open_device()
@@ -417,9 +416,9 @@ def run_side(side, chosen, args):
     elif "minutes" in chosen:
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = args.preset if args.stage == "pretrain" else args.base
-    run = side_of(side, getattr(program, name), follow, program.Model, args)
-    path = args.folder / side
-    verb(start, engine=engine, run=run, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
+    path, run = args.folder / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
+                                            program.Model, args)
+    ne.launch(run, engine, start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
     if c.state.step >= c.state.n_steps and "end" not in ne.read_log(f"{path}.jsonl")[-1]:
         engine = program.Model if side == "control" else engine          # stopped in `finish`
@@ -588,7 +587,7 @@ def main():
         parser.error("--base: name the checkpoint to start from")
     program = importlib.import_module("nanoeuler_cuda" if args.engine == "gpu" else "nanoeuler")
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for f in (*fields(getattr(program, STAGES[args.stage][0]).Options), *ne.SHAPE):
+    for f in (*fields(getattr(program, STAGES[args.stage]).Options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
     chosen = vars(settings.parse_args(rest))
     args.folder.mkdir(parents=True, exist_ok=True)

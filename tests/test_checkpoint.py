@@ -247,7 +247,7 @@ def mutated(i):
             if not isinstance(tree, (dict, list)): break
         meta[key] = json.dumps(tree)
         if key == "tokenizer" and rng.random() < 0.7:
-            with contextlib.suppress(bpe.TokenizerError):
+            with contextlib.suppress(bpe.UserError):
                 meta["tokenizer_sha256"] = bpe.Tokenizer.from_json(meta[key]).hash()
     else:                                    # sizes that agree with each other, not with the file
         config = json.loads(meta["config"])
@@ -275,13 +275,13 @@ for i in range({count}):
     mutated(i)
     signal.alarm(20)                         # a hang ends the process
     for what in (lambda: info(str(work)),
-                 lambda: ne.train("small", run=Run, out=str(work), resume=True, force=False),
-                 lambda: ne.speak(str(work), 0, 1, "A")):
+                 lambda: ne.launch(Run, out=str(work), resume=True, force=False),
+                 lambda: ne.speak(str(work), "A", tokens=0)):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 what()
             name = "read"
-        except (ne.UserError, bpe.TokenizerError) as e:
+        except ne.UserError as e:
             name = "refused"
             assert "\\n" not in str(e) and str(work) in str(e), str(e)
         except BaseException:
@@ -291,7 +291,7 @@ for i in range({count}):
     if i % 4 == 0:                           # the tokenizer's own file
         text = json.loads(header["__metadata__"]["tokenizer"])
         work.with_suffix(".json").write_text(json.dumps(change(text)), encoding="utf-8")
-        with contextlib.suppress(bpe.TokenizerError):
+        with contextlib.suppress(bpe.UserError):
             bpe.Tokenizer.load(str(work.with_suffix(".json"))).encode("to be")
 print(json.dumps({{**results, "resumed": reached[0]}}))
 '''

@@ -254,7 +254,7 @@ def test_default_data(base, tmp_path):  # noqa: F811
 
 def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.chdir(write(copy_of(base, tmp_path)))
-    refused(capsys, "dpo", words=["nanoeuler_chat.bin", "does not exist"])
+    refused(capsys, "dpo", words=["nanoeuler_chat.bin", "No such file"])
     refused(capsys, "dpo", "nanoeuler.bin", words=["data/preferences_sample.jsonl", "--data"])
     refused(capsys, "dpo", "--resume", "--out", "nanoeuler.bin", words=["dpo", "--out"])
     for flag, value in (("beta", 0), ("beta", "nan"), ("epochs", 0)):

@@ -284,7 +284,7 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([GOOD] * 3, ["3 examples to learn", "0 held out"]),
     ([{**GOOD, "instruction": f"{i}" * 600} for i in range(100)],
-     ["0 examples", "160 tokens", "shortest", "--seq-len"]),
+     ["0 examples", "160 tokens", "longer", "--seq-len"]),
     ([{**GOOD, "output": ""}] * 200, ["0 examples"]),
 ])
 def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
@@ -298,11 +298,11 @@ def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
 def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     data = ("--data", "add.json")
-    refused(capsys, "sft", "none.bin", *data, words=["none.bin", "does not exist", "train"])
+    refused(capsys, "sft", "none.bin", *data, words=["none.bin", "No such file", "train"])
     refused(capsys, "sft", "--data", "none.json", words=["none.json", "--data"])
     refused(capsys, "sft", "--data", ".", words=["--data"])
     refused(capsys, "sft", *data, "--out", "nanoeuler.bin", words=["exists", "--force"])
-    refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin", "does not exist"])
+    refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin", "No such file"])
     refused(capsys, "sft", "--resume", "--out", "nanoeuler.bin", words=["not made by sft", "--out"])
     for flag, value in (("epochs", 0), ("epochs", "nan"), ("seq-len", 0), ("lr", -1)):
         refused(capsys, "sft", *data, f"--{flag}", value, words=[flag.replace("-", "_"), value])

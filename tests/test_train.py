@@ -332,8 +332,8 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
 
     set_num_threads(1)
     for name, engine in (("one", ne.Model), ("other", Other)):
-        ne.train("small", engine=engine, out=f"{name}.bin", resume=False, force=False, steps=6,
-                 data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
+        ne.launch(ne.Run, engine, "small", out=f"{name}.bin", resume=False, force=False, steps=6,
+                  data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
     one, other = (ne.read_checkpoint(f"{name}.bin") for name in ("one", "other"))
     for x, y in zip((one.flat, *one.moments), (other.flat, *other.moments)):
         assert np.array_equal(x, y)
@@ -519,7 +519,7 @@ def test_changed_text_on_resume(trained, text, tmp_path, monkeypatch, capsys):
 
 
 def test_resume_without_a_checkpoint(elsewhere, capsys):
-    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "does not exist"])
+    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "No such file"])
 
 
 def test_resume_without_moments(trained, elsewhere, capsys):
@@ -638,13 +638,18 @@ def test_a_bad_moment_is_not_saved(trained, tmp_path):
     assert (tmp_path / "nanoeuler.bin").read_bytes() == before
 
 
-def test_log_lines_that_are_broken_are_skipped(tmp_path):
+def test_a_log_line_left_unfinished_is_skipped(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"step": 1, "loss": 2.0}\nnonsense\n[1]\n{"step": "x"}\n{"loss": 1}\n'
-                    + "[" * 5000 + '\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo', encoding="utf-8")
-    assert [r["step"] for r in ne.read_log(str(path))] == [1, 2]
-    path.write_bytes(b"\xff\xfe\x00" + json.dumps({"step": 4}).encode())
-    assert ne.read_log(str(path)) == []
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo', "utf-8")
+    assert [r["step"] for r in ne.read_log(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("content", [
+    b"nonsense\n", b"[1]\n", b'{"loss": 1}\n', b"[" * 5000 + b"\n", b"\xff\xfe\x00\n"])
+def test_what_is_no_log_is_named(content, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ne.UserError, match="a.jsonl: .*; name a log"):
+        ne.read_log(tmp_path / "a.jsonl")
 
 
 def test_every_verb_has_help(capsys):
