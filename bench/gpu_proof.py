@@ -8,8 +8,8 @@ parity     The small preset, trained on Shakespeare for 200 steps from one set o
            same batches on both, learning rate 3e-3, in float64 and float32.  Beside it the control:
            the CPU against itself in float32 with weights changed by 1e-7 of their size, because
            training amplifies any rounding.
-bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32, from
-           the same weights on the same batches.
+bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32,
+           from the same weights on the same batches.
 attention  A training step of the base preset in float32 with FlashAttention and with T x T matrices
            in memory, both through the same matmul: milliseconds (median of 5), measured and
            predicted memory.
