@@ -2,14 +2,14 @@
 
     python bench/gpu_proof.py [--only parity bf16 attention start]
 
-Writes bench/results/gpu_proof.json and .md.
+Writes bench/results/gpu_proof.json and .md; parts measured before, on the same machine, stay there.
 
 parity     The small preset, trained on Shakespeare for 200 steps from one set of weights with the
            same batches on both, learning rate 3e-3, in float64 and float32.  Beside it the control:
            the CPU against itself in float32 with weights changed by 1e-7 of their size, because
            training amplifies any rounding.
-bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32, from
-           the same weights on the same batches.
+bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32,
+           from the same weights on the same batches.
 attention  A training step of the base preset in float32 with FlashAttention and with T x T matrices
            in memory, both through the same matmul: milliseconds (median of 5), measured and
            predicted memory.
@@ -143,8 +143,8 @@ def start():
     return out
 
 def table(r):
-    out = [f"## {r['device']}, driver {r['driver']}", "",
-           f"{r['versions']}; commit {r['commit']}."]
+    commits = ", ".join(f"{name} at {commit}" for name, commit in r["commits"].items())
+    out = [f"## {r['device']}, driver {r['driver']}", "", f"{r['versions']}; {commits}."]
     if "parity" in r:
         out += ["", "### CPU and GPU, the same 200 steps of the small preset", "",
                 "| largest difference of the loss | first 50 steps | all 200 |", "|---|---:|---:|"]
@@ -184,14 +184,18 @@ def main():
                          text=True)
     smi = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                          capture_output=True, text=True)
-    r = dict(device=cuda.get_current_device().name, driver=smi.stdout.strip(),
-             commit=a.commit or git.stdout.strip(), versions=", ".join(
-                 f"{x} {importlib.metadata.version(x)}"
-                 for x in ("numba", "numba-cuda", "llvmlite", "numpy")))
+    path, packages = pathlib.Path(a.out + ".json"), ("numba", "numba-cuda", "llvmlite", "numpy")
+    versions = ", ".join(f"{x} {importlib.metadata.version(x)}" for x in packages)
+    where = dict(device=cuda.get_current_device().name, driver=smi.stdout.strip().split("\n")[0],
+                 versions=versions)
+    r = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if any(r.get(k) != v for k, v in where.items()):
+        r = dict(where, commits={})          # another machine: nothing of that file is kept
     for name in a.only:
         r[name] = globals()[name]()
+        r["commits"][name] = a.commit or git.stdout.strip()
         print(name, json.dumps(r[name]), flush=True)
-    pathlib.Path(a.out + ".json").write_text(json.dumps(r, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(r, indent=1) + "\n", "utf-8")
     pathlib.Path(a.out + ".md").write_text(table(r), "utf-8")
     print(table(r))
 

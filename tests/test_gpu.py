@@ -1,9 +1,12 @@
 """On a GPU: the program's own tests, equal bits, the CPU's numbers.  Skipped without one."""
 import importlib.util
+import json
+import subprocess
+import time
 
 import numpy as np
 import pytest
-from conftest import TINY, nanoeuler, random_flat
+from conftest import ROOT, TINY, command, nanoeuler, random_flat
 
 if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
@@ -64,6 +67,43 @@ def test_the_doctor_finds_the_gpu(tmp_path):
     assert result.returncode == 0 and "all is well" in result.stdout, result.stdout + result.stderr
 
 
+def cli(*args):
+    result = nanoeuler(*args, cwd=ROOT, program="nanoeuler_cuda.py", timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def kill_at(step, log, *args):
+    """Starts the program and kills it, as a power cut would, when its log has come that far."""
+    run = subprocess.Popen(command(*args, program="nanoeuler_cuda.py"), cwd=ROOT,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    began, seen = time.time(), 0
+    while run.poll() is None and seen < step and time.time() - began < 300:
+        if log.exists():
+            whole = log.read_text("utf-8").rpartition("\n")[0].splitlines()
+            seen = max([json.loads(line).get("step", 0) for line in whole], default=0)
+        time.sleep(0.002)
+    run.kill()
+    assert run.wait() == -9 and step <= seen < 60, (run.returncode, seen)
+
+
+def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
+    """Pretraining, fine-tuning and preferences, each killed at step 20 of 60, and resumed."""
+    def state(name):
+        c = ne.read_checkpoint(str(tmp_path / name))
+        return c.state.step, c.flat.tobytes(), [x.tobytes() for x in c.moments]
+
+    often = ("--steps", 60, "--save-every", 5)
+    for verb, again, source, data in (
+            ("t", ["tr"], ["--preset", "small", "--batch", 4096], "shakespeare.txt"),
+            ("s", ["s", "--resume"], [tmp_path / "t.bin"], "instructions.json"),
+            ("d", ["d", "--resume"], [tmp_path / "s.bin"], "preferences_sample.jsonl")):
+        args = (verb, *source, "--data", ROOT / "data" / data, *often)
+        cli(*args, "--out", tmp_path / f"{verb}.bin")
+        kill_at(20, tmp_path / f"{verb}2.jsonl", *args, "--out", tmp_path / f"{verb}2.bin")
+        cli(*again, "--out", tmp_path / f"{verb}2.bin")
+        assert state(f"{verb}2.bin") == state(f"{verb}.bin") and state(f"{verb}.bin")[0] == 60
+
+
 def gradient_errors(cfg, dtype, naive):
     """|gpu - cpu| / |cpu| of each tensor, of all together, and of the losses."""
     flat, (tokens, targets) = ne.init_params(cfg, 1, np.float64), batch(cfg, 3, 2)
@@ -83,7 +123,7 @@ def gradient_errors(cfg, dtype, naive):
 @configs
 @ways
 def test_gradient_of_the_whole_model(cfg, naive, chunk, monkeypatch):
-    """A chunk of logits holds 256 MB: no small model needs a second one unless it is told to."""
+    """A chunk of logits holds 384 MB: no small model needs a second one unless it is told to."""
     if chunk:
         monkeypatch.setattr(nc, "rows_a_chunk", lambda cfg, BT, itemsize: min(BT, chunk))
     for dtype, most in (("f64", 1e-10), ("f32", 1e-4)):
