@@ -812,7 +812,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
     @inlined
     def finish(out, base, r, c, M, N, acc, i):           # four pairs of neighbours in a row
         for j in range(4):
-            low, high, at = types.float32(0), types.float32(0), u64(2) * u64(c + u32(8 * j))
+            low, high, at = f32(0), f32(0), u64(2) * u64(c + u32(8 * j))
             if r < u32(M) and c + u32(8 * j) < u32(N):
                 if adds:
                     low, high = halves(load_pair(
@@ -822,7 +822,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
     if single:
         @inlined
         def finish(out, base, r, c, M, N, acc, i):
-            old, row = cuda.local.array(8, types.float32), min(r, u32(M - 1))
+            old, row = cuda.local.array(8, f32), min(r, u32(M - 1))
             for j in range(4):               # all loads first, and without an `if`: none waits
                 at = min(c + u32(8 * j), u32(N - 2))
                 old[2 * j], old[2 * j + 1] = out[row, at], out[row, at + u32(1)]
@@ -836,7 +836,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
     def kernel(out, base, a, b, turns, M, N, K, splits):
         """out (M, N) = [base +] A B, or out += A B     one part of a tile a block"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc, i = cuda.local.array(128, types.float32), u32(cuda.blockIdx.x)
+        acc, i = cuda.local.array(128, f32), u32(cuda.blockIdx.x)
         m0, n0, begin, end = tile_at(i, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
@@ -846,7 +846,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
         a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
         a_at, b_at = smem + first_a(m), smem + u32(MMA_STAGE // 2) + first_b(n)
         for j in range(128):
-            acc[j] = types.float32(0)
+            acc[j] = f32(0)
         for s in range(2):
             ahead = u32(s * MMA_STAGE)
             a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
@@ -882,7 +882,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
     return kernel
 
 # Rung 2, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one 128 x
-# 256 piece after another.  Warpgroup 0 only orders copies: slices of A and B flow through STAGES
+# 256 piece after another.  Warpgroup 0 only orders copies: slices of A and B flow through three
 # buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
 # the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
 # memory, once a warpgroup.
@@ -968,7 +968,7 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                 i += u32(cuda.gridDim.x)
         else:
             keep_registers()
-            acc = cuda.local.array(128, types.float32)
+            acc = cuda.local.array(128, f32)
             lane, warp, mine = thread & u32(31), thread >> u32(5) & u32(3), group - u32(1)
             row, leads = u32(64) * mine, thread & u32(127) == u32(0)
             place, base, turn = staging + mine * u32(OUT_BYTES), added + u32(8) * mine, u32(0)
