@@ -39,7 +39,7 @@ Types   Kernels take their dtype from their arguments: bfloat16 or float32 train
         vector() loads and stores several at once.  Master weights, moments, gradients of weights
         and norms are float32 then.  A literal is made with ctype(x).type(0): a bare 0.0 is a
         float64 and drags a float32 kernel with it.
-Order   No atomic operations on floats: each number is summed by one thread, in one order.  Two runs
+Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         give the same bits.
 """
 import functools
@@ -1070,13 +1070,14 @@ def parts_of(tiles, slices, wait):
         -(-tiles * s // multiprocessors()) * (slices / s + 4) + wait * s))
 
 def tensor_matmul(out, a, b, a_mn, b_mn, base=None, turns=None):
-    """out (M, N) = [base +] A B.  With `turns`, zeros, one for each 128 x 128 of out, out is
-    float32 and added to."""
+    """out (M, N) = [base +] A B.  With `turns`, zeros, out is float32 and added to; where they are
+    enough for its tiles, several blocks may share one."""
     (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
     single, adds = turns is not None, base is not None
     rows, columns, wait = (BM, BN, 2) if wide else (MMA_TILE, MMA_TILE, 8)
     tiles = -(-M // rows) * -(-N // columns)
-    splits = parts_of(tiles, -(-K // BK), wait) if single else 1
+    shares = single and 2 * tiles <= turns.size          # a turn for each warpgroup of a tile
+    splits = parts_of(tiles, -(-K // BK), wait) if shares else 1
     sizes = M, N, K, splits
     if wide:
         map_a = map_of(a, BK if a_mn else BM)            # and of the base that nobody reads

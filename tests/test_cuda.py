@@ -126,7 +126,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if f["single"] else 2) and 1 <= splits <= tiles(K, 64)
         assert not f["adds"] or base[1:3] == (M, N) and base[4:] == (64, 2)
-        assert turns.size >= 2 * tiles(M, 128) * tiles(N, 256) if f["single"] else splits == 1
+        assert splits == 1 or f["single"] and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
@@ -140,7 +140,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
                    for x in (a, b))
         assert out.shape == base.shape == (M, N) and 1 <= splits <= tiles(K, 64)
         single = out.dtype == np.float32
-        assert turns.size >= tiles(M, 128) * tiles(N, 128) if single else splits == 1
+        assert splits == 1 or single and turns.size >= tiles(M, 128) * tiles(N, 128)
         apart(out, a, b)
         self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, nc.MMA_SMEM)
 
@@ -511,6 +511,16 @@ def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
     names = {x.name for x in dry.launches}
     assert {"wgmma_kernel_kernel", "tensor_attention_dq"} < names
     assert not {"matmul_kernel", "portable_attention_backward_run"} & names
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0)])
+def test_blocks_share_a_tile_where_each_has_a_turn(capability, dry):
+    dry.gpu.compute_capability = capability
+    dw, dy, x = dry.array((768, 2048), np.float32), *(
+        dry.array((32_768, n), np.uint16) for n in (768, 2048))
+    for turns, shared in ((nc.TURNS, True), (1, False)):
+        nc.matmul_dw(dw, dy, x, dry.array(turns, np.uint32))
+        assert (dry.launches[-1].args[-1] > 1) == shared
 
 
 @pytest.mark.parametrize("name", ["small", "chunks of logits", "tied, in chunks"])
