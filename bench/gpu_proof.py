@@ -9,7 +9,8 @@ parity     The small preset, trained on Shakespeare for 200 steps from one set o
            the CPU against itself in float32 with weights changed by 1e-7 of their size, because
            training amplifies any rounding.
 bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32,
-           from the same weights on the same batches.
+           on the same batches; each type again from weights changed by 1e-7 of their size, so
+           that what the type does to the loss stands beside what any rounding does.
 attention  A training step of the base preset in float32 with FlashAttention and with T x T matrices
            in memory, both through the same matmul: milliseconds (median of 5), measured and
            predicted memory.
@@ -78,15 +79,18 @@ def parity():
     return dict(rows=rows, last_loss_cpu=float(cpu["f32"][-1]), last_loss_gpu=float(gpu["f32"][-1]))
 
 def bf16():
-    """Mean losses of 50 steps, in both types."""
+    """Mean losses of 50 steps, in both types, four runs in bfloat16 and two in float32."""
     cfg, text = ne.PRESETS["base"], ne.read_text(str(ROOT / "data/shakespeare.txt"))
     tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
     batches = ne.Batches(tokenizer.encode(bytes(text)), cfg.seq_len, cfg.n_mtp, 1)
-    flat, out = ne.init_params(cfg, 1), {}
-    for name in ("bf16", "f32"):
-        losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8)
-        out[name] = losses.reshape(-1, 50).mean(1).tolist()
-        gc.collect()
+    flat, out = ne.init_params(cfg, 1), {"bf16": [], "f32": []}
+    noise = np.random.default_rng(1)
+    for run in range(4):
+        for name in ("bf16", "f32")[:2 if run < 2 else 1]:
+            losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8)
+            out[name].append(losses.reshape(-1, 50).mean(1).tolist())
+            gc.collect()
+        flat = flat * (1 + np.float32(1e-7) * noise.standard_normal(flat.size, np.float32))
     return out
 
 def step_time(B, T, naive):
@@ -151,11 +155,15 @@ def table(r):
         out += [f"| {x['what']} | {x['first_50']:.1e} | {x['all_200']:.1e} |"
                 for x in r["parity"]["rows"]]
     if "bf16" in r:
-        x, y = (r["bf16"][name] for name in ("bf16", "f32"))
+        x, y = (np.array(r["bf16"][name]) for name in ("bf16", "f32"))
+        spread = lambda z: f"{np.ptp(z) / z.mean():.2%}"
         out += ["", "### bfloat16 and float32, the same 500 steps of the base preset", "",
-                "| steps | bfloat16 | float32 | difference |", "|---|---:|---:|---:|"]
-        out += [f"| {50 * i + 1} - {50 * i + 50} | {a:.4f} | {b:.4f} | {a / b - 1:+.2%} |"
-                for i, (a, b) in enumerate(zip(x, y))]
+                f"Means of {len(x)} and {len(y)} runs from weights that differ by 1e-7.", "",
+                "| steps | bfloat16 | float32 | difference of the means | spread, bfloat16 | "
+                "float32 |", "|---|---:|---:|---:|---:|---:|"]
+        out += [f"| {50 * i + 1} - {50 * i + 50} | {a.mean():.4f} | {b.mean():.4f} | "
+                f"{a.mean() / b.mean() - 1:+.2%} | {spread(a)} | {spread(b)} |"
+                for i, (a, b) in enumerate(zip(x.T, y.T))]
     if "attention" in r:
         out += ["", "### Attention in a float32 step of the base preset", "",
                 "| batch x T | FlashAttention, ms | T x T in memory, ms | ratio | GiB | "

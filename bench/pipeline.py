@@ -1,6 +1,6 @@
 """The whole life of a model: tokenizer, pretraining, fine-tuning, preferences, and a report.
 
-    python bench/pipeline.py [--gpu]
+    python bench/pipeline.py [--gpu] [--instructions FILE] [--pairs FILE]
 
 Runs the three verbs of the CPU program on the data that ship (10 minutes on two cores), or those of
 the GPU program on data/pretrain.txt.  After each stage it asks held-out questions, always with the
@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 
 REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
-INSTRUCTIONS, PAIRS = "data/instructions.json", "data/preferences_sample.jsonl"
 # title, verbs of the CPU and of the GPU program, file, flags of the short run on the CPU
 STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"]),
           ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"]),
@@ -49,6 +48,8 @@ def run_stage(stage, before, args):
         flags = ["--resume"]
     else:
         flags = ([before] if before else []) + ([] if args.gpu else flags) + ["--force"]
+        if data := {"sft": args.instructions, "dpo": args.pairs}.get(verb):
+            flags += ["--data", data]
     command += flags + ["--out", out]
     print("\n$ " + " ".join(command), flush=True)
     if subprocess.run(command).returncode or not complete(out):
@@ -116,13 +117,16 @@ def report(rows, answers, out, minutes, program):
 def main():
     parser = argparse.ArgumentParser(description="pretraining, SFT, DPO, report")
     parser.add_argument("--gpu", action="store_true", help="with nanoeuler_cuda.py")
+    parser.add_argument("--instructions", default="data/instructions.json", metavar="FILE")
+    parser.add_argument("--pairs", default="data/preferences_sample.jsonl", metavar="FILE")
     parser.add_argument("--force", action="store_true", help="begin anew")
     args = parser.parse_args()
     engine = importlib.import_module("nanoeuler_cuda") if args.gpu else ne
     if args.gpu:
         engine.open_device()
     held = [[e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)]
-            for path, keys in ((INSTRUCTIONS, ["output"]), (PAIRS, ["chosen", "rejected"]))]
+            for path, keys in ((args.instructions, ["output"]),
+                                (args.pairs, ["chosen", "rejected"]))]
     rows, answers, before, began = [], [], None, time.perf_counter()
     for stage in STAGES:
         before, seconds = stage[3], run_stage(stage, before, args)

@@ -17,7 +17,8 @@ A stage is run once for each of --sides, by the loops of nanoeuler.py (Run, SftR
 All settings of the stage are flags.  Every step is logged in FOLDER/SIDE.jsonl; its learning rate
 is that of ours, whose schedule --minutes plans as it goes.  --half SIDE runs one side, after Ctrl-C
 with --resume the rest of it, and --compare compares what is there (any SIDE.jsonl), so that each
-call may be short, and sides of sft and dpo may run at once.  Writes OUT.json, OUT.md.
+call may be short, and sides whose --steps are given, or of sft and dpo, may run at once.  Writes
+OUT.json, OUT.md.
 
 loss      of the head that is read, per step; of dpo that of the preferences.
 exact     held-out questions of skill answered as the key does.  Replies of all sides come from one
@@ -407,7 +408,7 @@ def run_side(side, chosen, args):
     engine = {"ours": program.Model, "twin": Twin, "cpu": ne.Model,
               "control": perturbed(program.Model), "lockstep": in_lockstep(program.Model)}[side]
     follow = None                            # sft and dpo count their steps before they start
-    if side != "ours" and args.stage == "pretrain":
+    if side != "ours" and args.stage == "pretrain" and not chosen.get("steps"):
         follow = [r["n_steps"] for r in ne.read_log(args.folder / "ours.jsonl") if "n_steps" in r]
     if args.resume:
         chosen = {}                          # the checkpoint knows them
