@@ -142,7 +142,7 @@ Params = namedtuple("Params", [name for name, *_ in param_table(PRESETS["small"]
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
-Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt")
+Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
 
 def act_shapes(cfg, B, T):
@@ -174,13 +174,15 @@ def scratch_shapes(cfg, n, T, dtype):
     """Of what each of n threads needs while it works on one sequence."""
     D, W = cfg.head_dim, tile_width(dtype)
     return Scratch((n, T, cfg.n_embd), (n, T, cfg.n_head * D), (n, T, cfg.n_hidden), (n, BR, T),
-                   (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W))
+                   (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W),
+                   (n, -(-128 // ROWS_DW), KC, ROWS_DW))
 
-def panel_shapes(cfg, dtype):
-    """Of the weights packed for `matmul`: W (N, K) as ceil(N / w) panels (K, w)."""
+def panel_shapes(cfg, dtype, transposed):
+    """Of the weights packed for `matmul`: W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
     shapes, w = {name: shape for name, shape, _ in param_table(cfg)}, tile_width(dtype)
     shapes["lm_head"] = (cfg.n_mtp, cfg.vocab_size, cfg.n_embd)      # a tied head has panels too
-    return Panels(*((L, -(-N // w), K, w) for L, N, K in map(shapes.get, Panels._fields)))
+    return Panels(*((L, -(-N // w), K, w) if transposed else (L, -(-K // w), N, w)
+                    for L, N, K in map(shapes.get, Panels._fields)))
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line, and one vector tile to spare behind them."""
@@ -219,8 +221,10 @@ _CPU = llvm.get_host_cpu_features()
 BITS = int(os.environ.get("NANOEULER_BITS") or 0) or (
     512 if _CPU.get("avx512f") else 256 if _CPU.get("avx2") else 128)
 MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 6 x 2
+ROWS = 8 * MR                    # of a product at a time: what it writes lies together
 BR = 32                          # attention: query rows a block; a block of scores stays in L1
 KC = 128                         # weight gradients: rows of the batch summed in registers at a time
+ROWS_DW = 4 * MR                 # and rows of dW whose dY is copied side by side
 
 def tile_width(dtype):
     """Columns of a tile: two vectors."""
@@ -390,27 +394,33 @@ def pack(panels, b):
 def matmul(out, x, b):
     """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64"""
     w = 2 * BITS // (8 * out.itemsize)
-    for j in range(0, out.shape[1], w):      # one panel of b stays in L1 while the rows pass by
-        for m in range(0, out.shape[0], MR):
-            tile(out, out, x, b, m, j, 0)
+    for i in range(0, out.shape[0], ROWS):
+        for j in range(0, out.shape[1], w):  # one panel of b stays in L1 while the rows pass by
+            for m in range(i, min(i + ROWS, out.shape[0]), MR):
+                tile(out, out, x, b, m, j, 0)
 
 @jit
 def matmul_add(out, base, x, b):
     """out = base + x b: an Euler step if base is the residual stream, a sum if it is out itself."""
     w = 2 * BITS // (8 * out.itemsize)
-    for j in range(0, out.shape[1], w):
-        for m in range(0, out.shape[0], MR):
-            tile(out, base, x, b, m, j, 1)
+    for i in range(0, out.shape[0], ROWS):
+        for j in range(0, out.shape[1], w):
+            for m in range(i, min(i + ROWS, out.shape[0]), MR):
+                tile(out, base, x, b, m, j, 1)
 
 @jit
-def weight_gradient(dw, dy, x, n0):
+def weight_gradient(dw, dy, x, n0, scratch):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
     For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch."""
-    B, T, n1 = x.shape[0], x.shape[1], n0 + dw.shape[0]
+    (N, K), (B, T, _), w = dw.shape, x.shape, 2 * BITS // (8 * dw.itemsize)
     for b in range(B):
         for t in range(0, T, KC):
             e = min(T, t + KC)
-            matmul_add(dw, dw, dy[b, t:e, n0:n1].T, x[b, t:e])
+            pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])          # else a row in every page
+            for j in range(0, K, w):
+                for m in range(0, N, MR):
+                    i, r, rows = m // ROWS_DW, m % ROWS_DW, dw[m:m + MR]
+                    tile(rows, rows, scratch[i, :e - t, r:r + MR].T, x[b, t:e], 0, j, 1)
 
 # ==== 4.2 Embedding ====
 @jit
@@ -608,7 +618,7 @@ def cross_entropy(logits, targets, weight):
 
 # ==== 5 Model ====
 @jit
-def forward(b, heads, tokens, p, w, a, s, cos, sin, eps):
+def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
     """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     L, D = p.qkv.shape[0], 2 * cos.shape[1]
@@ -617,17 +627,17 @@ def forward(b, heads, tokens, p, w, a, s, cos, sin, eps):
     for l in range(L):
         x, x1, x2 = a.x[b, 2 * l], a.x[b, 2 * l + 1], a.x[b, 2 * l + 2]
         rmsnorm_forward(a.attn_in[b, l], a.attn_rstd[b, l], x, p.attn_norm[l], eps)
-        matmul(a.qkv[b, l], a.attn_in[b, l], w.qkv[l])
+        matmul(a.qkv[b, l], a.attn_in[b, l], wt.qkv[l])
         rope(a.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(1))
         attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt)
-        matmul_add(x1, x, a.att[b, l], w.attn_proj[l])
+        matmul_add(x1, x, a.att[b, l], wt.attn_proj[l])
         rmsnorm_forward(a.mlp_in[b, l], a.mlp_rstd[b, l], x1, p.mlp_norm[l], eps)
-        matmul(a.gate_up[b, l], a.mlp_in[b, l], w.gate_up[l])
+        matmul(a.gate_up[b, l], a.mlp_in[b, l], wt.gate_up[l])
         swiglu_forward(a.swiglu[b, l], a.gate_up[b, l])
-        matmul_add(x2, x1, a.swiglu[b, l], w.down[l])
+        matmul_add(x2, x1, a.swiglu[b, l], wt.down[l])
     rmsnorm_forward(a.final_in[b], a.final_rstd[b], a.x[b, 2 * L], p.final_norm, eps)
     for k in range(heads):
-        matmul(a.logits[b, k], a.final_in[b], w.lm_head[k])
+        matmul(a.logits[b, k], a.final_in[b], wt.lm_head[k])
 
 @jit
 def head_matrix(p, k, n_mtp):
@@ -636,7 +646,7 @@ def head_matrix(p, k, n_mtp):
     return p.wte if k < tied else p.lm_head[k - tied]
 
 @jit
-def backward(b, p, a, d, s, cos, sin):
+def backward(b, p, w, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients.  Leaves in a and d what the gradients of the weights need."""
     L, P, D = p.qkv.shape[0], a.logits.shape[1], 2 * cos.shape[1]
@@ -647,21 +657,21 @@ def backward(b, p, a, d, s, cos, sin):
     d.x[b, 2 * L] = 0
     s.norm[:] = 0
     for k in range(P):
-        matmul_add(s.norm, s.norm, a.logits[b, k], head_matrix(p, k, P))
+        matmul_add(s.norm, s.norm, a.logits[b, k], w.lm_head[k])
     rmsnorm_backward(d.x[b, 2 * L], d.x[b, 2 * L], d.final_norm[b], s.norm,
                      a.x[b, 2 * L], p.final_norm, a.final_rstd[b])
     for l in range(L - 1, -1, -1):
         dx, dx1, dx2 = d.x[b, 2 * l], d.x[b, 2 * l + 1], d.x[b, 2 * l + 2]
-        matmul(s.swiglu, dx2, p.down[l])
+        matmul(s.swiglu, dx2, w.down[l])
         swiglu_backward(a.gate_up[b, l], s.swiglu)
-        matmul(s.norm, a.gate_up[b, l], p.gate_up[l])
+        matmul(s.norm, a.gate_up[b, l], w.gate_up[l])
         rmsnorm_backward(dx1, dx2, d.mlp_norm[b, l], s.norm,
                          a.x[b, 2 * l + 1], p.mlp_norm[l], a.mlp_rstd[b, l])
-        matmul(s.att, dx1, p.attn_proj[l])
+        matmul(s.att, dx1, w.attn_proj[l])
         attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
                            s.scores, s.dscores, s.kt, s.vt)
         rope(d.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(-1))
-        matmul(s.norm, d.qkv[b, l], p.qkv[l])
+        matmul(s.norm, d.qkv[b, l], w.qkv[l])
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
@@ -669,22 +679,22 @@ QKV, ATTN_PROJ, GATE_UP, DOWN, LM_HEAD = range(5)      # a matrix in the task ta
 LOGITS, LOSS, GRADIENT = range(3)                      # how far `run` goes
 
 @jit
-def matrix_gradient(kind, l, n0, n1, g, a, d):
+def matrix_gradient(kind, l, n0, n1, g, a, d, scratch):
     """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for LM_HEAD."""
     if kind == QKV:
-        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0)
+        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, scratch)
     elif kind == ATTN_PROJ:
-        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0)
+        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, scratch)
     elif kind == GATE_UP:
-        weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0)
+        weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, scratch)
     elif kind == DOWN:
-        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0)
+        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, scratch)
     else:
         head = head_matrix(g, l, a.logits.shape[1])
-        weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0)
+        weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, scratch)
 
 @jit_parallel
-def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, cos, sin, eps):
+def run(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin, eps):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
     out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
     Threads take sequences, then blocks of weight gradients, from a common counter: a thread that is
@@ -693,22 +703,22 @@ def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, c
     counter = np.zeros(16, np.int64)         # two counters, 64 bytes apart
     for i in prange(threads):
         s = Scratch(scratch.norm[i], scratch.att[i], scratch.swiglu[i], scratch.scores[i],
-                    scratch.dscores[i], scratch.kt[i], scratch.vt[i])
+                    scratch.dscores[i], scratch.kt[i], scratch.vt[i], scratch.dy[i])
         b = next_task(counter, 0)
         while b < B:
-            forward(b, heads, tokens, p, w, a, s, cos, sin, eps)
+            forward(b, heads, tokens, p, wt, a, s, cos, sin, eps)
             if until >= LOSS:
                 for k in range(heads):
                     losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[b, k])
             if until >= GRADIENT:
-                backward(b, p, a, d, s, cos, sin)
+                backward(b, p, w, a, d, s, cos, sin)
             b = next_task(counter, 0)
     if until >= GRADIENT:
         for i in prange(threads):
             n = next_task(counter, 8)
             while n < tasks.shape[0]:
                 kind, l, n0, n1 = tasks[n]
-                matrix_gradient(kind, l, n0, n1, g, a, d)
+                matrix_gradient(kind, l, n0, n1, g, a, d, scratch.dy[i])
                 n = next_task(counter, 8)
         embedding_backward(g.wte, d.x[:, 0], tokens)
         for b in range(B):
@@ -720,17 +730,22 @@ def run(until, losses, tokens, targets, weight, p, w, g, a, d, scratch, tasks, c
                 g.final_norm[c] += d.final_norm[b, c]
 
 @jit_parallel
-def pack_weights(w, p):
-    """Every matrix W^T into its panels; once after each update of the parameters."""
+def pack_weights(w, wt, p):
+    """Every matrix W and W^T into its panels; once after each update of the parameters."""
     L, P = w.qkv.shape[0], w.lm_head.shape[0]
     for i in prange(L + P):
         if i < L:
-            pack(w.qkv[i], p.qkv[i].T)
-            pack(w.attn_proj[i], p.attn_proj[i].T)
-            pack(w.gate_up[i], p.gate_up[i].T)
-            pack(w.down[i], p.down[i].T)
+            pack(w.qkv[i], p.qkv[i])
+            pack(wt.qkv[i], p.qkv[i].T)
+            pack(w.attn_proj[i], p.attn_proj[i])
+            pack(wt.attn_proj[i], p.attn_proj[i].T)
+            pack(w.gate_up[i], p.gate_up[i])
+            pack(wt.gate_up[i], p.gate_up[i].T)
+            pack(w.down[i], p.down[i])
+            pack(wt.down[i], p.down[i].T)
         else:
-            pack(w.lm_head[i - L], head_matrix(p, i - L, P).T)
+            pack(w.lm_head[i - L], head_matrix(p, i - L, P))
+            pack(wt.lm_head[i - L], head_matrix(p, i - L, P).T)
 
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
@@ -742,7 +757,8 @@ class Model:
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = sum(x.size for x in self.p[:6])             # the matrices come first
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
-        self.w = self.new(panel_shapes(cfg, flat.dtype))
+        self.w, self.wt = (self.new(panel_shapes(cfg, flat.dtype, transposed))
+                           for transposed in (False, True))
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
@@ -756,7 +772,7 @@ class Model:
         return type(shapes)(*(aligned(shape, self.flat.dtype) for shape in shapes))
 
     def pack(self):
-        pack_weights(self.w, self.p)
+        pack_weights(self.w, self.wt, self.p)
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
         """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""
@@ -770,8 +786,8 @@ class Model:
         targets = np.full((P, B, T), -1, np.int32) if targets is None else targets
         losses, weight = np.zeros((B, heads or P)), np.ones((B, P)) * weight
         run(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets), weight,
-            self.p, self.w, self.g, self.a, self.d, self.s, self.tasks, self.cos[:T], self.sin[:T],
-            self.cfg.norm_eps)
+            self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks, self.cos[:T],
+            self.sin[:T], self.cfg.norm_eps)
         return losses
 
     def logits(self, tokens):
