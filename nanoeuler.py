@@ -853,13 +853,12 @@ def adamw(p, g, m, v, n_decay, hyper):
     return norm
 
 # ==== 7 Data ====
-LARGE = 32 << 20     # bytes; a longer text is memory-mapped and its tokens are kept in a file
+LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def read_text(path):
-    """A corpus as bytes.  Invalid UTF-8 is reported and kept, a binary file is refused."""
+    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     with reading(path, "name a text with --data"), open(path, "rb") as f:
-        large = os.fstat(f.fileno()).st_size > LARGE
-        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if large else f.read()
+        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         need(text[:LARGE].strip(), "it is empty")
         zero = text.find(b"\0")
         need(zero < 0, f"it is not text, byte {zero} is zero")
@@ -913,10 +912,9 @@ def tokenize(path, parts, tokenizer, text_sha256):
 
 def windows(tokens, T):
     """tokens, targets (n, T) of all disjoint windows of a text; -1 past the end of the targets."""
-    n = -(-(len(tokens) - 1) // T)
-    padded = np.full(n * T + 1, -1, np.int32)
+    padded = np.full(-(-(len(tokens) - 1) // T) * T + 1, -1, np.int32)
     padded[:len(tokens)] = tokens
-    return np.maximum(padded[:-1], 0).reshape(n, T), padded[1:].reshape(n, T)
+    return np.maximum(padded[:-1], 0).reshape(-1, T), padded[1:].reshape(-1, T)
 
 def later(rows, T):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
@@ -942,14 +940,20 @@ class Batches:
             self.order = rng.permutation(self.n)
         return self.order[j]
 
-    def take(self, i, B):
-        """Windows i to i + B: tokens (B, T), targets (P, B, T), -1 past the end; int32."""
-        padded = np.full((B, self.T + self.P), -1, np.int32)
-        for b in range(B):
-            start = self.shuffled(i + b) * self.T + self.phase
-            piece = self.tokens[start:start + self.T + self.P]
-            padded[b, :len(piece)] = piece
+    def pick(self, i, B):
+        """Where windows i to i + B of the run begin."""
+        return [self.shuffled(j) * self.T + self.phase for j in range(i, i + B)]
+
+    def batch(self, starts):
+        """tokens (B, T), targets (P, B, T), -1 past the end; int32"""
+        padded = np.full((len(starts), self.T + self.P), -1, np.int32)
+        for row, start in zip(padded, starts):
+            piece = self.tokens[start:start + len(row)]
+            row[:len(piece)] = piece
         return padded[:, :self.T], later(padded, self.T)
+
+    def take(self, i, B):
+        return self.batch(self.pick(i, B))
 
 def loss_weights(targets, mtp_weight):
     """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
@@ -995,19 +999,16 @@ def read_examples(path, *answers):
     with reading(path, remedy):
         text = pathlib.Path(path).read_bytes()
         listed = text.lstrip()[:1] == b"["
-        entries = json.loads(text) if listed else text.splitlines()
-    for i, e in enumerate(entries):
-        if not listed and not e.strip():
-            continue
-        with reading(f"{path}, " + (f"entry {i}" if listed else f"line {i + 1}"), remedy):
-            if not listed:
-                e = json.loads(e)
+        lines = [(f"line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
+        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))] if listed else lines
+    for name, e in entries:
+        with reading(f"{path}, {name}", remedy):
+            e = e if listed else json.loads(e)
             need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
             e = {"input": "", **e}
             for key in keys:
-                value = e.get(key)
-                need(isinstance(value, str), f"{key} is {value!r:.40}, expected text")
-                value.encode()               # half a surrogate pair is no text
+                need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
+                e[key].encode()              # half a surrogate pair is no text
             examples.append(e)
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, hashlib.sha256(text).hexdigest()
@@ -1035,9 +1036,6 @@ class Examples(Batches):
         """Which rows are i to i + B of the run."""
         R = self.R
         return [R * self.shuffled(j // R) + j % R for j in range(i, i + B)]
-
-    def take(self, i, B):
-        return self.batch(self.pick(i, B))
 
 # ==== 8 Checkpoint ====
 # A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  Weights
@@ -2006,77 +2004,71 @@ def physical_cores():
     siblings = pathlib.Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")
     return len({path.read_text(encoding="ascii") for path in siblings}) or os.cpu_count() or 1
 
-HELP = dict(out="file to write", threads="0: one a physical core", gguf="GGUF file to write",
-            matrices="of the GGUF file: f32, f16 or q8_0")
-FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
-CHAT = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
-FORCE = ("--force", dict(action="store_true", help="replace what is there"))
-TEXT = ("prompt", dict(help="text to begin with"))
+def arg(*names, **options):
+    """What add_argument of argparse takes."""
+    return names, options
+
+FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
+CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
+FORCE = arg("--force", action="store_true", help="replace what is there")
+TEXT = arg("prompt", help="text to begin with")
+THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
+RUN = arg("--resume", action="store_true", help="go on with --out"), FORCE
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-SPEAK = dict(settings=fields(Speech))
 
-class Parser:
-    """A command with verbs; `nanoeuler_cuda.py` makes its own of the same parts."""
+def out(default):
+    return arg("--out", default=default, help="file to write")
 
-    def __init__(self, text):
-        self.root = argparse.ArgumentParser(description=text)
-        self.verbs = self.root.add_subparsers(dest="verb", required=True, metavar="VERB")
-
-    def verb(self, name, text, *positional, settings=(), **flags):
-        v = self.verbs.add_parser(name, help=text, description=text,
-                                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        for arg, kwargs in positional:
-            v.add_argument(arg, **kwargs)
-        for flag, default in {**flags, "threads": 0}.items():
-            v.add_argument(f"--{flag}", type=type(default), default=default, help=HELP[flag])
-        for f in settings:                   # only what is given arrives: --resume compares it
-            v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-                           help=f"{f.metadata['help']} (default: {f.default})")
-        if "out" in flags and settings:
-            v.add_argument("--resume", action="store_true", help="go on with --out")
-            v.add_argument(FORCE[0], **FORCE[1])
-        return v
-
-def parse(argv):
-    p = Parser("A GPT from scratch")
-    p.verb("train", "learn a text; writes a checkpoint and a log",
-           ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size")),
-           settings=(*fields(Options), *SHAPE), out="nanoeuler.bin")
-    p.verb("sft", "fine-tune a checkpoint: learn to answer", FILE,
-           settings=(*fields(SftOptions), SHAPE[0]), out="nanoeuler_chat.bin")
-    p.verb("dpo", "tune a chat checkpoint: learn to prefer", CHAT,
-           settings=(*fields(DpoOptions), SHAPE[0]), out="nanoeuler_dpo.bin")
-    p.verb("chat", "continue or answer what you type", FILE, **SPEAK)
-    p.verb("generate", "one continuation or answer", TEXT, FILE, **SPEAK)
-    p.verb("lens", "the Euler steps of one prompt", TEXT, FILE)
-    p.verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])),
-           out="loss.png")
-    p.verb("export", "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
-           ("folder", dict(nargs="?", help="directory to write")), FORCE, gguf="", matrices="f32")
-    p.verb("import", "a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint",
-           ("source", dict(help="directory or .gguf")), ("out", dict(help="file to write")), FORCE)
-    p.verb("info", "what is in a checkpoint", FILE)
-    p.verb("compile", "compile the kernels into Numba's cache")
-    return vars(p.root.parse_args(argv))
+def add_verb(verbs, name, call, text, *args, settings=()):
+    """A verb that calls `call` with its arguments, and with those of the settings that are given:
+    --resume compares them."""
+    v = verbs.add_parser(name, help=text, description=text,
+                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    v.set_defaults(call=call)
+    for names, options in (*args, THREADS):
+        v.add_argument(*names, **options)
+    for f in settings:
+        v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
+                       help=f"{f.metadata['help']} (default: {f.default})")
+    return v
 
 def bench(name):
     """A verb that is a script of its own: the function `name` of bench/name.py."""
     return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
 
-VERBS = {"train": partial(launch, Run), "sft": partial(launch, SftRun),
-         "dpo": partial(launch, DpoRun), "chat": speak, "generate": speak,
-         "export": export, "import": import_llama, "compile": compile_kernels,
-         "lens": bench("lens"), "plot": bench("plot"), "info": bench("info")}
+def add_verbs(add):
+    add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
+        arg("preset", nargs="?", default="small", choices=list(PRESETS), help="its size"),
+        out("nanoeuler.bin"), *RUN, settings=(*fields(Options), *SHAPE))
+    add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
+        out("nanoeuler_chat.bin"), *RUN, settings=(*fields(SftOptions), SHAPE[0]))
+    add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,
+        out("nanoeuler_dpo.bin"), *RUN, settings=(*fields(DpoOptions), SHAPE[0]))
+    add("chat", speak, "continue or answer what you type", FILE, settings=fields(Speech))
+    add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Speech))
+    add("lens", bench("lens"), "the Euler steps of one prompt", TEXT, FILE)
+    add("plot", bench("plot"), "loss curves of logs",
+        arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
+    add("info", bench("info"), "what is in a checkpoint", FILE)
+    add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
+        arg("folder", nargs="?", help="directory to write"), FORCE,
+        arg("--gguf", default="", help="GGUF file to write"),
+        arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
+    add("import", import_llama, "a Hugging Face directory or a GGUF file becomes a checkpoint",
+        arg("source", help="directory or .gguf"), arg("out", help="file to write"), FORCE)
+    add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
-def main(argv=None, parse=parse, verbs=VERBS):
+def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     """Another engine hands in its own verbs."""
-    a = parse(argv)
-    verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
+    root = argparse.ArgumentParser(description=text)
+    add_verbs(partial(add_verb, root.add_subparsers(required=True, metavar="VERB")))
+    a, most = vars(root.parse_args(argv)), get_num_threads()
+    call, threads = a.pop("call"), a.pop("threads")
     try:
         need(0 <= threads <= most,
              f"--threads is {threads}, expected 0 (one a physical core) to {most}")
         set_num_threads(threads or min(physical_cores(), most))
-        return verbs[verb](**a)
+        return call(**a)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:                  # the reader of our output is gone

@@ -2730,33 +2730,31 @@ def on_gpu(verb, **engine):
         return verb(**engine, **flags)
     return run
 
-speak = on_gpu(ne.speak, decoder=Decoder)
-VERBS = dict(test=on_gpu(self_tests), g=on_gpu(check), t=on_gpu(pretrain),
-             tr=on_gpu(pretrain), i=speak, s=on_gpu(ne.launch, run=SftRun, engine=Model),
-             d=on_gpu(ne.launch, run=DpoRun, engine=Model), c=speak, doctor=doctor)
-
-def parse(argv):
-    p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")
-    preset = ("--preset", dict(default="base", choices=list(ne.PRESETS), help="size of the model"))
-    learn = dict(settings=(*fields(Options), *ne.SHAPE), out="nanoeuler.bin")
-    p.verb("test", "every kernel against the CPU",
-           ("--quick", dict(action="store_true", help="without the largest shapes")))
-    p.verb("g", "the gradient of the whole model against the CPU", preset,
-           ("--batch", dict(type=int, default=1, help="sequences")))
-    p.verb("t", "pretrain; writes a checkpoint and a log", preset, **learn)
-    p.verb("tr", "go on with the run of t", preset, **learn).set_defaults(resume=True)
-    p.verb("i", "one continuation", ne.TEXT, ne.FILE, **ne.SPEAK)
-    p.verb("s", "fine-tune: learn to answer", ne.FILE,
-           settings=(*fields(SftOptions), ne.SHAPE[0]), out="nanoeuler_chat.bin")
-    p.verb("d", "tune on preferences: learn the better of two answers", ne.CHAT,
-           settings=(*fields(DpoOptions), ne.SHAPE[0]), out="nanoeuler_dpo.bin")
-    p.verb("c", "chat", ne.CHAT, **ne.SPEAK)
-    p.verb("doctor", "what this machine has for the GPU, and what it lacks")
-    return vars(p.root.parse_args(argv or ["test"]))
+def add_verbs(add):
+    preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
+    learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
+    speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Speech)
+    options, shape = (*fields(Options), *ne.SHAPE), ne.SHAPE[0]
+    add("test", on_gpu(self_tests), "every kernel against the CPU",
+        ne.arg("--quick", action="store_true", help="without the largest shapes"))
+    add("g", on_gpu(check), "the gradient of the whole model against the CPU", preset,
+        ne.arg("--batch", type=int, default=1, help="sequences"))
+    add("t", on_gpu(pretrain), "pretrain; writes a checkpoint and a log", *learn, settings=options)
+    add("tr", on_gpu(pretrain), "go on with the run of t", *learn,
+        settings=options).set_defaults(resume=True)
+    add("i", speak, "one continuation", ne.TEXT, ne.FILE, settings=speech)
+    add("s", on_gpu(ne.launch, run=SftRun, engine=Model), "fine-tune: learn to answer", ne.FILE,
+        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftOptions), shape))
+    add("d", on_gpu(ne.launch, run=DpoRun, engine=Model),
+        "tune on preferences: learn the better of two answers", ne.CHAT,
+        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoOptions), shape))
+    add("c", speak, "chat", ne.CHAT, settings=speech)
+    add("doctor", doctor, "what this machine has for the GPU, and what it lacks")
 
 def main(argv=None):
     try:
-        return ne.main(sys.argv[1:] if argv is None else argv, parse, VERBS)
+        return ne.main((sys.argv[1:] if argv is None else argv) or ["test"], add_verbs,
+                       "NanoEuler on the GPU.  Without a verb: the self-tests")
     except CudaAPIError as e:
         print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor",
               file=sys.stderr)
