@@ -1250,18 +1250,13 @@ class Run:
     verb, Options, full, scope = "train", Options, "", "the whole held-out tail"
     line, measures, R = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}, 1
 
-    @staticmethod
-    def source(preset):
-        """What a fresh run begins with: a Checkpoint, tokenizer and weights still to be made."""
-        return Checkpoint(PRESETS[preset], None, State(), None, ())
-
     def __init__(self, out, start, options, engine=Model):
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
         self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
         o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
         self.began, self.B = time.perf_counter() - s.elapsed, R * max(1, round(o.batch / T / R))
-        s.n_steps, self.lr = o.steps or s.n_steps, o.lr * 128 / cfg.n_embd
-        *rows, length = self.load(cfg)
+        rows, self.lr = self.load(cfg), o.lr * 128 / cfg.n_embd
+        s.n_steps = o.steps or s.n_steps
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
         self.model, self.next = engine(cfg, flat, start.moments, o), self.take()
@@ -1271,11 +1266,11 @@ class Run:
             *rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
-            ("length", f"{o.steps:,} steps" if o.steps else length),
+            ("length", f"{o.steps:,} steps" if o.steps else f"{o.minutes:g} minutes"),
             ("writes", f"{out} and {self.log}; Ctrl-C saves and stops")])
 
     def load(self, cfg):
-        """Reads tokenizer, batches, validation.  Returns rows for the table, the length last."""
+        """Reads tokenizer, batches, validation.  Returns rows for the table."""
         o, text = self.options, read_text(self.options.data)
         self.same_data(hashlib.sha256(text).hexdigest())
         train, val = parts = split_text(memoryview(text), o.holdout)
@@ -1287,7 +1282,7 @@ class Run:
         self.bytes_per_token = len(train) / len(tokens)
         return (("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
                 ("tokenizer", f"{self.tokenizer.vocab_size} tokens, {self.bytes_per_token:.2f} "
-                              f"bytes a token"), f"{o.minutes:g} minutes")
+                              f"bytes a token"))
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -1355,8 +1350,8 @@ class Run:
         ids = generate(self.model.decoder(), self.tokenizer.encode(prompt), n, rng, sampling, stop)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
-    def sample(self, final=False):
-        return self.say("\n", 160 if final else 40, Sampling())
+    def sample(self, n):
+        return self.say("\n", n, Sampling())
 
     def record(self, **values):
         self.log_file.write(json.dumps(values) + "\n")
@@ -1385,7 +1380,7 @@ class Run:
                           flush=True)
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
                     print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
-                          f"{self.sample()!r}", flush=True)
+                          f"{self.sample(40)!r}", flush=True)
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
             final = s.step >= s.n_steps and self.validate()
@@ -1394,7 +1389,7 @@ class Run:
             return print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on "
                          f"with:\n    python {self.model.program} {self.verb} --resume --out "
                          f"{self.out}")
-        print(f"\n{self.sample(final=True)}\n\nvalidation {final} on {self.scope}, after "
+        print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")
         print_done(self.out, s, self.model)
 
@@ -1403,19 +1398,11 @@ class SftRun(Run):
     verb, Options, full, scope = "sft", SftOptions, "data/alpaca.json", "all held-out responses"
     answers = ["output"]
 
-    @staticmethod
-    def source(file):
-        """The weights in a file.  None depends on the context, which may be longer."""
-        c = read_checkpoint(file)
-        need(c.state.eos in c.tokenizer.specials, f"{file} has no token {c.state.eos} to end a "
-             f"response with; use one of train")
-        return c._replace(moments=(), state=State(kind="chat", bos=c.state.bos, eos=c.state.eos))
-
     def load(self, cfg):
-        o, s, T, R = self.options, self.state, cfg.seq_len, self.R
+        o, end, T, R = self.options, self.state.eos, cfg.seq_len, self.R
         examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
-        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[s.eos])
+        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[end])
         train, val, long = parts = [], [], []
         for e in examples:
             prompt, answers = encode(prompt_of(e)), [e[key] for key in self.answers]
@@ -1433,22 +1420,16 @@ class SftRun(Run):
         self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
         self.questions = [e for e, _ in val]
         self.bytes_per_token = size(train, self.answers) / (self.batches.answers >= 0).sum()
-        s.n_steps = s.n_steps or math.ceil(o.epochs * R * len(train) / self.B)
+        o.steps = o.steps or math.ceil(o.epochs * R * len(train) / self.B)
         empty = len(examples) - len(train) - len(val) - len(long)
         return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
-                ("left out", f"{len(long):,} examples longer than {T} tokens, {empty:,} empty"),
-                f"{o.epochs:g} epochs = {s.n_steps:,} steps")
+                ("left out", f"{len(long):,} examples longer than {T} tokens, {empty:,} empty"))
 
-    def plan(self, pace):
-        """Nothing: the epochs are counted."""
-
-    def sample(self, final=False):
-        """The likeliest answers to four held-out instructions, or to one."""
-        n, greedy = len(self.questions), Sampling(temperature=0.0)
-        pick = np.linspace(0, n - 1, min(n, 4)).astype(int) if final else [self.state.step % n]
-        return "\n\n".join(f"> {e['instruction']}\n{e['input']}\n".replace("\n\n", "\n")
-                           + self.say(prompt_of(e), 200, greedy)
-                           for e in (self.questions[i] for i in pick))
+    def sample(self, n):
+        """The likeliest answer to a held-out instruction."""
+        e = self.questions[self.state.step % len(self.questions)]
+        said = self.say(prompt_of(e), n, Sampling(temperature=0.0))
+        return f"> {' '.join((e['instruction'], e['input'])).strip()}\n{said}"
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
@@ -1491,25 +1472,20 @@ def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python {engine.program} {engine.talk} {out}")
 
-def resumed(run, start, out, chosen):
-    """The options of a run that goes on; `chosen` may make it longer and change nothing else."""
-    s = start.state
-    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        stored = run.Options(**s.options).check()
-    longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
-    old = {**asdict(start.cfg), **asdict(stored), **longer}
-    for name, value in chosen.items():
-        need(value == old[name], f"{out} was started with {name} {old[name]}, not {value}; drop "
-             f"the flag, or start a new run with --out NAME")
-    if longer:
-        s.n_steps, longer = 0, {"steps": 0, **longer}
-    return replace(stored, **longer).check()
-
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
-    """A run from a preset or the weights in a file, or the continuation of `out`."""
+    """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
+    was started with: flags may make it longer and change nothing else."""
     if resume:
         start = read_checkpoint(out)
-        options, s = resumed(run, start, out, chosen), start.state
+        s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
+        with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+            options = run.Options(**s.options).check()
+        for name, old in {**asdict(start.cfg), **asdict(options)}.items():
+            need(name in longer or chosen.get(name, old) == old, f"{out} was started with {name} "
+                 f"{old}, not {chosen.get(name)}; drop the flag, or start with --out NAME")
+        if longer:
+            s.n_steps, options.steps = 0, 0
+            options = replace(options, **{name: chosen[name] for name in longer}).check()
         if s.step >= (options.steps or s.n_steps or s.step + 1):
             return print_done(out, s, engine)
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
@@ -1518,9 +1494,16 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
         if run.full and "data" not in chosen:        # what a script of data/ makes goes first
             there = os.path.exists(run.full)
             chosen["data"] = run.full if there else run.Options.data
-            print(f"learning {chosen['data']}: {run.full} {'is' if there else 'is not'} there\n")
-        shape = {k: chosen.pop(k) for k in list(chosen) if k in Config.__dataclass_fields__}
-        options, start = run.Options(**chosen).check(), run.source(preset or file)
+            print(f"learning {chosen['data']}: {run.full} is "
+                  f"{'there' if there else 'not there, make data makes it'}\n")
+        start = Checkpoint(PRESETS.get(preset), None, State(), None, ())
+        if file:
+            start = read_checkpoint(file)
+            bos, eos = start.state.bos, start.state.eos
+            need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
+            start = start._replace(moments=(), state=State(kind="chat", bos=bos, eos=eos))
+        shape = {k: chosen.pop(k) for k in list(chosen) if k in asdict(start.cfg)}
+        options = run.Options(**chosen).check()
         start = start._replace(cfg=replace(start.cfg, **shape).check())
     if engine is Model:
         compile_kernels()

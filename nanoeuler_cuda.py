@@ -2686,8 +2686,8 @@ class OnGpu:
 @dataclass
 class Options(OnGpu, ne.Options):
     """`t`: the CPU's options with other defaults."""
-    data: str = field(default="data/pretrain.txt", metadata={
-        "help": "a text, UTF-8; without it, data/shakespeare.txt"})
+    data: str = field(default=ne.Options.data, metadata={
+        "help": "a text, UTF-8; data/pretrain.txt goes first, if there"})
     steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
     batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
     holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
@@ -2702,7 +2702,7 @@ class DpoOptions(OnGpu, ne.DpoOptions):
     """`d`"""
 
 class Run(ne.Run):
-    verb, Options = "t", Options
+    verb, Options, full = "t", Options, "data/pretrain.txt"
 
 class SftRun(ne.SftRun):
     verb, Options = "s", SftOptions
@@ -2711,10 +2711,6 @@ class DpoRun(ne.DpoRun):
     verb, Options = "d", DpoOptions
 
 def pretrain(preset, **flags):
-    if "data" not in flags and not flags["resume"] and not os.path.exists(Options.data):
-        flags["data"] = ne.Options.data
-        print(f"learning {ne.Options.data}: {Options.data} is not there, make it with: python "
-              f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
     if "minutes" in flags:
         flags.setdefault("steps", 0)
     ne.launch(Run, Model, preset, **flags)
