@@ -910,15 +910,17 @@ def tokenize(path, parts, tokenizer, text_sha256):
                                 for name, part in zip(("train", "val"), parts)}, remedy)
     return read()
 
-def windows(tokens, T):
-    """tokens, targets (n, T) of all disjoint windows of a text; -1 past the end of the targets."""
-    padded = np.full(-(-(len(tokens) - 1) // T) * T + 1, -1, np.int32)
-    padded[:len(tokens)] = tokens
-    return np.maximum(padded[:-1], 0).reshape(-1, T), padded[1:].reshape(-1, T)
-
 def later(rows, T):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     return np.stack([rows[:, k + 1:k + 1 + T] for k in range(rows.shape[1] - T)])
+
+def windows(tokens, starts, T, P):
+    """tokens (B, T), targets (P, B, T) of the windows that begin there, -1 past the end; int32"""
+    rows = np.full((len(starts), T + P), -1, np.int32)
+    for row, start in zip(rows, starts):
+        piece = tokens[start:start + T + P]
+        row[:len(piece)] = piece
+    return np.maximum(rows[:, :T], 0), later(rows, T)
 
 class Batches:
     """Windows of T tokens in shuffled epochs.
@@ -928,8 +930,8 @@ class Batches:
     def __init__(self, tokens, T, n_mtp, seed):
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
         self.n, self.epoch = len(tokens) // T - 1, None
-        need(self.n > 0, f"the training part has {len(tokens)} tokens, less than two windows of "
-             f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
+        need(self.n > 0, f"{len(tokens)} tokens to learn are less than two windows of {T}; use a "
+             f"longer text or --seq-len {max(1, len(tokens) // 2)}")
 
     def shuffled(self, i):
         """Entry i of endless epochs over range(n)."""
@@ -940,20 +942,10 @@ class Batches:
             self.order = rng.permutation(self.n)
         return self.order[j]
 
-    def pick(self, i, B):
-        """Where windows i to i + B of the run begin."""
-        return [self.shuffled(j) * self.T + self.phase for j in range(i, i + B)]
-
-    def batch(self, starts):
-        """tokens (B, T), targets (P, B, T), -1 past the end; int32"""
-        padded = np.full((len(starts), self.T + self.P), -1, np.int32)
-        for row, start in zip(padded, starts):
-            piece = self.tokens[start:start + len(row)]
-            row[:len(piece)] = piece
-        return padded[:, :self.T], later(padded, self.T)
-
     def take(self, i, B):
-        return self.batch(self.pick(i, B))
+        """Windows i to i + B of the run."""
+        starts = [self.shuffled(j) * self.T + self.phase for j in range(i, i + B)]
+        return windows(self.tokens, starts, self.T, self.P)
 
 def loss_weights(targets, mtp_weight):
     """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
@@ -1037,6 +1029,9 @@ class Examples(Batches):
         R = self.R
         return [R * self.shuffled(j // R) + j % R for j in range(i, i + B)]
 
+    def take(self, i, B):
+        return self.batch(self.pick(i, B))
+
 # ==== 8 Checkpoint ====
 # A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  Weights
 # have the names of a LlamaForCausalLM and are slices of the flat buffer: the buffer is the file.
@@ -1102,21 +1097,19 @@ def replacing(path, remedy):
 
 def write_tensors(path, meta, tensors, remedy):
     """A safetensors file of {name: array}."""
-    entries, end, meta = {}, 0, {**meta, "sha256": NO_HASH}
+    entries, end = {"__metadata__": {**meta, "sha256": NO_HASH}}, 0
     for name, x in tensors.items():
         start, end = end, end + x.nbytes
         entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
-
-    def header():
-        text = json.dumps({"__metadata__": meta, **entries}, separators=(",", ":")).encode()
-        return text + b" " * (-(8 + len(text)) % 64)     # the data starts on a cache line
-
-    digest = hashlib.sha256(header())
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    digest = hashlib.sha256(header)
     for x in tensors.values():
         digest.update(x)
-    meta["sha256"] = digest.hexdigest()
+    start, _, rest = header.rpartition(NO_HASH.encode())
     with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        for piece in (len(header()).to_bytes(8, "little"), header(), *tensors.values()):
+        for piece in (len(header).to_bytes(8, "little"), start, digest.hexdigest().encode(), rest,
+                      *tensors.values()):
             f.write(piece)
 
 def map_tensors(path):
@@ -1259,7 +1252,8 @@ class Run:
         s.n_steps = o.steps or s.n_steps
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
-        self.model, self.next = engine(cfg, flat, start.moments, o), self.take()
+        self.model = engine(cfg, flat, start.moments, o)
+        self.next = self.batches.take(s.step * self.B, self.B)
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
@@ -1278,7 +1272,9 @@ class Run:
         self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
         tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256)
         self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
-        self.val = *windows(np.append(tokens[-1:], tail), cfg.seq_len), len(val)
+        tail = np.append(tokens[-1:], tail)
+        x, (y,) = windows(tail, range(0, len(tail) - 1, cfg.seq_len), cfg.seq_len, 1)
+        self.val = x, y, len(val)
         self.bytes_per_token = len(train) / len(tokens)
         return (("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
                 ("tokenizer", f"{self.tokenizer.vocab_size} tokens, {self.bytes_per_token:.2f} "
@@ -1287,16 +1283,12 @@ class Run:
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
         old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.options.data} is not the data of this run: its sha256 is "
-             f"{digest[:12]}, expected {old[:12]}; restore it, or start with --out NAME")
+        need(digest == old, f"{self.options.data} has changed, its sha256 is {digest[:12]}, not "
+             f"{old[:12]}; restore it, or start with --out NAME")
         self.state.text_sha256 = digest
 
     def elapsed(self):
         return time.perf_counter() - self.began
-
-    def take(self):
-        """Tokens and targets of the step after `state.step`."""
-        return self.batches.take(self.state.step * self.B, self.B)
 
     def weights(self, tokens, targets, micro):
         """d loss / d (summed CE of a head of a sequence), (B, P)."""
@@ -1312,7 +1304,7 @@ class Run:
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
         s.step = t = s.step + 1
-        self.next = self.take()              # while a GPU still works on this one
+        self.next = self.batches.take(t * self.B, self.B)      # while a GPU still works
         losses, norm = model.update(np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
                                               1 - o.beta1 ** t, 1 - o.beta2 ** t]))
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
@@ -1324,20 +1316,11 @@ class Run:
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **self.measures}
 
-    def plan(self, pace):
-        """With --minutes: as many steps as the time left allows.  Fixed in the last tenth."""
-        o, s = self.options, self.state
-        if not o.steps and not s.step > 0.9 * s.n_steps > 0:
-            final = pace * self.val[0].size / (3 * self.next[0].size)
-            left = 60 * o.minutes - self.elapsed() - final
-            s.n_steps = s.step + max(1, int(left / pace))
-
     def validate(self, rows=None):
         """Measures held-out text, or some rows of it; returns the result in words."""
-        s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.val, rows)
-        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
-        return f"{s.bits_per_byte:.4f} bits/byte"
+        bits = self.state.bits_per_byte = evaluate(self.model, *self.val, rows)
+        self.record(step=self.state.step, val_bits_per_byte=bits, windows=rows)
+        return f"{bits:.4f} bits/byte"
 
     def save(self):
         self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
@@ -1358,7 +1341,8 @@ class Run:
         self.log_file.flush()
 
     def go(self):
-        """The training loop."""
+        """The training loop.  With --minutes it plans as many steps as the time left allows, and
+        no longer in the last tenth."""
         o, s, began = self.options, self.state, self.elapsed()
         first, s.n_steps = s.step, s.n_steps or 1 << 40
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
@@ -1369,10 +1353,12 @@ class Run:
             while s.step < s.n_steps and not asked:
                 r, done = self.advance(), s.step - first
                 self.record(**r)
-                pace = (self.elapsed() - began) / done       # with validations and samples
-                if done in (5, 20) or s.step % 50 == 0:
-                    self.plan(pace)
                 if done == 5 or s.step % 20 == 0:
+                    pace = (self.elapsed() - began) / done       # with validations and samples
+                    if not o.steps and not s.step > 0.9 * s.n_steps > 0:
+                        final = pace * self.val[0].size / (3 * self.next[0].size)
+                        left = 60 * o.minutes - self.elapsed() - final
+                        s.n_steps = s.step + max(1, int(left / pace))
                     left = int((s.n_steps - s.step) * pace)
                     print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
                           f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
@@ -1410,9 +1396,8 @@ class SftRun(Run):
             fits = max(len(prompt) + len(answer) for _, answer in rows) <= T + 1     # </s> is a
             if all(answers) and e["instruction"] or not fits:                        # target only
                 parts[held_out(e) if fits else 2].append((e, rows))
-        need(train and val, f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
-             f"that fit in {T} tokens, {len(long)} are longer; use more examples, or a model of a "
-             f"longer --seq-len")
+        need(train and val, f"{o.data}: {len(train)} examples to learn, {len(val)} held out, "
+             f"{len(long)} longer than {T} tokens; use more, or a longer --seq-len")
         size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
         self.batches, self.test = (Examples([row for _, rows in part for row in rows], T,
                                             cfg.n_mtp, o.seed, R) for part in (train, val))
@@ -1427,9 +1412,8 @@ class SftRun(Run):
 
     def sample(self, n):
         """The likeliest answer to a held-out instruction."""
-        e = self.questions[self.state.step % len(self.questions)]
-        said = self.say(prompt_of(e), n, Sampling(temperature=0.0))
-        return f"> {' '.join((e['instruction'], e['input'])).strip()}\n{said}"
+        e, greedy = self.questions[self.state.step % len(self.questions)], Sampling(temperature=0.0)
+        return f"> {e['instruction']} {e['input']}\n{self.say(prompt_of(e), n, greedy)}"
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
@@ -1441,13 +1425,11 @@ class DpoRun(SftRun):
 
     def __init__(self, *args):
         super().__init__(*args)
-        parts = [e.batch(slice(None)) for e in (self.batches, self.test)]
         if not self.state.reference:
             print("the reference reads every pair once\n", flush=True)
-            self.state.reference = [ce for part in parts for ce in self.losses(*part)]
-        n = len(self.batches.rows)
-        self.reference = np.array(self.state.reference[:n])
-        self.pairs = *parts[1], np.array(self.state.reference[n:])
+            self.state.reference = [ce for examples in (self.batches, self.test)
+                                    for ce in self.losses(*examples.batch(slice(None)))]
+        self.learned, self.tested = np.split(self.state.reference, [len(self.batches.rows)])
 
     def losses(self, tokens, targets, rows=16):
         """-log pi of every response (B,), some rows at a time."""
@@ -1456,15 +1438,14 @@ class DpoRun(SftRun):
 
     def weights(self, tokens, targets, micro):
         """A forward pass of its own: the weight of a row depends on both responses of its pair."""
-        reference = self.reference[self.batches.pick(self.state.step * self.B, self.B)]
-        weight = np.zeros((self.B, len(targets)))        # of the other heads: 0
-        self.measures, weight[:, 0] = dpo_loss(self.losses(tokens, targets, micro), reference,
-                                               self.options.beta)
+        reference = self.learned[self.batches.pick(self.state.step * self.B, self.B)]
+        ce, weight = self.losses(tokens, targets, micro), np.zeros((self.B, len(targets)))
+        self.measures, weight[:, 0] = dpo_loss(ce, reference, self.options.beta)     # head 0 only
         return weight
 
     def validate(self, rows=None):
-        text, (tokens, targets, reference) = super().validate(rows), self.pairs
-        r, _ = dpo_loss(self.losses(tokens, targets), reference, self.options.beta)
+        text, ce = super().validate(rows), self.losses(*self.test.batch(slice(None)))
+        r, _ = dpo_loss(ce, self.tested, self.options.beta)
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in r.items()})
         return f"{self.line.format(**r)}  {text} of the chosen"
 
@@ -1491,11 +1472,9 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        if run.full and "data" not in chosen:        # what a script of data/ makes goes first
-            there = os.path.exists(run.full)
-            chosen["data"] = run.full if there else run.Options.data
-            print(f"learning {chosen['data']}: {run.full} is "
-                  f"{'there' if there else 'not there, make data makes it'}\n")
+        if run.full and "data" not in chosen:
+            chosen["data"] = run.full if os.path.exists(run.full) else run.Options.data
+            print(f"learning {chosen['data']}; make data makes {run.full}\n")
         start = Checkpoint(PRESETS.get(preset), None, State(), None, ())
         if file:
             start = read_checkpoint(file)
@@ -1650,8 +1629,7 @@ def sample(logits, rng, o):
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")
     z = logits[order].astype(np.float64)
-    with np.errstate(over="ignore"):         # a tiny temperature: -inf, and exp(-inf) is 0
-        p = np.exp((z - z[0]) / o.temperature)
+    p = np.exp((z - z[0]) / max(o.temperature, 1e-99))       # the likeliest has 1
     keep = p >= o.min_p
     keep[o.top_k or len(p):] = False
     keep &= np.cumsum(p) - p < o.top_p * p.sum()       # those before it do not reach top_p yet
@@ -1848,23 +1826,19 @@ def llama_of_gguf(path):
 
 def llama_of_folder(folder):
     """Config, Tokenizer, {name: shape}, name -> tensor, (chat template, bos, eos)"""
-    at, tensors, shards = pathlib.Path(folder).joinpath, {}, ["model.safetensors"]
-    text = lambda name: at(name).read_text(encoding="utf-8") if at(name).exists() else ""
-    if index := text("model.safetensors.index.json"):
-        shards = sorted(set(json.loads(index)["weight_map"].values()))
-    if at("mtp.safetensors").exists():       # heads 1.. of `export`
-        shards.append("mtp.safetensors")
-    for shard in shards:
-        tensors |= map_tensors(at(shard))[1]
-    config, words = (json.loads(at(name).read_text(encoding="utf-8"))
+    at, tensors = pathlib.Path(folder), {}
+    for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
+        tensors |= map_tensors(shard)[1]
+    config, words = (json.loads((at / name).read_text(encoding="utf-8"))
                      for name in ("config.json", "tokenizer_config.json"))
     need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
-    name = lambda token: token["content"] if isinstance(token, dict) else token or ""
     cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
     shapes, read = {key: x.shape for key, x in tensors.items()}, lambda key: from_bf16(tensors[key])
-    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), shapes, read, (
-        text("chat_template.jinja") or words.get("chat_template") or "",
-        name(words.get("bos_token")), name(words.get("eos_token")))
+    template, own = words.get("chat_template") or "", at / "chat_template.jinja"
+    ends = (token["content"] if isinstance(token, dict) else token or ""
+            for token in (words.get("bos_token"), words.get("eos_token")))
+    return cfg, bpe.Tokenizer.load(at / "tokenizer.json"), shapes, read, (
+        own.read_text(encoding="utf-8") if own.exists() else template, *ends)
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
@@ -1881,7 +1855,7 @@ def import_llama(source, out, force):
         for name in found.keys() - {*shapes, "lm_head.weight"}:
             need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
         for name, shape in shapes.items():
-            need(found.get(name) == shape, f"{name} is {found.get(name)}, expected {shape}")
+            need(found.get(name) == shape, f"{name} is {found.get(name, 'missing')}, not {shape}")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
             x[...] = read(name)
@@ -1987,10 +1961,7 @@ def physical_cores():
     siblings = pathlib.Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")
     return len({path.read_text(encoding="ascii") for path in siblings}) or os.cpu_count() or 1
 
-def arg(*names, **options):
-    """What add_argument of argparse takes."""
-    return names, options
-
+arg = lambda *names, **options: (names, options)         # for add_argument
 FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
 CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
 FORCE = arg("--force", action="store_true", help="replace what is there")
