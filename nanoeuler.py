@@ -1108,9 +1108,9 @@ def write_tensors(path, meta, tensors, remedy):
         digest.update(x)
     start, _, rest = header.rpartition(NO_HASH.encode())
     with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        for piece in (len(header).to_bytes(8, "little"), start, digest.hexdigest().encode(), rest,
-                      *tensors.values()):
-            f.write(piece)
+        f.write(len(header).to_bytes(8, "little") + start + digest.hexdigest().encode() + rest)
+        for x in tensors.values():
+            f.write(x)
 
 def map_tensors(path):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
@@ -1200,8 +1200,7 @@ class Options(Optimization):
 @dataclass
 class SftOptions(Optimization):
     """What `sft` is started with."""
-    data: str = setting("data/instructions.json", 0, 0, "instruction, input, output, as "
-                        "JSON; data/alpaca.json goes first, if there")
+    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
@@ -1209,8 +1208,7 @@ class SftOptions(Optimization):
 @dataclass
 class DpoOptions(Optimization):
     """What `dpo` is started with."""
-    data: str = setting("data/preferences_sample.jsonl", 0, 0, "instruction, input, chosen, "
-                        "rejected, as JSON; data/preferences.jsonl goes first, if there")
+    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
@@ -1225,18 +1223,6 @@ def evaluate(model, tokens, targets, n_bytes, rows=None):
         nats += np.sum(model.losses(tokens[pick[i:i + 16]], targets[pick[i:i + 16]]))
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * share))
-
-@contextlib.contextmanager
-def interrupts():
-    """A list that Ctrl-C or SIGTERM enters, to finish the step and save; a second one kills."""
-    asked = []
-    ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
@@ -1342,11 +1328,14 @@ class Run:
 
     def go(self):
         """The training loop.  With --minutes it plans as many steps as the time left allows, and
-        no longer in the last tenth."""
-        o, s, began = self.options, self.state, self.elapsed()
+        no longer in the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
+        o, s, began, asked = self.options, self.state, self.elapsed(), []
         first, s.n_steps = s.step, s.n_steps or 1 << 40
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
-        with open(self.log, "w", encoding="utf-8") as self.log_file, interrupts() as asked:
+        ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
+        with open(self.log, "w", encoding="utf-8") as self.log_file, contextlib.ExitStack() as end:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                end.callback(signal.signal, number, signal.signal(number, ask))
             for r in log:                    # a killed run may have logged steps it did not save
                 if r["step"] <= s.step:
                     self.record(**r)
@@ -1372,9 +1361,8 @@ class Run:
             final = s.step >= s.n_steps and self.validate()
             self.save()
         if not final:
-            return print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on "
-                         f"with:\n    python {self.model.program} {self.verb} --resume --out "
-                         f"{self.out}")
+            return print(f"\nstopped at step {s.step} of {s.n_steps}, and saved.  Go on with:\n    "
+                         f"python {self.model.program} {self.verb} --resume --out {self.out}")
         print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")
         print_done(self.out, s, self.model)
@@ -1618,10 +1606,15 @@ class Decoder:
 
 @dataclass
 class Sampling(Settings):
+    """What `chat` and `generate` are started with."""
     temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
     top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
     top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
     min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
+    tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    seed: int = setting(1, 0, 1 << 60, "of the sampling")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16 or int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
@@ -1691,20 +1684,11 @@ def chat_ids(template, messages, state, tokenizer):
         ids += tokenizer.encode(text).tolist() if special is None else [special]
     return ids
 
-@dataclass
-class Speech(Sampling):
-    """What `chat` and `generate` are started with."""
-    tokens: int = setting(200, 0, 1 << 40, "longest reply")
-    seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16 or int8")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
-
 def speak(file, prompt=None, decoder=Decoder, **chosen):
     """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
-    o = Speech(**chosen).check()
+    o = Sampling(**chosen).check()
     need(prompt != "", "the prompt is empty; give at least one character")
-    need(o.template in ("", "alpaca", "chatml"),
-         f"--template is {o.template}, expected alpaca or chatml")
+    need(o.template in ("", "alpaca", "chatml"), f"--template {o.template} is not alpaca or chatml")
     c, rng, said = read_checkpoint(file), np.random.default_rng(o.seed), []
     answers, state = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
     c = c._replace(flat=None)                # the decoder has what it needs
@@ -1917,7 +1901,8 @@ def export(file, folder, gguf, matrices, force):
             ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
                              **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
                              "hidden_act": "silu", "torch_dtype": "float32", **ids}),
-            ("generation_config.json", {"do_sample": True, **asdict(Sampling()), **ids}),
+            ("generation_config.json", {"do_sample": True, **ids, **{
+                k: getattr(Sampling, k) for k in ("temperature", "top_k", "top_p", "min_p")}}),
             ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ends, **chat,
                                        "clean_up_tokenization_spaces": False,
                                        "model_max_length": c.cfg.seq_len}),
@@ -1933,8 +1918,7 @@ def export(file, folder, gguf, matrices, force):
 # ==== 13 Command line ====
 def compile_part(part):
     """Compiles half of the kernels, on a tiny model."""
-    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
-                 vocab_size=16)
+    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
     model = Model(cfg, init_params(cfg, 0))
     if part == 1:
         return model.run(GRADIENT, np.zeros((1, 8), np.int32))
@@ -1998,8 +1982,8 @@ def add_verbs(add):
         out("nanoeuler_chat.bin"), *RUN, settings=(*fields(SftOptions), SHAPE[0]))
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,
         out("nanoeuler_dpo.bin"), *RUN, settings=(*fields(DpoOptions), SHAPE[0]))
-    add("chat", speak, "continue or answer what you type", FILE, settings=fields(Speech))
-    add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Speech))
+    add("chat", speak, "continue or answer what you type", FILE, settings=fields(Sampling))
+    add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Sampling))
     add("lens", bench("lens"), "the Euler steps of one prompt", TEXT, FILE)
     add("plot", bench("plot"), "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
@@ -2019,8 +2003,7 @@ def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     a, most = vars(root.parse_args(argv)), get_num_threads()
     call, threads = a.pop("call"), a.pop("threads")
     try:
-        need(0 <= threads <= most,
-             f"--threads is {threads}, expected 0 (one a physical core) to {most}")
+        need(0 <= threads <= most, f"--threads is {threads}, expected 0 to {most}")
         set_num_threads(threads or min(physical_cores(), most))
         return call(**a)
     except KeyboardInterrupt:

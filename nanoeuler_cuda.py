@@ -2729,7 +2729,7 @@ def on_gpu(verb, **engine):
 def add_verbs(add):
     preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
     learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
-    speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Speech)
+    speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
     options, shape = (*fields(Options), *ne.SHAPE), ne.SHAPE[0]
     add("test", on_gpu(self_tests), "every kernel against the CPU",
         ne.arg("--quick", action="store_true", help="without the largest shapes"))
