@@ -1174,7 +1174,7 @@ def print_table(title, rows):
 # ==== 9 Training ====
 @dataclass
 class Optimization(Settings):
-    """Settings of every kind of run.  A checkpoint stores them, --resume goes on with them."""
+    """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 1 << 20, "sequences in memory at once; 0: as fits")
@@ -1191,7 +1191,6 @@ class Optimization(Settings):
 
 @dataclass
 class Options(Optimization):
-    """What `train` is started with."""
     data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
@@ -1199,7 +1198,6 @@ class Options(Optimization):
 
 @dataclass
 class SftOptions(Optimization):
-    """What `sft` is started with."""
     data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
@@ -1207,7 +1205,6 @@ class SftOptions(Optimization):
 
 @dataclass
 class DpoOptions(Optimization):
-    """What `dpo` is started with."""
     data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
@@ -1462,7 +1459,7 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
         if run.full and "data" not in chosen:
             chosen["data"] = run.full if os.path.exists(run.full) else run.Options.data
-            print(f"learning {chosen['data']}; make data makes {run.full}\n")
+            print(f"learning {chosen['data']}; {run.full}, of make data, goes first\n")
         start = Checkpoint(PRESETS.get(preset), None, State(), None, ())
         if file:
             start = read_checkpoint(file)
@@ -1675,12 +1672,11 @@ def chat_ids(template, messages, state, tokenizer):
     """The ids of a conversation.  Only the template makes special tokens, never what users say:
     private characters stand for that while the text is cut at the names of special tokens."""
     slots = [(role, chr(0xF0000 + i)) for i, (role, _) in enumerate(messages)]
-    said = {slot: text for (_, slot), (_, text) in zip(slots, messages)}
-    names = sorted(tokenizer.specials, key=len, reverse=True)
-    pattern, ids = "|".join(map(re.escape, names)) or "(?!)", []     # or what is nowhere
-    for piece in re.split(f"({pattern})", render(template, slots, state)):
+    said = {0xF0000 + i: text for i, (_, text) in enumerate(messages)}
+    names, ids = sorted(map(re.escape, tokenizer.specials), key=len, reverse=True), []
+    for piece in re.split(f"({'|'.join(names) or '(?!)'})", render(template, slots, state)):
         special = tokenizer.specials.get(piece)
-        text = "".join(said.get(c, c) for c in piece)
+        text = piece.translate(said)
         ids += tokenizer.encode(text).tolist() if special is None else [special]
     return ids
 
