@@ -931,7 +931,7 @@ class Batches:
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
         self.n, self.epoch = len(tokens) // T - 1, None
         need(self.n > 0, f"{len(tokens)} tokens to learn are less than two windows of {T}; use a "
-             f"longer text or --seq-len {max(1, len(tokens) // 2)}")
+             f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
 
     def shuffled(self, i):
         """Entry i of endless epochs over range(n)."""
@@ -1251,7 +1251,6 @@ class Run:
         o, text = self.options, read_text(self.options.data)
         self.same_data(hashlib.sha256(text).hexdigest())
         train, val = parts = split_text(memoryview(text), o.holdout)
-        need(train and val, f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
         self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
         tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256)
         self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
