@@ -883,13 +883,12 @@ def adamw(p, g, m, v, n_decay, hyper):
     return norm
 
 # ==== 7 Data ====
-LARGE = 32 << 20     # bytes; a longer text is memory-mapped and its tokens are kept in a file
+LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def read_text(path):
-    """A corpus as bytes.  Invalid UTF-8 is reported and kept, a binary file is refused."""
+    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     with reading(path, "name a text with --data"), open(path, "rb") as f:
-        large = os.fstat(f.fileno()).st_size > LARGE
-        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if large else f.read()
+        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         need(text[:LARGE].strip(), "it is empty")
         zero = text.find(b"\0")
         need(zero < 0, f"it is not text, byte {zero} is zero")
@@ -941,16 +940,17 @@ def tokenize(path, parts, tokenizer, text_sha256):
                                 for name, part in zip(("train", "val"), parts)}, remedy)
     return read()
 
-def windows(tokens, T):
-    """tokens, targets (n, T) of all disjoint windows of a text; -1 past the end of the targets."""
-    n = -(-(len(tokens) - 1) // T)
-    padded = np.full(n * T + 1, -1, np.int32)
-    padded[:len(tokens)] = tokens
-    return np.maximum(padded[:-1], 0).reshape(n, T), padded[1:].reshape(n, T)
-
 def later(rows, T):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     return np.stack([rows[:, k + 1:k + 1 + T] for k in range(rows.shape[1] - T)])
+
+def windows(tokens, starts, T, P):
+    """tokens (B, T), targets (P, B, T) of the windows that begin there, -1 past the end; int32"""
+    rows = np.full((len(starts), T + P), -1, np.int32)
+    for row, start in zip(rows, starts):
+        piece = tokens[start:start + T + P]
+        row[:len(piece)] = piece
+    return np.maximum(rows[:, :T], 0), later(rows, T)
 
 class Batches:
     """Windows of T tokens in shuffled epochs.
@@ -960,8 +960,8 @@ class Batches:
     def __init__(self, tokens, T, n_mtp, seed):
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
         self.n, self.epoch = len(tokens) // T - 1, None
-        need(self.n > 0, f"the training part has {len(tokens)} tokens, less than two windows of "
-             f"{T}; use a longer text or --seq-len {max(1, len(tokens) // 2)}")
+        need(self.n > 0, f"{len(tokens)} tokens to learn are less than two windows of {T}; use a "
+             f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
 
     def shuffled(self, i):
         """Entry i of endless epochs over range(n)."""
@@ -973,13 +973,9 @@ class Batches:
         return self.order[j]
 
     def take(self, i, B):
-        """Windows i to i + B: tokens (B, T), targets (P, B, T), -1 past the end; int32."""
-        padded = np.full((B, self.T + self.P), -1, np.int32)
-        for b in range(B):
-            start = self.shuffled(i + b) * self.T + self.phase
-            piece = self.tokens[start:start + self.T + self.P]
-            padded[b, :len(piece)] = piece
-        return padded[:, :self.T], later(padded, self.T)
+        """Windows i to i + B of the run."""
+        starts = [self.shuffled(j) * self.T + self.phase for j in range(i, i + B)]
+        return windows(self.tokens, starts, self.T, self.P)
 
 def loss_weights(targets, mtp_weight):
     """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
@@ -1025,19 +1021,16 @@ def read_examples(path, *answers):
     with reading(path, remedy):
         text = pathlib.Path(path).read_bytes()
         listed = text.lstrip()[:1] == b"["
-        entries = json.loads(text) if listed else text.splitlines()
-    for i, e in enumerate(entries):
-        if not listed and not e.strip():
-            continue
-        with reading(f"{path}, " + (f"entry {i}" if listed else f"line {i + 1}"), remedy):
-            if not listed:
-                e = json.loads(e)
+        lines = [(f"line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
+        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))] if listed else lines
+    for name, e in entries:
+        with reading(f"{path}, {name}", remedy):
+            e = e if listed else json.loads(e)
             need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
             e = {"input": "", **e}
             for key in keys:
-                value = e.get(key)
-                need(isinstance(value, str), f"{key} is {value!r:.40}, expected text")
-                value.encode()               # half a surrogate pair is no text
+                need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
+                e[key].encode()              # half a surrogate pair is no text
             examples.append(e)
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, hashlib.sha256(text).hexdigest()
@@ -1134,22 +1127,20 @@ def replacing(path, remedy):
 
 def write_tensors(path, meta, tensors, remedy):
     """A safetensors file of {name: array}."""
-    entries, end, meta = {}, 0, {**meta, "sha256": NO_HASH}
+    entries, end = {"__metadata__": {**meta, "sha256": NO_HASH}}, 0
     for name, x in tensors.items():
         start, end = end, end + x.nbytes
         entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
-
-    def header():
-        text = json.dumps({"__metadata__": meta, **entries}, separators=(",", ":")).encode()
-        return text + b" " * (-(8 + len(text)) % 64)     # the data starts on a cache line
-
-    digest = hashlib.sha256(header())
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    digest = hashlib.sha256(header)
     for x in tensors.values():
         digest.update(x)
-    meta["sha256"] = digest.hexdigest()
+    start, _, rest = header.rpartition(NO_HASH.encode())
     with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        for piece in (len(header()).to_bytes(8, "little"), header(), *tensors.values()):
-            f.write(piece)
+        f.write(len(header).to_bytes(8, "little") + start + digest.hexdigest().encode() + rest)
+        for x in tensors.values():
+            f.write(x)
 
 def map_tensors(path):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
@@ -1213,7 +1204,7 @@ def print_table(title, rows):
 # ==== 9 Training ====
 @dataclass
 class Optimization(Settings):
-    """Settings of every kind of run.  A checkpoint stores them, --resume goes on with them."""
+    """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 1 << 20, "sequences in memory at once; 0: as fits")
@@ -1230,7 +1221,6 @@ class Optimization(Settings):
 
 @dataclass
 class Options(Optimization):
-    """What `train` is started with."""
     data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
@@ -1238,18 +1228,14 @@ class Options(Optimization):
 
 @dataclass
 class SftOptions(Optimization):
-    """What `sft` is started with."""
-    data: str = setting("data/instructions.json", 0, 0, "instruction, input, output, as "
-                        "JSON; data/alpaca.json goes first, if there")
+    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
 
 @dataclass
 class DpoOptions(Optimization):
-    """What `dpo` is started with."""
-    data: str = setting("data/preferences_sample.jsonl", 0, 0, "instruction, input, chosen, "
-                        "rejected, as JSON; data/preferences.jsonl goes first, if there")
+    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
@@ -1265,75 +1251,56 @@ def evaluate(model, tokens, targets, n_bytes, rows=None):
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * share))
 
-@contextlib.contextmanager
-def interrupts():
-    """A list that Ctrl-C or SIGTERM enters, to finish the step and save; a second one kills."""
-    asked = []
-    ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb, Options, full, scope = "train", Options, "", "the whole held-out tail"
     line, measures, R = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}, 1
-
-    @staticmethod
-    def source(preset):
-        """What a fresh run begins with: a Checkpoint, tokenizer and weights still to be made."""
-        return Checkpoint(PRESETS[preset], None, State(), None, ())
 
     def __init__(self, out, start, options, engine=Model):
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
         self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
         o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
         self.began, self.B = time.perf_counter() - s.elapsed, R * max(1, round(o.batch / T / R))
-        s.n_steps, self.lr = o.steps or s.n_steps, o.lr * 128 / cfg.n_embd
-        *rows, length = self.load(cfg)
+        rows, self.lr = self.load(cfg), o.lr * 128 / cfg.n_embd
+        s.n_steps = o.steps or s.n_steps
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
-        self.model, self.next = engine(cfg, flat, start.moments, o), self.take()
+        self.model = engine(cfg, flat, start.moments, o)
+        self.next = self.batches.take(s.step * self.B, self.B)
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
             *rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
-            ("length", f"{o.steps:,} steps" if o.steps else length),
+            ("length", f"{o.steps:,} steps" if o.steps else f"{o.minutes:g} minutes"),
             ("writes", f"{out} and {self.log}; Ctrl-C saves and stops")])
 
     def load(self, cfg):
-        """Reads tokenizer, batches, validation.  Returns rows for the table, the length last."""
+        """Reads tokenizer, batches, validation.  Returns rows for the table."""
         o, text = self.options, read_text(self.options.data)
         self.same_data(hashlib.sha256(text).hexdigest())
         train, val = parts = split_text(memoryview(text), o.holdout)
-        need(train and val, f"{o.data} has {len(text)} bytes, too few to split; use a longer text")
         self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
         tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256)
         self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
-        self.val = *windows(np.append(tokens[-1:], tail), cfg.seq_len), len(val)
+        tail = np.append(tokens[-1:], tail)
+        x, (y,) = windows(tail, range(0, len(tail) - 1, cfg.seq_len), cfg.seq_len, 1)
+        self.val = x, y, len(val)
         self.bytes_per_token = len(train) / len(tokens)
         return (("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
                 ("tokenizer", f"{self.tokenizer.vocab_size} tokens, {self.bytes_per_token:.2f} "
-                              f"bytes a token"), f"{o.minutes:g} minutes")
+                              f"bytes a token"))
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
         old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.options.data} is not the data of this run: its sha256 is "
-             f"{digest[:12]}, expected {old[:12]}; restore it, or start with --out NAME")
+        need(digest == old, f"{self.options.data} has changed, its sha256 is {digest[:12]}, not "
+             f"{old[:12]}; restore it, or start with --out NAME")
         self.state.text_sha256 = digest
 
     def elapsed(self):
         return time.perf_counter() - self.began
-
-    def take(self):
-        """Tokens and targets of the step after `state.step`."""
-        return self.batches.take(self.state.step * self.B, self.B)
 
     def weights(self, tokens, targets, micro):
         """d loss / d (summed CE of a head of a sequence), (B, P)."""
@@ -1349,7 +1316,7 @@ class Run:
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
         s.step = t = s.step + 1
-        self.next = self.take()              # while a GPU still works on this one
+        self.next = self.batches.take(t * self.B, self.B)      # while a GPU still works
         losses, norm = model.update(np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
                                               1 - o.beta1 ** t, 1 - o.beta2 ** t]))
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
@@ -1361,20 +1328,11 @@ class Run:
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **self.measures}
 
-    def plan(self, pace):
-        """With --minutes: as many steps as the time left allows.  Fixed in the last tenth."""
-        o, s = self.options, self.state
-        if not o.steps and not s.step > 0.9 * s.n_steps > 0:
-            final = pace * self.val[0].size / (3 * self.next[0].size)
-            left = 60 * o.minutes - self.elapsed() - final
-            s.n_steps = s.step + max(1, int(left / pace))
-
     def validate(self, rows=None):
         """Measures held-out text, or some rows of it; returns the result in words."""
-        s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.val, rows)
-        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
-        return f"{s.bits_per_byte:.4f} bits/byte"
+        bits = self.state.bits_per_byte = evaluate(self.model, *self.val, rows)
+        self.record(step=self.state.step, val_bits_per_byte=bits, windows=rows)
+        return f"{bits:.4f} bits/byte"
 
     def save(self):
         self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
@@ -1387,29 +1345,35 @@ class Run:
         ids = generate(self.model.decoder(), self.tokenizer.encode(prompt), n, rng, sampling, stop)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
-    def sample(self, final=False):
-        return self.say("\n", 160 if final else 40, Sampling())
+    def sample(self, n):
+        return self.say("\n", n, Sampling())
 
     def record(self, **values):
         self.log_file.write(json.dumps(values) + "\n")
         self.log_file.flush()
 
     def go(self):
-        """The training loop."""
-        o, s, began = self.options, self.state, self.elapsed()
+        """The training loop.  With --minutes it plans as many steps as the time left allows, and
+        no longer in the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
+        o, s, began, asked = self.options, self.state, self.elapsed(), []
         first, s.n_steps = s.step, s.n_steps or 1 << 40
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
-        with open(self.log, "w", encoding="utf-8") as self.log_file, interrupts() as asked:
+        ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
+        with open(self.log, "w", encoding="utf-8") as self.log_file, contextlib.ExitStack() as end:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                end.callback(signal.signal, number, signal.signal(number, ask))
             for r in log:                    # a killed run may have logged steps it did not save
                 if r["step"] <= s.step:
                     self.record(**r)
             while s.step < s.n_steps and not asked:
                 r, done = self.advance(), s.step - first
                 self.record(**r)
-                pace = (self.elapsed() - began) / done       # with validations and samples
-                if done in (5, 20) or s.step % 50 == 0:
-                    self.plan(pace)
                 if done == 5 or s.step % 20 == 0:
+                    pace = (self.elapsed() - began) / done       # with validations and samples
+                    if not o.steps and not s.step > 0.9 * s.n_steps > 0:
+                        final = pace * self.val[0].size / (3 * self.next[0].size)
+                        left = 60 * o.minutes - self.elapsed() - final
+                        s.n_steps = s.step + max(1, int(left / pace))
                     left = int((s.n_steps - s.step) * pace)
                     print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
                           f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
@@ -1417,16 +1381,15 @@ class Run:
                           flush=True)
                 if s.step % o.eval_every == 0 and s.step < s.n_steps:
                     print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
-                          f"{self.sample()!r}", flush=True)
+                          f"{self.sample(40)!r}", flush=True)
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
             final = s.step >= s.n_steps and self.validate()
             self.save()
         if not final:
-            return print(f"\nstopped at step {s.step} of {s.n_steps}; {self.out} is saved.  Go on "
-                         f"with:\n    python {self.model.program} {self.verb} --resume --out "
-                         f"{self.out}")
-        print(f"\n{self.sample(final=True)}\n\nvalidation {final} on {self.scope}, after "
+            return print(f"\nstopped at step {s.step} of {s.n_steps}, and saved.  Go on with:\n    "
+                         f"python {self.model.program} {self.verb} --resume --out {self.out}")
+        print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")
         print_done(self.out, s, self.model)
 
@@ -1435,19 +1398,11 @@ class SftRun(Run):
     verb, Options, full, scope = "sft", SftOptions, "data/alpaca.json", "all held-out responses"
     answers = ["output"]
 
-    @staticmethod
-    def source(file):
-        """The weights in a file.  None depends on the context, which may be longer."""
-        c = read_checkpoint(file)
-        need(c.state.eos in c.tokenizer.specials, f"{file} has no token {c.state.eos} to end a "
-             f"response with; use one of train")
-        return c._replace(moments=(), state=State(kind="chat", bos=c.state.bos, eos=c.state.eos))
-
     def load(self, cfg):
-        o, s, T, R = self.options, self.state, cfg.seq_len, self.R
+        o, end, T, R = self.options, self.state.eos, cfg.seq_len, self.R
         examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
-        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[s.eos])
+        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[end])
         train, val, long = parts = [], [], []
         for e in examples:
             prompt, answers = encode(prompt_of(e)), [e[key] for key in self.answers]
@@ -1455,9 +1410,8 @@ class SftRun(Run):
             fits = max(len(prompt) + len(answer) for _, answer in rows) <= T + 1     # </s> is a
             if all(answers) and e["instruction"] or not fits:                        # target only
                 parts[held_out(e) if fits else 2].append((e, rows))
-        need(train and val, f"{o.data} has {len(train)} examples to learn and {len(val)} held out "
-             f"that fit in {T} tokens, {len(long)} are longer; use more examples, or a model of a "
-             f"longer --seq-len")
+        need(train and val, f"{o.data}: {len(train)} examples to learn, {len(val)} held out, "
+             f"{len(long)} longer than {T} tokens; use more, or a longer --seq-len")
         size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
         self.batches, self.test = (Examples([row for _, rows in part for row in rows], T,
                                             cfg.n_mtp, o.seed, R) for part in (train, val))
@@ -1465,22 +1419,15 @@ class SftRun(Run):
         self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
         self.questions = [e for e, _ in val]
         self.bytes_per_token = size(train, self.answers) / (self.batches.answers >= 0).sum()
-        s.n_steps = s.n_steps or math.ceil(o.epochs * R * len(train) / self.B)
+        o.steps = o.steps or math.ceil(o.epochs * R * len(train) / self.B)
         empty = len(examples) - len(train) - len(val) - len(long)
         return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
-                ("left out", f"{len(long):,} examples longer than {T} tokens, {empty:,} empty"),
-                f"{o.epochs:g} epochs = {s.n_steps:,} steps")
+                ("left out", f"{len(long):,} examples longer than {T} tokens, {empty:,} empty"))
 
-    def plan(self, pace):
-        """Nothing: the epochs are counted."""
-
-    def sample(self, final=False):
-        """The likeliest answers to four held-out instructions, or to one."""
-        n, greedy = len(self.questions), Sampling(temperature=0.0)
-        pick = np.linspace(0, n - 1, min(n, 4)).astype(int) if final else [self.state.step % n]
-        return "\n\n".join(f"> {e['instruction']}\n{e['input']}\n".replace("\n\n", "\n")
-                           + self.say(prompt_of(e), 200, greedy)
-                           for e in (self.questions[i] for i in pick))
+    def sample(self, n):
+        """The likeliest answer to a held-out instruction."""
+        e, greedy = self.questions[self.state.step % len(self.questions)], Sampling(temperature=0.0)
+        return f"> {e['instruction']} {e['input']}\n{self.say(prompt_of(e), n, greedy)}"
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
@@ -1492,13 +1439,11 @@ class DpoRun(SftRun):
 
     def __init__(self, *args):
         super().__init__(*args)
-        parts = [e.batch(slice(None)) for e in (self.batches, self.test)]
         if not self.state.reference:
             print("the reference reads every pair once\n", flush=True)
-            self.state.reference = [ce for part in parts for ce in self.losses(*part)]
-        n = len(self.batches.rows)
-        self.reference = np.array(self.state.reference[:n])
-        self.pairs = *parts[1], np.array(self.state.reference[n:])
+            self.state.reference = [ce for examples in (self.batches, self.test)
+                                    for ce in self.losses(*examples.batch(slice(None)))]
+        self.learned, self.tested = np.split(self.state.reference, [len(self.batches.rows)])
 
     def losses(self, tokens, targets, rows=16):
         """-log pi of every response (B,), some rows at a time."""
@@ -1507,15 +1452,14 @@ class DpoRun(SftRun):
 
     def weights(self, tokens, targets, micro):
         """A forward pass of its own: the weight of a row depends on both responses of its pair."""
-        reference = self.reference[self.batches.pick(self.state.step * self.B, self.B)]
-        weight = np.zeros((self.B, len(targets)))        # of the other heads: 0
-        self.measures, weight[:, 0] = dpo_loss(self.losses(tokens, targets, micro), reference,
-                                               self.options.beta)
+        reference = self.learned[self.batches.pick(self.state.step * self.B, self.B)]
+        ce, weight = self.losses(tokens, targets, micro), np.zeros((self.B, len(targets)))
+        self.measures, weight[:, 0] = dpo_loss(ce, reference, self.options.beta)     # head 0 only
         return weight
 
     def validate(self, rows=None):
-        text, (tokens, targets, reference) = super().validate(rows), self.pairs
-        r, _ = dpo_loss(self.losses(tokens, targets), reference, self.options.beta)
+        text, ce = super().validate(rows), self.losses(*self.test.batch(slice(None)))
+        r, _ = dpo_loss(ce, self.tested, self.options.beta)
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in r.items()})
         return f"{self.line.format(**r)}  {text} of the chosen"
 
@@ -1523,36 +1467,36 @@ def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python {engine.program} {engine.talk} {out}")
 
-def resumed(run, start, out, chosen):
-    """The options of a run that goes on; `chosen` may make it longer and change nothing else."""
-    s = start.state
-    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        stored = run.Options(**s.options).check()
-    longer = {k: v for k, v in chosen.items() if k in ("steps", "minutes", "epochs")}
-    old = {**asdict(start.cfg), **asdict(stored), **longer}
-    for name, value in chosen.items():
-        need(value == old[name], f"{out} was started with {name} {old[name]}, not {value}; drop "
-             f"the flag, or start a new run with --out NAME")
-    if longer:
-        s.n_steps, longer = 0, {"steps": 0, **longer}
-    return replace(stored, **longer).check()
-
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
-    """A run from a preset or the weights in a file, or the continuation of `out`."""
+    """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
+    was started with: flags may make it longer and change nothing else."""
     if resume:
         start = read_checkpoint(out)
-        options, s = resumed(run, start, out, chosen), start.state
+        s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
+        with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+            options = run.Options(**s.options).check()
+        for name, old in {**asdict(start.cfg), **asdict(options)}.items():
+            need(name in longer or chosen.get(name, old) == old, f"{out} was started with {name} "
+                 f"{old}, not {chosen.get(name)}; drop the flag, or start with --out NAME")
+        if longer:
+            s.n_steps, options.steps = 0, 0
+            options = replace(options, **{name: chosen[name] for name in longer}).check()
         if s.step >= (options.steps or s.n_steps or s.step + 1):
             return print_done(out, s, engine)
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        if run.full and "data" not in chosen:        # what a script of data/ makes goes first
-            there = os.path.exists(run.full)
-            chosen["data"] = run.full if there else run.Options.data
-            print(f"learning {chosen['data']}: {run.full} {'is' if there else 'is not'} there\n")
-        shape = {k: chosen.pop(k) for k in list(chosen) if k in Config.__dataclass_fields__}
-        options, start = run.Options(**chosen).check(), run.source(preset or file)
+        if run.full and "data" not in chosen:
+            chosen["data"] = run.full if os.path.exists(run.full) else run.Options.data
+            print(f"learning {chosen['data']}; {run.full}, of make data, goes first\n")
+        start = Checkpoint(PRESETS.get(preset), None, State(), None, ())
+        if file:
+            start = read_checkpoint(file)
+            bos, eos = start.state.bos, start.state.eos
+            need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
+            start = start._replace(moments=(), state=State(kind="chat", bos=bos, eos=eos))
+        shape = {k: chosen.pop(k) for k in list(chosen) if k in asdict(start.cfg)}
+        options = run.Options(**chosen).check()
         start = start._replace(cfg=replace(start.cfg, **shape).check())
     if engine is Model:
         compile_kernels()
@@ -1688,10 +1632,15 @@ class Decoder:
 
 @dataclass
 class Sampling(Settings):
+    """What `chat` and `generate` are started with."""
     temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
     top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
     top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
     min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
+    tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    seed: int = setting(1, 0, 1 << 60, "of the sampling")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16 or int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
@@ -1699,8 +1648,7 @@ def sample(logits, rng, o):
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")
     z = logits[order].astype(np.float64)
-    with np.errstate(over="ignore"):         # a tiny temperature: -inf, and exp(-inf) is 0
-        p = np.exp((z - z[0]) / o.temperature)
+    p = np.exp((z - z[0]) / max(o.temperature, 1e-99))       # the likeliest has 1
     keep = p >= o.min_p
     keep[o.top_k or len(p):] = False
     keep &= np.cumsum(p) - p < o.top_p * p.sum()       # those before it do not reach top_p yet
@@ -1753,29 +1701,19 @@ def chat_ids(template, messages, state, tokenizer):
     """The ids of a conversation.  Only the template makes special tokens, never what users say:
     private characters stand for that while the text is cut at the names of special tokens."""
     slots = [(role, chr(0xF0000 + i)) for i, (role, _) in enumerate(messages)]
-    said = {slot: text for (_, slot), (_, text) in zip(slots, messages)}
-    names = sorted(tokenizer.specials, key=len, reverse=True)
-    pattern, ids = "|".join(map(re.escape, names)) or "(?!)", []     # or what is nowhere
-    for piece in re.split(f"({pattern})", render(template, slots, state)):
+    said = {0xF0000 + i: text for i, (_, text) in enumerate(messages)}
+    names, ids = sorted(map(re.escape, tokenizer.specials), key=len, reverse=True), []
+    for piece in re.split(f"({'|'.join(names) or '(?!)'})", render(template, slots, state)):
         special = tokenizer.specials.get(piece)
-        text = "".join(said.get(c, c) for c in piece)
+        text = piece.translate(said)
         ids += tokenizer.encode(text).tolist() if special is None else [special]
     return ids
 
-@dataclass
-class Speech(Sampling):
-    """What `chat` and `generate` are started with."""
-    tokens: int = setting(200, 0, 1 << 40, "longest reply")
-    seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16 or int8")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
-
 def speak(file, prompt=None, decoder=Decoder, **chosen):
     """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
-    o = Speech(**chosen).check()
+    o = Sampling(**chosen).check()
     need(prompt != "", "the prompt is empty; give at least one character")
-    need(o.template in ("", "alpaca", "chatml"),
-         f"--template is {o.template}, expected alpaca or chatml")
+    need(o.template in ("", "alpaca", "chatml"), f"--template {o.template} is not alpaca or chatml")
     c, rng, said = read_checkpoint(file), np.random.default_rng(o.seed), []
     answers, state = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
     c = c._replace(flat=None)                # the decoder has what it needs
@@ -1897,23 +1835,19 @@ def llama_of_gguf(path):
 
 def llama_of_folder(folder):
     """Config, Tokenizer, {name: shape}, name -> tensor, (chat template, bos, eos)"""
-    at, tensors, shards = pathlib.Path(folder).joinpath, {}, ["model.safetensors"]
-    text = lambda name: at(name).read_text(encoding="utf-8") if at(name).exists() else ""
-    if index := text("model.safetensors.index.json"):
-        shards = sorted(set(json.loads(index)["weight_map"].values()))
-    if at("mtp.safetensors").exists():       # heads 1.. of `export`
-        shards.append("mtp.safetensors")
-    for shard in shards:
-        tensors |= map_tensors(at(shard))[1]
-    config, words = (json.loads(at(name).read_text(encoding="utf-8"))
+    at, tensors = pathlib.Path(folder), {}
+    for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
+        tensors |= map_tensors(shard)[1]
+    config, words = (json.loads((at / name).read_text(encoding="utf-8"))
                      for name in ("config.json", "tokenizer_config.json"))
     need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
-    name = lambda token: token["content"] if isinstance(token, dict) else token or ""
     cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
     shapes, read = {key: x.shape for key, x in tensors.items()}, lambda key: from_bf16(tensors[key])
-    return cfg, bpe.Tokenizer.load(at("tokenizer.json")), shapes, read, (
-        text("chat_template.jinja") or words.get("chat_template") or "",
-        name(words.get("bos_token")), name(words.get("eos_token")))
+    template, own = words.get("chat_template") or "", at / "chat_template.jinja"
+    ends = (token["content"] if isinstance(token, dict) else token or ""
+            for token in (words.get("bos_token"), words.get("eos_token")))
+    return cfg, bpe.Tokenizer.load(at / "tokenizer.json"), shapes, read, (
+        own.read_text(encoding="utf-8") if own.exists() else template, *ends)
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
@@ -1930,7 +1864,7 @@ def import_llama(source, out, force):
         for name in found.keys() - {*shapes, "lm_head.weight"}:
             need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
         for name, shape in shapes.items():
-            need(found.get(name) == shape, f"{name} is {found.get(name)}, expected {shape}")
+            need(found.get(name) == shape, f"{name} is {found.get(name, 'missing')}, not {shape}")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
             x[...] = read(name)
@@ -1992,7 +1926,8 @@ def export(file, folder, gguf, matrices, force):
             ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
                              **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
                              "hidden_act": "silu", "torch_dtype": "float32", **ids}),
-            ("generation_config.json", {"do_sample": True, **asdict(Sampling()), **ids}),
+            ("generation_config.json", {"do_sample": True, **ids, **{
+                k: getattr(Sampling, k) for k in ("temperature", "top_k", "top_p", "min_p")}}),
             ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ends, **chat,
                                        "clean_up_tokenization_spaces": False,
                                        "model_max_length": c.cfg.seq_len}),
@@ -2008,8 +1943,7 @@ def export(file, folder, gguf, matrices, force):
 # ==== 13 Command line ====
 def compile_part(part):
     """Compiles half of the kernels, on a tiny model."""
-    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, seq_len=8,
-                 vocab_size=16)
+    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
     model = Model(cfg, init_params(cfg, 0))
     if part == 1:
         return model.run(GRADIENT, np.zeros((1, 8), np.int32))
@@ -2036,77 +1970,67 @@ def physical_cores():
     siblings = pathlib.Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")
     return len({path.read_text(encoding="ascii") for path in siblings}) or os.cpu_count() or 1
 
-HELP = dict(out="file to write", threads="0: one a physical core", gguf="GGUF file to write",
-            matrices="of the GGUF file: f32, f16 or q8_0")
-FILE = ("file", dict(nargs="?", default="nanoeuler.bin", help="checkpoint"))
-CHAT = ("file", dict(nargs="?", default="nanoeuler_chat.bin", help="checkpoint"))
-FORCE = ("--force", dict(action="store_true", help="replace what is there"))
-TEXT = ("prompt", dict(help="text to begin with"))
+arg = lambda *names, **options: (names, options)         # for add_argument
+FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
+CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
+FORCE = arg("--force", action="store_true", help="replace what is there")
+TEXT = arg("prompt", help="text to begin with")
+THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
+RUN = arg("--resume", action="store_true", help="go on with --out"), FORCE
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-SPEAK = dict(settings=fields(Speech))
 
-class Parser:
-    """A command with verbs; `nanoeuler_cuda.py` makes its own of the same parts."""
+def out(default):
+    return arg("--out", default=default, help="file to write")
 
-    def __init__(self, text):
-        self.root = argparse.ArgumentParser(description=text)
-        self.verbs = self.root.add_subparsers(dest="verb", required=True, metavar="VERB")
-
-    def verb(self, name, text, *positional, settings=(), **flags):
-        v = self.verbs.add_parser(name, help=text, description=text,
-                                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        for arg, kwargs in positional:
-            v.add_argument(arg, **kwargs)
-        for flag, default in {**flags, "threads": 0}.items():
-            v.add_argument(f"--{flag}", type=type(default), default=default, help=HELP[flag])
-        for f in settings:                   # only what is given arrives: --resume compares it
-            v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-                           help=f"{f.metadata['help']} (default: {f.default})")
-        if "out" in flags and settings:
-            v.add_argument("--resume", action="store_true", help="go on with --out")
-            v.add_argument(FORCE[0], **FORCE[1])
-        return v
-
-def parse(argv):
-    p = Parser("A GPT from scratch")
-    p.verb("train", "learn a text; writes a checkpoint and a log",
-           ("preset", dict(nargs="?", default="small", choices=list(PRESETS), help="its size")),
-           settings=(*fields(Options), *SHAPE), out="nanoeuler.bin")
-    p.verb("sft", "fine-tune a checkpoint: learn to answer", FILE,
-           settings=(*fields(SftOptions), SHAPE[0]), out="nanoeuler_chat.bin")
-    p.verb("dpo", "tune a chat checkpoint: learn to prefer", CHAT,
-           settings=(*fields(DpoOptions), SHAPE[0]), out="nanoeuler_dpo.bin")
-    p.verb("chat", "continue or answer what you type", FILE, **SPEAK)
-    p.verb("generate", "one continuation or answer", TEXT, FILE, **SPEAK)
-    p.verb("lens", "the Euler steps of one prompt", TEXT, FILE)
-    p.verb("plot", "loss curves of logs", ("logs", dict(nargs="*", default=["nanoeuler.jsonl"])),
-           out="loss.png")
-    p.verb("export", "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
-           ("folder", dict(nargs="?", help="directory to write")), FORCE, gguf="", matrices="f32")
-    p.verb("import", "a Llama, a Hugging Face directory or a GGUF file, becomes a checkpoint",
-           ("source", dict(help="directory or .gguf")), ("out", dict(help="file to write")), FORCE)
-    p.verb("info", "what is in a checkpoint", FILE)
-    p.verb("compile", "compile the kernels into Numba's cache")
-    return vars(p.root.parse_args(argv))
+def add_verb(verbs, name, call, text, *args, settings=()):
+    """A verb that calls `call` with its arguments, and with those of the settings that are given:
+    --resume compares them."""
+    v = verbs.add_parser(name, help=text, description=text,
+                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    v.set_defaults(call=call)
+    for names, options in (*args, THREADS):
+        v.add_argument(*names, **options)
+    for f in settings:
+        v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
+                       help=f"{f.metadata['help']} (default: {f.default})")
+    return v
 
 def bench(name):
     """A verb that is a script of its own: the function `name` of bench/name.py."""
     return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
 
-VERBS = {"train": partial(launch, Run), "sft": partial(launch, SftRun),
-         "dpo": partial(launch, DpoRun), "chat": speak, "generate": speak,
-         "export": export, "import": import_llama, "compile": compile_kernels,
-         "lens": bench("lens"), "plot": bench("plot"), "info": bench("info")}
+def add_verbs(add):
+    add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
+        arg("preset", nargs="?", default="small", choices=list(PRESETS), help="its size"),
+        out("nanoeuler.bin"), *RUN, settings=(*fields(Options), *SHAPE))
+    add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
+        out("nanoeuler_chat.bin"), *RUN, settings=(*fields(SftOptions), SHAPE[0]))
+    add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,
+        out("nanoeuler_dpo.bin"), *RUN, settings=(*fields(DpoOptions), SHAPE[0]))
+    add("chat", speak, "continue or answer what you type", FILE, settings=fields(Sampling))
+    add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Sampling))
+    add("lens", bench("lens"), "the Euler steps of one prompt", TEXT, FILE)
+    add("plot", bench("plot"), "loss curves of logs",
+        arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
+    add("info", bench("info"), "what is in a checkpoint", FILE)
+    add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
+        arg("folder", nargs="?", help="directory to write"), FORCE,
+        arg("--gguf", default="", help="GGUF file to write"),
+        arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
+    add("import", import_llama, "a Hugging Face directory or a GGUF file becomes a checkpoint",
+        arg("source", help="directory or .gguf"), arg("out", help="file to write"), FORCE)
+    add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
-def main(argv=None, parse=parse, verbs=VERBS):
+def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     """Another engine hands in its own verbs."""
-    a = parse(argv)
-    verb, threads, most = a.pop("verb"), a.pop("threads"), get_num_threads()
+    root = argparse.ArgumentParser(description=text)
+    add_verbs(partial(add_verb, root.add_subparsers(required=True, metavar="VERB")))
+    a, most = vars(root.parse_args(argv)), get_num_threads()
+    call, threads = a.pop("call"), a.pop("threads")
     try:
-        need(0 <= threads <= most,
-             f"--threads is {threads}, expected 0 (one a physical core) to {most}")
+        need(0 <= threads <= most, f"--threads is {threads}, expected 0 to {most}")
         set_num_threads(threads or min(physical_cores(), most))
-        return verbs[verb](**a)
+        return call(**a)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:                  # the reader of our output is gone

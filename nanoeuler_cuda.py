@@ -2686,8 +2686,8 @@ class OnGpu:
 @dataclass
 class Options(OnGpu, ne.Options):
     """`t`: the CPU's options with other defaults."""
-    data: str = field(default="data/pretrain.txt", metadata={
-        "help": "a text, UTF-8; without it, data/shakespeare.txt"})
+    data: str = field(default=ne.Options.data, metadata={
+        "help": "a text, UTF-8; data/pretrain.txt goes first, if there"})
     steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
     batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
     holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
@@ -2702,7 +2702,7 @@ class DpoOptions(OnGpu, ne.DpoOptions):
     """`d`"""
 
 class Run(ne.Run):
-    verb, Options = "t", Options
+    verb, Options, full = "t", Options, "data/pretrain.txt"
 
 class SftRun(ne.SftRun):
     verb, Options = "s", SftOptions
@@ -2711,10 +2711,6 @@ class DpoRun(ne.DpoRun):
     verb, Options = "d", DpoOptions
 
 def pretrain(preset, **flags):
-    if "data" not in flags and not flags["resume"] and not os.path.exists(Options.data):
-        flags["data"] = ne.Options.data
-        print(f"learning {ne.Options.data}: {Options.data} is not there, make it with: python "
-              f"data/get_gutenberg.py && python data/get_web.py && python data/prepare.py\n")
     if "minutes" in flags:
         flags.setdefault("steps", 0)
     ne.launch(Run, Model, preset, **flags)
@@ -2730,33 +2726,31 @@ def on_gpu(verb, **engine):
         return verb(**engine, **flags)
     return run
 
-speak = on_gpu(ne.speak, decoder=Decoder)
-VERBS = dict(test=on_gpu(self_tests), g=on_gpu(check), t=on_gpu(pretrain),
-             tr=on_gpu(pretrain), i=speak, s=on_gpu(ne.launch, run=SftRun, engine=Model),
-             d=on_gpu(ne.launch, run=DpoRun, engine=Model), c=speak, doctor=doctor)
-
-def parse(argv):
-    p = ne.Parser("NanoEuler on the GPU.  Without a verb: the self-tests")
-    preset = ("--preset", dict(default="base", choices=list(ne.PRESETS), help="size of the model"))
-    learn = dict(settings=(*fields(Options), *ne.SHAPE), out="nanoeuler.bin")
-    p.verb("test", "every kernel against the CPU",
-           ("--quick", dict(action="store_true", help="without the largest shapes")))
-    p.verb("g", "the gradient of the whole model against the CPU", preset,
-           ("--batch", dict(type=int, default=1, help="sequences")))
-    p.verb("t", "pretrain; writes a checkpoint and a log", preset, **learn)
-    p.verb("tr", "go on with the run of t", preset, **learn).set_defaults(resume=True)
-    p.verb("i", "one continuation", ne.TEXT, ne.FILE, **ne.SPEAK)
-    p.verb("s", "fine-tune: learn to answer", ne.FILE,
-           settings=(*fields(SftOptions), ne.SHAPE[0]), out="nanoeuler_chat.bin")
-    p.verb("d", "tune on preferences: learn the better of two answers", ne.CHAT,
-           settings=(*fields(DpoOptions), ne.SHAPE[0]), out="nanoeuler_dpo.bin")
-    p.verb("c", "chat", ne.CHAT, **ne.SPEAK)
-    p.verb("doctor", "what this machine has for the GPU, and what it lacks")
-    return vars(p.root.parse_args(argv or ["test"]))
+def add_verbs(add):
+    preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
+    learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
+    speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
+    options, shape = (*fields(Options), *ne.SHAPE), ne.SHAPE[0]
+    add("test", on_gpu(self_tests), "every kernel against the CPU",
+        ne.arg("--quick", action="store_true", help="without the largest shapes"))
+    add("g", on_gpu(check), "the gradient of the whole model against the CPU", preset,
+        ne.arg("--batch", type=int, default=1, help="sequences"))
+    add("t", on_gpu(pretrain), "pretrain; writes a checkpoint and a log", *learn, settings=options)
+    add("tr", on_gpu(pretrain), "go on with the run of t", *learn,
+        settings=options).set_defaults(resume=True)
+    add("i", speak, "one continuation", ne.TEXT, ne.FILE, settings=speech)
+    add("s", on_gpu(ne.launch, run=SftRun, engine=Model), "fine-tune: learn to answer", ne.FILE,
+        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftOptions), shape))
+    add("d", on_gpu(ne.launch, run=DpoRun, engine=Model),
+        "tune on preferences: learn the better of two answers", ne.CHAT,
+        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoOptions), shape))
+    add("c", speak, "chat", ne.CHAT, settings=speech)
+    add("doctor", doctor, "what this machine has for the GPU, and what it lacks")
 
 def main(argv=None):
     try:
-        return ne.main(sys.argv[1:] if argv is None else argv, parse, VERBS)
+        return ne.main((sys.argv[1:] if argv is None else argv) or ["test"], add_verbs,
+                       "NanoEuler on the GPU.  Without a verb: the self-tests")
     except CudaAPIError as e:
         print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor",
               file=sys.stderr)

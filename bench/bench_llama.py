@@ -156,8 +156,8 @@ class Engine(Worker):
                                              "NUMBA_NUM_THREADS")}
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--work", str(folder), row, "--threads", str(args.threads),
-             "--prompt", json.dumps(prompt), *["--gpu"] * args.gpu], env={**os.environ, **env}, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True)
+             "--prompt", json.dumps(prompt), *["--gpu"] * args.gpu], env={**os.environ, **env},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ready = self.read()
         self.first, self.said = ready["first_s"], ready["said"]
 
@@ -218,8 +218,9 @@ def measure(args):
     if args.gpu:
         import torch
         gpu = torch.cuda.get_device_name()
-    return {"gpu": gpu, "cpu": cpu, "cpu_detail": detail, "cores": os.cpu_count(), "threads": args.threads,
-            "load_average": os.getloadavg(), "date": time.strftime("%Y-%m-%d"),
+    return {"gpu": gpu, "cpu": cpu, "cpu_detail": detail, "cores": os.cpu_count(),
+            "threads": args.threads, "load_average": os.getloadavg(),
+            "date": time.strftime("%Y-%m-%d"),
             "versions": {"python": platform.python_version(),
                          **{p: version(p) for p in packages}},
             "rows": rows, "others_share": [round(s, 4) for s in shares], "repeated_rounds": repeats}

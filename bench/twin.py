@@ -416,10 +416,10 @@ def run_side(side, chosen, args):
         chosen = {**chosen, "steps": len(follow)}
     elif "minutes" in chosen:
         chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
-    start = args.preset if args.stage == "pretrain" else args.base
+    start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
     path, run = args.folder / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
                                             program.Model, args)
-    ne.launch(run, engine, start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
+    ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
     if c.state.step >= c.state.n_steps and "end" not in ne.read_log(f"{path}.jsonl")[-1]:
         engine = program.Model if side == "control" else engine          # stopped in `finish`

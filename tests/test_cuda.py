@@ -1,5 +1,6 @@
 """The GPU program where there is no GPU: every launch on memory that is only counted, every kernel
 compiled and assembled for three architectures, and what a user without a driver is told."""
+import argparse
 import ast
 import contextlib
 import functools
@@ -970,8 +971,9 @@ def test_without_room_a_batch_that_fits_is_named(B):
 
 
 # ---- a machine without a driver, or without the packages
-VERBS = sorted(set(re.findall(r"^    python nanoeuler_cuda\.py +(\w*)  ", nc.__doc__, re.M))
-               | set(nc.VERBS))
+VERBS = set(re.findall(r"^    python nanoeuler_cuda\.py +(\w*)  ", nc.__doc__, re.M))
+nc.add_verbs(lambda name, *args, **kwargs: VERBS.add(name) or argparse.ArgumentParser())
+VERBS = sorted(VERBS)
 HIDDEN = dict(os.environ, CUDA_VISIBLE_DEVICES="")       # an NVIDIA GPU, if there is one
 HIDDEN.pop("PYTHONPATH", None)
 

@@ -510,6 +510,14 @@ def rewrite(folder, edit):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+def keep_shard(folder, part):
+    """Some of the tensors of model.safetensors, in a file of another name."""
+    _, tensors = ne.map_tensors(folder / "model.safetensors")
+    os.remove(folder / "model.safetensors")
+    ne.write_tensors(folder / "model-2-of-2.safetensors", {"format": "pt"},
+                     dict(list(tensors.items())[part]), "")
+
+
 NORM = "model.norm.weight"
 DAMAGED = {
     "no directory": lambda f: os.rename(f, f.with_name("elsewhere")),
@@ -524,8 +532,7 @@ DAMAGED = {
     "weights a header long": lambda f: cut(f / "model.safetensors", 9),
     "header of 2^60 bytes": lambda f: (f / "model.safetensors").write_bytes(
         (1 << 60).to_bytes(8, "little") + b"{}"),
-    "a shard missing": lambda f: (f / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model-1-of-2.safetensors"}}', encoding="utf-8"),
+    "a shard missing": lambda f: keep_shard(f, slice(4, None)),
     "a bias": lambda f: rewrite(f, lambda h: h.update(
         {"model.layers.0.self_attn.q_proj.bias": h[NORM]})),
     "a tensor missing": lambda f: rewrite(f, lambda h: h.pop(NORM)),

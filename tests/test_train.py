@@ -255,6 +255,12 @@ def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
 
 
 # ---- 9 evaluation
+def disjoint(tokens, T):
+    """tokens, targets (n, T) of the windows that a run is validated on."""
+    x, (y,) = ne.windows(tokens, range(0, len(tokens) - 1, T), T, 1)
+    return x, y
+
+
 @pytest.mark.parametrize("count", [2, 8, 9, 10, 17, 150])
 def test_bits_per_byte_by_hand(count):
     """Every token after the first once, in windows of seq_len that do not overlap."""
@@ -264,14 +270,14 @@ def test_bits_per_byte_by_hand(count):
     for s in range(0, count - 1, T):
         _, logits = naive.forward(TINY, model.p, tokens[s:min(s + T, count - 1)])
         nats += naive.cross_entropy(logits[0], tokens[s + 1:s + 1 + T])[0]
-    bits = ne.evaluate(model, *ne.windows(tokens, T), 321)
+    bits = ne.evaluate(model, *disjoint(tokens, T), 321)
     assert math.isclose(bits, nats / math.log(2) / 321, rel_tol=1e-12)
 
 
 def test_evaluation_on_some_windows_is_an_estimate_of_all():
     model = ne.Model(TINY, random_flat(TINY, 5))
     tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, 1601).astype(np.int32)
-    rows = ne.windows(tokens, TINY.seq_len)
+    rows = disjoint(tokens, TINY.seq_len)
     whole = ne.evaluate(model, *rows, 3000)
     assert ne.evaluate(model, *rows, 3000, 200) == pytest.approx(whole, rel=1e-12)
     assert ne.evaluate(model, *rows, 3000, 100) == pytest.approx(whole, rel=0.2)
@@ -305,7 +311,7 @@ def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
     train, val = ne.split_text(text.read_bytes(), 0.1)
     tokens = np.append(c.tokenizer.encode(train)[-1:], c.tokenizer.encode(val))
     model = ne.Model(c.cfg, c.flat)
-    bits = ne.evaluate(model, *ne.windows(tokens, c.cfg.seq_len), len(val))
+    bits = ne.evaluate(model, *disjoint(tokens, c.cfg.seq_len), len(val))
     assert bits == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 
 
