@@ -175,7 +175,7 @@ def scratch_shapes(cfg, n, T, dtype):
     D, W = cfg.head_dim, tile_width(dtype)
     return Scratch((n, T, cfg.n_embd), (n, T, cfg.n_head * D), (n, T, cfg.n_hidden), (n, BR, T),
                    (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W),
-                   (n, -(-128 // ROWS_DW), KC, ROWS_DW))
+                   (n, -(-NB // PACKED), KC, PACKED))
 
 def panel_shapes(cfg, dtype, transposed):
     """Of the weights packed for `matmul`: W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
@@ -224,7 +224,7 @@ MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 
 ROWS = 8 * MR                    # of a product at a time: what it writes lies together
 BR = 32                          # attention: query rows a block; a block of scores stays in L1
 KC = 128                         # weight gradients: rows of the batch summed in registers at a time
-ROWS_DW = 4 * MR                 # and rows of dW whose dY is copied side by side
+NB, PACKED = 128, 4 * MR         # rows of dW a task, they stay in L2; columns of dY side by side
 
 def tile_width(dtype):
     """Columns of a tile: two vectors."""
@@ -419,7 +419,7 @@ def weight_gradient(dw, dy, x, n0, scratch):
             pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])          # else a row in every page
             for j in range(0, K, w):
                 for m in range(0, N, MR):
-                    i, r, rows = m // ROWS_DW, m % ROWS_DW, dw[m:m + MR]
+                    i, r, rows = m // PACKED, m % PACKED, dw[m:m + MR]
                     tile(rows, rows, scratch[i, :e - t, r:r + MR].T, x[b, t:e], 0, j, 1)
 
 # ==== 4.2 Embedding ====
@@ -762,10 +762,10 @@ class Model:
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        self.tasks = np.array([(kind, l, n, min(n + 128, N))       # 128 rows of dW stay in L2
+        self.tasks = np.array([(kind, l, n, min(n + NB, N))
                                for kind, (w, name) in enumerate(zip(self.w, Panels._fields))
                                for N in getattr(self.p, name).shape[1:2]
-                               for l in range(len(w)) for n in range(0, N, 128)])
+                               for l in range(len(w)) for n in range(0, N, NB)])
         self.pack()
 
     def new(self, shapes):
