@@ -223,45 +223,40 @@ def learn_merges(ids, weight, M):
     ids (P,) int64: the unique words one after another, -1 between words and at both ends
     weight (P,) int64: how often the word of a position occurs
 
-    A step touches the neighbours of its merges only: their pairs leave the counts, new ones enter.
     A pair is born in one step, the one that makes its younger token, and afterwards its count only
-    falls: an entry of the heap may be too high, never too low."""
+    falls: an entry of the heap, (-count, pair, positions), may be too high, never too low. So the
+    first whose count still holds is the next merge."""
     prev, next = np.arange(-1, len(ids) - 1), np.arange(1, len(ids) + 1)
-    count, where, heap, merges = {}, {}, [], []     # a pair is left << 32 | right: its order, too
-
-    def group(p):
-        """(pair, positions, count) of every pair that starts at one of the positions p."""
-        p = p[(ids[p] >= 0) & (ids[next[p]] >= 0)]
-        pairs = ids[p] << 32 | ids[next[p]]
-        order = np.argsort(pairs, kind="stable")
-        pairs, p = pairs[order], p[order]
-        start = np.flatnonzero(np.diff(pairs, prepend=-1))
-        total = np.add.reduceat(weight[p], start).tolist()
-        return zip(pairs[start].tolist(), np.split(p, start[1:]), total)
-
-    born = np.arange(len(ids) - 1)
+    heap, merges, born = [], [], np.arange(len(ids) - 1)
     while True:
-        for pair, p, n in group(born):
-            count[pair], where[pair] = n, p
-            heapq.heappush(heap, (-n, pair))
-        while heap and -heap[0][0] != count[heap[0][1]]:
-            heapq.heapreplace(heap, (-count[heap[0][1]], heap[0][1]))
-        if len(merges) == M or not heap or heap[0][0] == 0:
+        born = born[(ids[born] >= 0) & (ids[next[born]] >= 0)]
+        pairs = ids[born] << 32 | ids[next[born]]   # ordered as ties are: by left, then right
+        order = np.argsort(pairs, kind="stable")
+        pairs, born = pairs[order], born[order]
+        start = np.flatnonzero(np.diff(pairs, prepend=-1))
+        count = np.add.reduceat(-weight[born], start).tolist()
+        for entry in zip(count, pairs[start].tolist(), np.split(born, start[1:])):
+            heapq.heappush(heap, entry)
+        while heap and len(merges) < M:
+            count, pair, p = heapq.heappop(heap)
+            a, b = pair >> 32, pair & 0xFFFFFFFF
+            p = p[(ids[p] == a) & (ids[next[p]] == b)]      # some are part of another merge by now
+            n = int(weight[p].sum())
+            if n == -count:
+                break
+            if n > 0:
+                heapq.heappush(heap, (-n, pair, p))
+        else:
             return merges
-        pair = heapq.heappop(heap)[1]
-        a, b, token, p = pair >> 32, pair & 0xFFFFFFFF, 256 + len(merges), where.pop(pair)
-        merges.append((a, b))
-        p = p[(ids[p] == a) & (ids[next[p]] == b)]  # some have been part of another merge
         if a == b:                                  # aaa is [aa]a: in a run, every second position
             k = np.arange(len(p))
             first = np.append(True, next[p[:-1]] != p[1:])
             p = p[(k - np.maximum.accumulate(k * first)) % 2 == 0]
         q = next[p]
-        for pair, _, n in group(np.unique(np.concatenate([prev[p], p, q]))):
-            count[pair] -= n
-        ids[p], ids[q], next[p] = token, -2, next[q]
+        ids[p], ids[q], next[p] = 256 + len(merges), -2, next[q]
         prev[next[p]] = p
         born = np.unique(np.concatenate([prev[p], p]))
+        merges.append((a, b))
 
 def train(text, vocab_size, specials=("</s>",)):
     """Tokenizer of vocab_size tokens: 256 bytes, merges learned from text, special tokens. If text
@@ -270,7 +265,7 @@ def train(text, vocab_size, specials=("</s>",)):
     need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
          f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
     words = unique_words(text)
-    ids = BYTE_ID[np.frombuffer(b" ".join([b"", *words, b""]) if words else b" ", np.uint8)]
+    ids = BYTE_ID[np.frombuffer(b" ".join([b"", *words, b""]), np.uint8)]
     ends = np.cumsum([0] + [1 + len(w) for w in words])
     ids[ends] = -1
     weight = np.repeat(np.array([0, *words.values()]), np.diff(ends, prepend=-1))
