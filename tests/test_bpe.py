@@ -163,6 +163,18 @@ def test_class_of_every_code_point():
     assert counts == [141_028, 1_911, 25]
 
 
+def test_the_table_is_written_as_it_says():
+    def base26(n, last=True):
+        digit = chr(ord("A" if last else "a") + n % 26)
+        return digit if n < 26 else base26(n // 26, False) + digit
+
+    for kind, text in bpe.RUNS.items():
+        inside = bpe.CLASSES[:0x110000] == kind
+        edges = np.flatnonzero(np.diff(inside, prepend=False))
+        runs = "".join(base26(n) for n in np.diff(edges, prepend=0).tolist())
+        assert text == "".join("\n" + runs[i:i + 100] for i in range(0, len(runs), 100))
+
+
 def test_words_equal_the_pattern():
     for data in (TORTURE.encode(), TEXT[:200_000]):
         assert cut(data) == words(data)
