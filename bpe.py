@@ -1,22 +1,20 @@
 r"""Byte-level BPE: text to token ids and back, learned from text, in Python, NumPy and Numba.
 
     python bpe.py train data/shakespeare.txt --vocab-size 4096 --out tokenizer.json
-    echo "To be, or not to be" | python bpe.py encode
-    python bpe.py decode ids.txt
+    echo "To be, or not to be" | python bpe.py encode | python bpe.py decode
 
 GPT-2's pattern cuts the text into words (section 2). Inside a word, which starts as single bytes,
 the pair of neighbours that was learned first becomes one token, and so on (section 4). Training
 learns the pairs: merge the most frequent pair of all words, and so on (Sennrich et al. 2016).
 
-    1 bytes and classes    3 training    5 the tokenizer, its files    7 command line
-    2 words                4 encoding    6 streaming text
+    1 bytes and classes    3 training    5 errors                      7 command line
+    2 words                4 encoding    6 the tokenizer, its files
 
 Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids in GPT-2's order,
-ties to the smaller pair of ids, a merge whose string exists reuses its id, special tokens last and
-never made from text. A byte that is no UTF-8 is a word of its own, so any bytes survive.
-Shapes: N bytes, V tokens, M merges; the rank of a merge is its index; a word is text[i:j].
+ties to the smaller pair of ids, an existing string keeps its id, special tokens last and never made
+from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V tokens, M merges.
 """
-import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, re, sys
+import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, re, string, sys
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
@@ -25,7 +23,7 @@ from numba import get_num_threads, njit
 
 JIT = dict(error_model="numpy", nogil=True, cache=True)
 PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
-MAX_VOCAB = 1 << 20
+MAX_VOCAB, NO_RANK = 1 << 20, 0xFFFFF       # ids and ranks have 20 bits; all of them set: none
 MIX = 0x2545F4914F6CDD1D    # odd, half its bits set: high bits of a product depend on all of a key
 
 # ==== 1 Bytes and classes ====
@@ -38,47 +36,41 @@ BYTE_ID = np.argsort(BYTES)
 
 # \s, \p{N} and \p{L} of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 25 spaces,
 # 1,911 numbers, 141,028 letters. Frozen, because str.isalpha and str.isspace differ and change with
-# Python (3.11 lacks 9,272 letters). How many code points are outside, then how many inside, and so
-# on, in base 26: digits a to z, the last of a number a capital. JFSBdW: 9, 5, 18, 1, 3 * 26 + 22.
-OTHER, LETTER, NUMBER, SPACE = range(4)
-INVALID, DIGIT = 4, 5       # not a character of UTF-8; a number that is a word of its own
-RUNS = {SPACE: """
-JFSBdWBbABihJBdpNLbDCFBbVBfxWB""", NUMBER: """
-bWKeQCFBCDcdLKfEKhQKpWKeOKEGeEKeOKeOKCGeGNeLKIHdZKeAHHTeFKdSKeOKcSUkIKcSKbbRUbhXDjFKGKWKlOKeYLgJKGKh
-AKdIKfEKGKboGBDGGKhQbZCFbbYcIdAWyGbEcbHBbdXBZJODnFEfIKbEIBPbGKbNPbrsAKhGKmIGfYKbMKhQKWKdIKpQKbfmCKsZ
-bTMcFRCnDbBbKEbDBIBfEFhUKbkGIZHbNJcXFWGgECCQCbUcMJcACbEDcXFeAIYIbPHmSGbWKGKkSbFgCKbQEeIHfEbEeYKcIKfO
-KHUjRKnEKeOKoKKdYKGUcYMqETdPKzMKdIbDiTKcSKqGKdYVbpBeHxaFKdmCKdIKfEKBHuGKkCXbjsZKceWUMUeEZbqRbYdnCKqG
-KtIKjNKbbOJeYKbeLcHBDBEcYbTBPblANedFK""", LETTER: """
-cNbAGbAbVBKBEBFXBbFBrQEMOFHBBBeZFBCCEBBGBBDBBBUBdFBfJIgKBbMCBGbPcTbBEEbTbRbJCBdVBBPCHCKDCBQBBbEbDdLL
-BYbHJCEBFWEBJBDBXZHLFYBGRbQcGcCDBSBHKPQEICCCWBHBBDEDBQBNCBDOCKBIGECCWBHBCBCBCbFEBBTDQJBDBWBHBCBFDBSB
-PCXBLICCCWBHBCBFDBbECBDPBRBBGDDBEDCBBBCDCDDDMWBcAIBDBXBQDBbADCBCCbEBEIBDBXBKBFDBbFCBCPCRJBDBbPCBQBFD
-IDYGFSDYBJBBCHcGbWBCMHcGCBBBFBYBBBKBCJBCFBBVEbGBcLIBbKbBFeLbRUBQGEEDBDCHDENMBRbMBBFBCbRBmVBECHBBBECb
-PBECbHBECHBBBECPBcFBECcPbLQQdICGDxWCRBbAFcXGIHSNTOSONBDPcAbJBEBcPdLHFCbIBBFcSKbFbXbECFLbSEbAcCXJcBdE
-BdPbVRIcCbENCKbSbAbKbPDKbKCLFbRCDbPEBGBCDBFhKcMkSCGCbMCGCIBBBBBBBbFCcBBHBBDDBHDECGENFDBHeMBNBQNdXBEB
-CKBBDFGBBBBBBEBLCEFFEBcACdzFiVGEDCMbMBBFBCcEHBQXJHBHBHBHBHBHBHBHdCBsBCbQFFCEdIGDBdMBEFbRBdQRbGbWQtSj
-tOcMbguFcPbUCkJDQKCUbVQbFCcSbXJCdZCcPCCBBBIVQBDBEBXbDcAObYcKGDBBCLbCKXZbDHbVbCBQFBKKFBbPXDBIUXDBDbYB
-BDCCFCBBBYDCLHDMGCGCGJHBHBbRBOGeLbDqnSMXEbXmnCoCCeCbMHMFFBBKBNBFBBBCBCBeEbHnZScMCcCbOMeMFBfFbKbAGbAL
-dLDGCGCGCDbJMBbABTBCBPCObIeToZbDDbXbVbGNUBIGbMKbECbKEIbWgCSbKEbKEbOIcAMLBPBHBCBLBPBHBCDcAMlZJWKIYGBb
-QBJcRGCBBbSBCDBCXKXJbFcNTBCKWKbAcScEGCcMBPEBDBbDbQbDDbDbJIBbCbBcCKWKTNSeGcVcDbZNbZNbKbMbCJXjQbQGCQDc
-HbDKBIWbQSbUVbBXMcBcFCCBNbTbGZbAbKbDBCBIbJDBMbWOEVBBBbJSBZTCcLHBBBEBPBKHbVbMICCCWBHBCBFDBSBMFbEKBBCB
-BbMBBZBBBbScBSEUDbEbWUCBBhCbVbPEbKbWUBcHbRNBcTbBbLHhDbSeMcMbFICBCIBCBYPBBBdQICbNQBBBbCBKbOHBVBLbUTBS
-cVhRbHbFJBbLRBbXbEeIHBCBbMVBZGBCBbGOBmPTPBBNBbIeUBdBbjMiWhOdxKdTPbpGRGZfxRFwLkdDbEcpUvXHbFRdBRbESbWQ
-EbFVFTqQbTiDcMeYcXFBcONcMCBBbCjcAIbvQbPKnfREBHBCBlFPBbDDCBOEIpGdkUeDFNDJHKiwKdHBcTBCCBCCCEBMBBBHBcNB
-ECIBHBbCBEBFBBDHBnCCZBZBbFBZBbFBZBbFBZBbFBZBIcsYbFGGkBcKfQbTKHQBmJbESbSsQbCiUbECBtBHBEBCBPBhPcHcQHBb
-uIEBbBBCBBCBBKBEBBBBGBEBBBBBBDBCBBCBBBBBBBBBBCBBCEBHBEBEBBBKBRFDBFBRgoAclfCbGgdUGiOCinQOlbLPxYdqWuWc
-fYhhZFgfG"""}
+# Python (3.11 lacks 9,272 letters). Code points outside, then inside, and so on are counted as 52
+# times the digits, if any, and a letter, a to z and A to Z: jfsb1Wb is 9, 5, 18, 1, 52 + 48, 1.
+OTHER, LETTER, NUMBER, SPACE, INVALID, DIGIT = range(6)     # no UTF-8; a number that is a word
+RUNS = {SPACE: "jfsb1WbAb107Jb46NlDcfbVb76Wb", NUMBER: """
+Wk2qcfbcd27Lk2Ek3Qk7Wk2okeg2ek2ok2okcg2gn2lkih1Zk2ahht2fk1Sk2ok1su5ik1sk13Ru16Xd4Fkgkwk5Ok2yl3jkgk3A
+k1Ik2Ekgk20gbdggk3QZcf13Y1i1Aw12gE26Hb14Xbzjod6Fe2IkEibpGkNp568ak3Gk6ig2YkMk3Qkwk1Ik7Qk409ck9zTm1frc
+6DBKeDbib2Ef3Uk18gizhNj1xfwg3eccqcU1mj1acEd1xf2aiyiPh6sgWkgk5sF3ckQe2ih2EE2yk1ik2Okhu4Rk6Ek2ok7kk1Yk
+gu1ym8et1Pk12Mk1ID4tk1sk8gk1Yv20B2h299fk45ck1Ik2Ekbh10gk5cx464zk28wumu2ez21rY45Ck8gk9Ik4Nk13Oj2yk15l
+1hbdbe1yTbp18An53Fk""", LETTER: """
+1nAgAVbkbebfxbFb8Qemofhbbb2zfbccebbgbbdbbbub1Fb2Ji3kbMcbgP1tBeeTRJcb1VbbpchckdcbqbbED1LlbyHjcebfwebj
+bdbxzhlfybgrQ1g1cdbsbhkpqeicccwbhbbdedbqbncbdockbigeccwbhbcbcbcFebbtdqjbdbwbhbcbfdbsbpcxblicccwbhbcb
+fdbEcbdpbrbbgddbedcbbbcdcdddmwb1aibdbxbqdbAdcbccEbeibdbxbkbfdbFcbcpcrjbdbPcbqbfdidygfsdybjbbch1gWbcm
+h1gcbbbfbybbbkbcjbcfbbveGb1libKBf2lRubqgeedbdchdenmbrMbbfbcRb6vbechbbbecPbecHbechbbbecpb1fbec1pLqq1I
+cgd11WcrbAf1xgihsntosonbdp1aJbeb1p1LhfcIbbf1skFXEcflSeA1cxj1b1Eb1PVri1cEnckSAKPdkKclfRcdPebgbcdbf3K
+1m5scgcMcgcibbbbbbbFc1bbhbbddbhdecgenfdbh2mbnbqn1Xbebckbbdfgbbbbbbeblceffeb1ac51F4vgedcmMbbfbc1ehbqx
+jhbhbhbhbhbhbhbh1Cb9bcQffce1Igdb1MbefRb1QrGWq9S126O1m426f1pUc5jdqkcuVqFc1sXjc1Zc1pccbbbivqbdbebxD1ao
+Y1kgdbbclCkxzDhVCbqfbkkfbPxdbiuxdbdYbbdccfcbbbydclhdmgcgcgjhbhbRbog2lD214SmxeX162C7cc2cMhmffbbkbnbfb
+bbcbcb2eH6Zs1mc1cOm2mfb2FKAgAl1LdgcgcgcdJmbAbtbcbpcoI2t7zDdXVGnubigMkEcKeiW3csKeKeOi1amlbpbhbcblbpbh
+bcd1am5ZjwkiygbQbj1rgcbbSbcdbcxkxjF1ntbckwkA1s1egc1mbpebdbDQDdDJibCB1ckwktns2g1v1dZnZnKMCjx4QQgcqd1h
+DkbiwQsUvBxm1b1fccbnTGzAKDbcbiJdbmWoevbbbJsbztc1lhbbbebpbkhVMicccwbhbcbfdbsbmfEkbbcbbMbbzbbbS1bseudE
+Wucbb3CVPeKWub1hRnb1tBLh3DS2m1mFicbcibcbypbbb1QicNqbbbCbkOhbvblUtbs1v3RHFjbLrbXE2ihbcbMvbzgbcbGob6pt
+pbbnbI2ub1B17M4w3O50K1Tp20Grgz76Rf11l131DE33U10XhFr1BrEsWqeFvft8qT4d1m2y1xfb1on1mcbbC118ai23QPk171Re
+bhbcb5FpbDdcboei7G44u2dfndjhk115k1Hb1tbccbcccebmbbbhb1nbecibhbCbebfbbdhb6CczbzbFbzbFbzbFbzbFbzbi35yF
+gg5b1k2QTkhqb6jEsS9qC4uEcb9Bhbebcbpb3P1h1qhb23iebBbcbbcbbkbebbbbgbebbbbbbdbcbbcbbbbbbbbbbcbbcebhbebe
+bbbkbrfdbfbr85a821CG79Ug4oc110Qo143Lp11Y47w10w28Y94Zf80G"""}
 
 def class_table():
     """(0x140000,) uint8: the class of whatever 1 to 4 bytes can spell. A text touches a few KB."""
     table = np.zeros(0x140000, np.uint8)
     table[0xD800:0xE000] = table[0x110000:] = INVALID
     for kind, text in RUNS.items():
-        end = n = inside = 0
-        for digit in "".join(text.split()):
-            n = 26 * n + ord(digit.lower()) - ord("a")
-            if digit.isupper():
-                table[end:end + n] += np.uint8(kind * inside)
-                end, n, inside = end + n, 0, 1 - inside
+        end = 0
+        for k, (digits, letter) in enumerate(re.findall("([0-9]*)([A-Za-z])", text)):
+            start, end = end, end + 52 * int(digits or 0) + string.ascii_letters.index(letter)
+            table[start:end] += np.uint8(kind * (k % 2))
     return table
 
 CLASSES = class_table()
@@ -110,10 +102,9 @@ def word_end(text, i, end, classes):
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
     With the classes DIGITS the text is cut around each number first."""
     if text[i] == 39 and i + 1 < end:                           # apostrophe
-        c, d = text[i + 1], text[min(i + 2, end - 1)]
-        if c == 115 or c == 116 or c == 109 or c == 100:        # s t m d
+        if text[i + 1] in (115, 116, 109, 100):                 # s t m d
             return i + 2
-        if i + 2 < end and (d == 101 and (c == 114 or c == 118) or d == 108 and c == 108):
+        if i + 2 < end and (text[i + 1] << 8 | text[i + 2]) in (0x7265, 0x7665, 0x6C6C):
             return i + 3                                        # re ve ll
     j = i + 1 if text[i] == 32 and i + 1 < end else i
     kind, n = char_at(text, j, end, classes)
@@ -121,19 +112,15 @@ def word_end(text, i, end, classes):
         j, kind, n = i, SPACE, 1
     last, j, k = j, j + n, kind                                 # last: where the last character is
     while j < end and kind < INVALID:
-        if text[j] < 0x80 and classes[text[j]] == kind:         # ASCII is spared the call
-            last, j = j, j + 1
-            continue
         k, n = char_at(text, j, end, classes)
         if k != kind:
             break
         last, j = j, j + n
-    spare = kind == SPACE and j < end and last > i and k != DIGIT
-    return last if spare else j                                 # \s+(?!\S) spares a blank
+    return last if kind == SPACE and j < end and last > i and k != DIGIT else j     # \s+(?!\S)
 
 @njit(**JIT)
 def find_word(table, text, i, j):
-    """(row, key): where text[i:j] is in a word table, or the free row it may take.
+    """The row of text[i:j] in a word table, or the free row it may take, whose key is set.
     table (R, 4) int64, R a power of two: key (the first 8 bytes), i, j, value; j = 0: free."""
     key = 0
     for k in range(i, min(i + 8, j)):
@@ -150,49 +137,40 @@ def find_word(table, text, i, j):
             if k >= j:
                 break
         row = (row + 1) & (len(table) - 1)
-    return row, key
-
-def split_text(text):
-    """Cuts, 0 and N among them, one part a thread if N is large. A word ends wherever a visible
-    ASCII character meets a blank: text between such cuts can be tokenized by itself."""
-    cuts, n = [0], get_num_threads() if len(text) >= PARALLEL else 1
-    for k in range(1, n):
-        cut = re.compile(rb"[!-~](?=[ \n])").search(text, max(cuts[-1], len(text) * k // n))
-        cuts += [cut.end()] if cut else []
-    return cuts + [len(text)]
+    table[row, 0] = key
+    return row
 
 def of_parts(text, work):
-    """[work(start, end)] of the parts of a text, each in a thread of its own."""
-    cuts = split_text(text)
-    if len(cuts) == 2:
-        return [work(*cuts)]
+    """[work(start, end)] of the parts of a text, each in a thread of its own, one part if N is
+    small. A word ends where a visible ASCII character meets a blank: there parts may meet, too."""
+    if len(text) < PARALLEL:
+        return [work(0, len(text))]
+    n, meet = get_num_threads(), re.compile(rb"[!-~](?=[ \n])|\Z")
+    cuts = [meet.search(text, len(text) * k // n).end() for k in range(1, n)]
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(work, cuts[:-1], cuts[1:]))
+        return list(pool.map(work, [0, *cuts], [*cuts, len(text)]))
 
 def as_array(text):
-    """(N,) uint8, read-only so that kernels see one type. A lone surrogate is 3 invalid bytes."""
+    """(N,) uint8. A lone surrogate of a str is three invalid bytes."""
     text = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    array = np.frombuffer(text, np.uint8)
-    array.flags.writeable = False
-    return array
+    return np.frombuffer(text, np.uint8)
 
 # ==== 3 Training ====
 @njit(**JIT)
 def count_words(table, text, i, end, classes):
-    """Adds the words of text[i:end] to a word table, value = count, until that is half full;
-    returns where it stopped."""
+    """Counts words of text[i:end] in a word table until that is half full; returns where."""
     used = 0
     while i < end and 2 * used < len(table):
         j = word_end(text, i, end, classes)
-        row, key = find_word(table, text, i, j)
+        row = find_word(table, text, i, j)
         used += table[row, 2] == 0
-        table[row, 0], table[row, 1], table[row, 2] = key, i, j
-        table[row, 3] += 1
+        table[row, 1], table[row, 2], table[row, 3] = i, j, table[row, 3] + 1
         i = j
     return i
 
 def unique_words(text):
     """Counter of the words of text, bytes -> how often; a thread for each part."""
+    array = as_array(text)
     def count(i, end):
         words = collections.Counter()
         while i < end:
@@ -201,18 +179,14 @@ def unique_words(text):
             for start, stop, n in table[table[:, 2] > 0, 1:].tolist():
                 words[array[start:stop].tobytes()] += n
         return words
-
-    array = as_array(text)
     return sum(of_parts(array, count), collections.Counter())
 
 def learn_merges(ids, weight, M):
     """The first M merges [(left, right)], fewer if the pairs run out; merge m makes token 256 + m.
     ids (P,) int64: the unique words one after another, -1 between words and at both ends
     weight (P,) int64: how often the word of a position occurs
-
-    A pair is born in one step, the one that makes its younger token, and afterwards its count only
-    falls: an entry of the heap, (-count, pair, positions), may be too high, never too low. So the
-    first whose count still holds is the next merge."""
+    A pair is born in one step, which makes its younger token, and then its count only falls: the
+    next merge is the first in the heap of (-count, pair, positions) whose count still holds."""
     prev, next = np.arange(-1, len(ids) - 1), np.arange(1, len(ids) + 1)
     heap, merges, born = [], [], np.arange(len(ids) - 1)
     while True:
@@ -224,21 +198,19 @@ def learn_merges(ids, weight, M):
         count = np.add.reduceat(-weight[born], start).tolist()
         for entry in zip(count, pairs[start].tolist(), np.split(born, start[1:])):
             heapq.heappush(heap, entry)
-        while heap and len(merges) < M:
+        while heap and heap[0][0] < 0 and len(merges) < M:
             count, pair, p = heapq.heappop(heap)
             a, b = pair >> 32, pair & 0xFFFFFFFF
             p = p[(ids[p] == a) & (ids[next[p]] == b)]      # some are part of another merge by now
             n = int(weight[p].sum())
             if n == -count:
                 break
-            if n > 0:
-                heapq.heappush(heap, (-n, pair, p))
+            heapq.heappush(heap, (-n, pair, p))
         else:
             return merges
         if a == b:                                  # aaa is [aa]a: in a run, every second position
-            k = np.arange(len(p))
-            first = np.append(True, next[p[:-1]] != p[1:])
-            p = p[(k - np.maximum.accumulate(k * first)) % 2 == 0]
+            runs = np.flatnonzero(np.append(True, next[p[:-1]] != p[1:]))
+            p = p[(np.arange(len(p)) - np.repeat(runs, np.diff(runs, append=len(p)))) % 2 == 0]
         q = next[p]
         ids[p], ids[q], next[p] = 256 + len(merges), -2, next[q]
         prev[next[p]] = p
@@ -246,8 +218,7 @@ def learn_merges(ids, weight, M):
         merges.append((a, b))
 
 def train(text, vocab_size, specials=("</s>",)):
-    """Tokenizer of vocab_size tokens: 256 bytes, merges learned from text, special tokens. If text
-    has too few pairs they are fewer, which `tokenizer.vocab_size` tells."""
+    """Tokenizer of vocab_size tokens, or fewer if text has few pairs: bytes, merges, specials."""
     fixed = 256 + len(specials)
     need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
          f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
@@ -263,79 +234,54 @@ def train(text, vocab_size, specials=("</s>",)):
     return Tokenizer({s: k for k, s in enumerate([*names, *specials])}, merges, specials)
 
 # ==== 4 Encoding ====
-NO_MERGE = 1 << 62
-
-def pair_table(pairs):
-    """(2 R,) int64 from merges (M, 2): left << 40 | right << 20 | rank, or -1 where free. A pair
-    stands at its hash, below R, or in the first free row after: a running maximum over the sorted
-    hashes. R is a power of two over 4 M."""
-    R, k = 1 << (4 * len(pairs) + 1).bit_length(), np.arange(len(pairs))
-    key = pairs[:, 0] << 20 | pairs[:, 1]
-    home = key * MIX >> 40 & R - 1
-    rank = np.argsort(home, kind="stable")
-    table = np.full(2 * R, -1)
-    table[np.maximum.accumulate(home[rank] - k) + k] = key[rank] << 20 | rank
-    return table
+@njit(**JIT)
+def find_pair(table, left, right):
+    """The row of a pair of ids in a pair table, or the free row it may take.
+    table (R,) int64, R a power of two: left << 40 | right << 20 | rank of the merge; -1: free."""
+    pair = np.int64(left) << 20 | right
+    row = pair * MIX >> 40 & len(table) - 1
+    while table[row] >= 0 and table[row] >> 20 != pair:
+        row = row + 1 & len(table) - 1
+    return row
 
 @njit(**JIT)
-def candidate(ids, p, q, ranks):
-    """rank << 32 | p if the tokens at p and q merge: the smallest is the next merge of the word."""
-    if q >= len(ids):
-        return NO_MERGE
-    key = np.int64(ids[p]) << 20 | ids[q]
-    row = key * MIX >> 40 & (len(ranks) >> 1) - 1
-    while ranks[row] >= 0 and ranks[row] >> 20 != key:
-        row += 1
-    return (ranks[row] & 0xFFFFF) << 32 | p if ranks[row] >= 0 else NO_MERGE
-
-@njit(**JIT)
-def merge_word(ids, ranks, made, tree, prev, next):
+def merge_word(ids, table, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
-    stay. The candidates are the leaves of a tournament, tree[k] = min(tree[2k], tree[2k+1]), and a
-    merge replays three of them: O(n log n), a megabyte of one letter is no trap."""
-    n, leaves = len(ids), 1
-    while leaves < n:
-        leaves *= 2
-    if n > len(next):
-        tree, prev, next = np.empty(2 * leaves, np.int64), np.arange(n), np.arange(n)
-    for p in range(leaves):
-        tree[leaves + p] = candidate(ids, p, p + 1, ranks)
-        if p < n:
-            prev[p], next[p] = p - 1, p + 1
-    for k in range(leaves - 1, 0, -1):
-        tree[k] = min(tree[2 * k], tree[2 * k + 1])
-    while n > 1 and tree[1] != NO_MERGE:
-        p = tree[1] & 0xFFFFFFFF
-        q = next[p]
-        ids[p], next[p] = made[tree[1] >> 32], next[q]
-        if next[p] < n:
-            prev[next[p]] = p
-        for x in (q, p, prev[p]):
-            if x >= 0:
-                k = leaves + x
-                tree[k] = candidate(ids, x, next[x], ranks) if x != q else NO_MERGE
-                while k > 1:
-                    k >>= 1
-                    tree[k] = min(tree[2 * k], tree[2 * k + 1])
-    m = p = 0
-    while p < n:
-        ids[m], m, p = ids[p], m + 1, next[p]
-    return m
+    stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
+    many passes as different merges, so that a megabyte of one letter is no trap."""
+    n, rank = len(ids), np.full(len(ids), NO_RANK)      # rank of the merge of a token and the next
+    for p in range(n - 1):
+        rank[p] = table[find_pair(table, ids[p], ids[p + 1])] & NO_RANK
+    while True:
+        lowest, m = NO_RANK, 0
+        for p in range(n):
+            if rank[p] < lowest:
+                lowest, m = rank[p], p
+        if lowest == NO_RANK:
+            return n
+        p = m
+        while p < n:
+            ids[m], rank[m], p = ids[p], rank[p], p + 1
+            if rank[m] == lowest:
+                ids[m], rank[m], p = made[lowest], NO_RANK, p + 1
+                for x, y in ((m, p), (m - 1, m)):       # with the token after, the one before
+                    if x >= 0 and y < n:
+                        rank[x] = table[find_pair(table, ids[x], ids[y])] & NO_RANK
+                        lowest = -1 if rank[x] < lowest else lowest
+            m += 1
+        n = m
 
 @njit(**JIT)
-def encode_range(out, text, start, end, classes, byte_id, ranks, made):
+def encode_range(out, text, start, end, classes, byte_id, pairs, made):
     """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
     from where its ids stand in out: `seen` is a word table, value = where << 8 | how many, for
     words of less than 256 bytes."""
-    rows = 1 << 9
-    while rows < 1 << 17 and rows < (end - start) >> 2:
-        rows *= 2
+    rows = 1 << min(17, max(9, int(np.log2(end - start + 1)) - 1))
     seen, used = np.zeros((rows, 4), np.int64), 0
-    tree, prev, next = np.empty(512, np.int64), np.empty(256, np.int64), np.empty(256, np.int64)
     i = m = start
     while i < end:
         j = word_end(text, i, end, classes)
-        row, key = find_word(seen, text, i, j)
+        row = find_word(seen, text, i, j)
         if seen[row, 2] != 0:
             p, n = seen[row, 3] >> 8, seen[row, 3] & 255
             for k in range(n):
@@ -345,16 +291,14 @@ def encode_range(out, text, start, end, classes, byte_id, ranks, made):
             for k in range(i, j):                               # a byte without an id is left out
                 out[m + n] = byte_id[text[k]]
                 n += out[m + n] >= 0
-            n = merge_word(out[m:m + n], ranks, made, tree, prev, next)
+            n = merge_word(out[m:m + n], pairs, made)
             if j - i < 256 and 2 * used < rows:
-                seen[row, 0], seen[row, 1], seen[row, 2], seen[row, 3] = key, i, j, m << 8 | n
+                seen[row, 1], seen[row, 2], seen[row, 3] = i, j, m << 8 | n
                 used += 1
         i, m = j, m + n
     return m
 
-# ==== 5 The tokenizer, its files ====
-FILES = "give the tokenizer.json of a byte-level BPE, or a directory of vocab.json, merges.txt"
-
+# ==== 5 Errors ====
 class UserError(ValueError):
     """Something the user can mend. Printed as one line: what is wrong, both values, the remedy."""
 
@@ -373,6 +317,9 @@ def reading(source, remedy):
         what = " ".join((getattr(error, "strerror", None) or what).split())[:300]
         raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
 
+# ==== 6 The tokenizer, its files ====
+FILES = "give the tokenizer.json of a byte-level BPE, or a directory of vocab.json, merges.txt"
+
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
     specials: dict name -> id     digits: each number is a word of its own"""
@@ -384,37 +331,39 @@ class Tokenizer:
         names = sorted(ids, key=ids.get)
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         made = set(CHARS).union(a + b for a, b in pairs)
-        bad = [s for s in specials if s in made or not s]
-        need(not bad, f"special tokens {bad[:3]} are also made from text: choose some like </s>")
-        need([ids[s] for s in names] == list(range(len(names))),
-             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}")
-        need(max(len(names), len(merges)) <= MAX_VOCAB,
-             f"{len(names)} tokens and {len(merges)} merges, more than {MAX_VOCAB}")
-        need(len(set(pairs)) == len(pairs) and "" not in ids,
-             f"{len(pairs)} merges, {len(set(pairs))} of them different, or an empty token")
-        text_id, byte = {s: k for k, s in enumerate(names) if s in made}, dict(zip(CHARS, BYTES))
+        bad = sorted(made.intersection(specials))[:3]
+        need(not bad, f"special tokens {bad} are also made from text: choose some like </s>")
+        need([ids[s] for s in names] == list(range(len(names))) and len(names) <= MAX_VOCAB,
+             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}, or over {MAX_VOCAB}")
+        need(len(set(pairs)) == len(pairs) < MAX_VOCAB and "" not in ids, f"{len(pairs)} merges, "
+             f"{len(set(pairs))} of them different, or an empty special token")
+        ids, byte = {s: k for k, s in enumerate(names)}, dict(zip(CHARS, BYTES))
         self.vocab = [bytes(byte[c] for c in s) if s in made else s.encode() for s in names]
-        self.merges, self.vocab_size = [(text_id[a], text_id[b]) for a, b in pairs], len(names)
-        self.specials = {s: k for k, s in enumerate(names) if s not in made}
-        self._ids, self._lines = {s: k for k, s in enumerate(names)}, [f"{a} {b}" for a, b in pairs]
-        self._byte_id = np.array([text_id.get(c, -1) for c in CHARS], np.int32)[BYTE_ID]
-        self.digits, self._classes = digits, DIGITS if digits else CLASSES
-        self._made = np.array([text_id[a + b] for a, b in pairs], np.int32)
-        self._ranks = pair_table(np.array(self.merges, np.int64).reshape(-1, 2))
+        self.merges, self.vocab_size = [(ids[a], ids[b]) for a, b in pairs], len(names)
+        self.specials = {s: k for s, k in ids.items() if s not in made}
+        self.digits, self._ids, self._lines = digits, ids, [f"{a} {b}" for a, b in pairs]
+        table = np.full(4 << len(pairs).bit_length(), -1)       # a quarter full at most
+        for rank, (left, right) in enumerate(self.merges):
+            table[find_pair(table, left, right)] = left << 40 | right << 20 | rank
+        self._tables = (DIGITS if digits else CLASSES,
+                        np.array([ids.get(c, -1) for c in CHARS], np.int32)[BYTE_ID],
+                        table, np.array([ids[a + b] for a, b in pairs], np.int32))
 
     def encode(self, text):
         """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
-        text, tables = as_array(text), (self._classes, self._byte_id, self._ranks, self._made)
-        out = np.empty(len(text), np.int32)             # a byte or more for each id
-        return np.concatenate(of_parts(text, lambda start, end: out[start:encode_range(
-            out, text, start, end, *tables)]))
+        text, m = as_array(text), 0
+        ids = np.empty(len(text), np.int32)             # a byte or more for each id
+        encode = lambda i, j: (i, encode_range(ids, text, i, j, *self._tables))
+        for start, end in of_parts(text, encode):
+            ids[m:m + end - start], m = ids[start:end], m + end - start
+        ids.resize(m, refcheck=False)                   # gives back the memory behind
+        return ids
 
     def decode(self, ids):
         """The bytes of ids; a special token gives its name."""
         ids = np.asarray(ids).ravel().tolist()
         bad = [k for k in ids if not 0 <= k < self.vocab_size]
-        need(not bad, f"token ids {bad[:3]}: this tokenizer has 0 to {self.vocab_size - 1}; "
-                      "decode with the tokenizer that encoded")
+        need(not bad, f"ids {bad[:3]} are not 0 to {self.vocab_size - 1}: decode with what encoded")
         return b"".join([self.vocab[k] for k in ids])
 
     def hash(self):
@@ -429,9 +378,8 @@ class Tokenizer:
         cuts = dict(type="Sequence", pretokenizers=steps) if self.digits else words
         flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
         added = [dict(id=k, content=s, **flags) for s, k in self.specials.items()]
-        model = dict(type="BPE", vocab=self._ids, merges=self._lines)
         root = dict(version="1.0", added_tokens=added, pre_tokenizer=cuts, decoder=words,
-                    model=model)
+                    model=dict(type="BPE", vocab=self._ids, merges=self._lines))
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -485,7 +433,6 @@ class Tokenizer:
             text = read(path)
         return cls.from_json(text, path)
 
-# ==== 6 Streaming text ====
 def utf8_stream():
     """Its decode(bytes) gives the characters that end there, decode(b"", True) what is left over;
     what is no UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
