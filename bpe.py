@@ -1,6 +1,6 @@
 r"""Byte-level BPE: text to token ids and back, learned from text, in Python, NumPy and Numba.
 
-    python bpe.py train data/shakespeare.txt --vocab-size 4096 --out tokenizer.json
+    python bpe.py train data/shakespeare.txt --vocab-size 4096 --tokenizer tokenizer.json
     echo "To be, or not to be" | python bpe.py encode | python bpe.py decode
 
 GPT-2's pattern cuts the text into words (section 2). Inside a word, which starts as single bytes,
@@ -14,7 +14,7 @@ Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids 
 ties to the smaller pair of ids, an existing string keeps its id, special tokens last and never made
 from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V tokens, M merges.
 """
-import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, re, string, sys
+import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, pathlib, re, string, sys
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
@@ -318,8 +318,6 @@ def reading(source, remedy):
         raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
 
 # ==== 6 The tokenizer, its files ====
-FILES = "give the tokenizer.json of a byte-level BPE, or a directory of vocab.json, merges.txt"
-
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
     specials: dict name -> id     digits: each number is a word of its own"""
@@ -383,98 +381,80 @@ class Tokenizer:
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text, source="tokenizer.json"):
-        with reading(source, FILES):
-            root = json.loads(text)
-            model, words = root["model"], root["pre_tokenizer"]
-            *digits, last = words.get("pretokenizers", [words])
-            need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
-                 == ("ByteLevel", True, False)
-                 and digits in ([], [dict(type="Digits", individual_digits=True)]),
-                 f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
-            off = [root.get("normalizer")] + [model.get(key) for key in (
-                "dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")]
-            off.append(None if set(CHARS) <= set(model["vocab"]) else model.get("unk_token"))
-            after = (root.get("post_processor") or {}).get("type", "ByteLevel")
-            need(not any(off) and after == "ByteLevel", "normalizer, dropout, ignore_merges, "
-                 "prefix, suffix, stand-in for a byte without an id, post_processor are "
-                 f"{off + [after]}")
-            added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
-            return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
+    def from_json(cls, text):
+        """Of Hugging Face's tokenizer.json. Errors are of any kind: wrap it in `reading`."""
+        root = json.loads(text)
+        model, words = root["model"], root["pre_tokenizer"]
+        *digits, last = words.get("pretokenizers", [words])
+        need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
+             == ("ByteLevel", True, False)
+             and digits in ([], [dict(type="Digits", individual_digits=True)]),
+             f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
+        after = (root.get("post_processor") or {}).get("type", "ByteLevel")
+        alien = ["normalizer", "dropout", "ignore_merges", "continuing_subword_prefix",
+                 "end_of_word_suffix"] + ["unk_token"] * (not set(CHARS) <= set(model["vocab"]))
+        found = {key: value for key, value in {**root, **model}.items() if key in alien and value}
+        need(not found and after == "ByteLevel", f"{found}, post_processor {after}: other ids")
+        added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
+        return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
 
     def save(self, path):
         """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
         files = {str(path): self.to_json()}
         if not str(path).endswith(".json"):
-            need(not self.digits, f"{path}: two files cannot say that each digit is a word; name "
-                 "one that ends in .json")
+            need(not self.digits, f"{path}: each digit is a word, which only a .json file can say")
             os.makedirs(path, exist_ok=True)
-            lines = "\n".join(["#version: 0.2", *self._lines, ""])
-            files = {os.path.join(path, "vocab.json"): json.dumps(self._ids, ensure_ascii=False),
-                     os.path.join(path, "merges.txt"): lines}
+            files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
+                     f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}
         for name, content in files.items():
-            with open(name + ".part", "w", encoding="utf-8", newline="\n") as f:
-                f.write(content)
+            pathlib.Path(name + ".part").write_text(content, encoding="utf-8", newline="\n")
             os.replace(name + ".part", name)            # a reader sees the old file or the new one
 
     @classmethod
     def load(cls, path):
         """Reads what `save` writes, and such files of GPT-2 and of Hugging Face."""
-        def read(file):
-            need(os.path.getsize(file) < 1 << 28, f"{os.path.getsize(file)} bytes, over {1 << 28}")
-            with open(file, encoding="utf-8") as f:
-                return f.read()
-
-        with reading(path, FILES):
-            if os.path.isdir(path):
-                lines = read(os.path.join(path, "merges.txt")).split("\n")
-                return cls(json.loads(read(os.path.join(path, "vocab.json"))),
-                           [s for s in lines if s and not s.startswith("#version")])
-            text = read(path)
-        return cls.from_json(text, path)
+        file = pathlib.Path(path)
+        with reading(path, "give a byte-level tokenizer.json, or vocab.json and merges.txt"):
+            need(file.stat().st_size < 1 << 28, f"{file.stat().st_size} bytes, over {1 << 28}")
+            if not file.is_dir():
+                return cls.from_json(file.read_text(encoding="utf-8"))
+            lines = (file / "merges.txt").read_text(encoding="utf-8").split("\n")
+            return cls(json.loads((file / "vocab.json").read_text(encoding="utf-8")),
+                       [s for s in lines if s and not s.startswith("#version")])
 
 def utf8_stream():
-    """Its decode(bytes) gives the characters that end there, decode(b"", True) what is left over;
-    what is no UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
+    """Its decode(bytes) gives the characters complete by now, decode(b"", True) the rest."""
     return codecs.getincrementaldecoder("utf-8")("replace")
 
 # ==== 7 Command line ====
 def main():
-    parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.",
+    parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("verb", choices=["train", "encode", "decode"], help="learn a vocabulary "
-                        "from text, turn text into decimal ids, or ids into text")
+    parser.add_argument("verb", choices=["train", "encode", "decode"],
+                        help="learn from text, turn text into decimal ids, or ids into text")
     parser.add_argument("file", nargs="?", default="-", help="input, - for standard input")
     parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
-    parser.add_argument("--tokenizer", default="tokenizer.json", help="to encode or decode with")
-    parser.add_argument("--out", default="-", help="file to write, - for standard output, or for "
-                        "tokenizer.json if training; a directory is fine for a tokenizer, too")
+    parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
+                        "the others: a .json file, or a directory for vocab.json, merges.txt")
     args = parser.parse_args()
-    tokenizer = None if args.verb == "train" else Tokenizer.load(args.tokenizer)
     with open(0 if args.file == "-" else args.file, "rb") as f:
         data = f.read()
     if args.verb == "train":
         tokenizer = train(data, args.vocab_size)
-        out = "tokenizer.json" if args.out == "-" else args.out
-        tokenizer.save(out)
-        return print(f"{out}: {tokenizer.vocab_size} tokens, one for every "
-                     f"{len(data) / max(1, len(tokenizer.encode(data))):.2f} bytes of {args.file}")
-    if args.verb == "encode":
-        data = " ".join(map(str, tokenizer.encode(data).tolist())).encode() + b"\n"
+        tokenizer.save(args.tokenizer)
+        print(f"{args.tokenizer}: {tokenizer.vocab_size} tokens")
+    elif args.verb == "encode":
+        print(*Tokenizer.load(args.tokenizer).encode(data).tolist())
     else:
-        bad = re.search(rb"[^0-9\s]\S*|[0-9]{10,}", data)
-        need(not bad, f"{args.file}: {bad and bad[0][:40]} is no token id; give decimal ids")
-        data = tokenizer.decode([int(s) for s in data.split()])
-    with open(1 if args.out == "-" else args.out, "wb") as f:
-        f.write(data)
+        with reading(args.file, "give decimal token ids"):
+            ids = [int(s) for s in data.split()]
+        sys.stdout.buffer.write(Tokenizer.load(args.tokenizer).decode(ids))
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:                             # `| head` has seen enough
-        sys.exit(0)
     except (OSError, UserError) as error:
         print(f"bpe.py: {error}", file=sys.stderr)
         sys.exit(2)
