@@ -1,22 +1,20 @@
 r"""Byte-level BPE: text to token ids and back, learned from text, in Python, NumPy and Numba.
 
-    python bpe.py train data/shakespeare.txt --vocab-size 4096 --out tokenizer.json
-    echo "To be, or not to be" | python bpe.py encode
-    python bpe.py decode ids.txt
+    python bpe.py train data/shakespeare.txt --vocab-size 4096 --tokenizer tokenizer.json
+    echo "To be, or not to be" | python bpe.py encode | python bpe.py decode
 
 GPT-2's pattern cuts the text into words (section 2). Inside a word, which starts as single bytes,
 the pair of neighbours that was learned first becomes one token, and so on (section 4). Training
 learns the pairs: merge the most frequent pair of all words, and so on (Sennrich et al. 2016).
 
-    1 bytes and classes    3 training    5 the tokenizer, its files    7 command line
-    2 words                4 encoding    6 streaming text
+    1 bytes and classes    3 training    5 errors                      7 command line
+    2 words                4 encoding    6 the tokenizer, its files
 
 Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids in GPT-2's order,
-ties to the smaller pair of ids, a merge whose string exists reuses its id, special tokens last and
-never made from text. A byte that is no UTF-8 is a word of its own, so any bytes survive.
-Shapes: N bytes, V tokens, M merges; the rank of a merge is its index; a word is text[i:j].
+ties to the smaller pair of ids, an existing string keeps its id, special tokens last and never made
+from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V tokens, M merges.
 """
-import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, re, sys
+import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, pathlib, re, string, sys
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
@@ -25,7 +23,7 @@ from numba import get_num_threads, njit
 
 JIT = dict(error_model="numpy", nogil=True, cache=True)
 PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
-MAX_VOCAB = 1 << 20
+MAX_VOCAB, NO_RANK = 1 << 20, 0xFFFFF       # ids and ranks have 20 bits; all of them set: none
 MIX = 0x2545F4914F6CDD1D    # odd, half its bits set: high bits of a product depend on all of a key
 
 # ==== 1 Bytes and classes ====
@@ -38,60 +36,41 @@ BYTE_ID = np.argsort(BYTES)
 
 # \s, \p{N} and \p{L} of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 25 spaces,
 # 1,911 numbers, 141,028 letters. Frozen, because str.isalpha and str.isspace differ and change with
-# Python (3.11 lacks 9,272 letters). Ranges in hex: distance from the last one's end, + length - 1.
-OTHER, LETTER, NUMBER, SPACE = range(4)
-INVALID, DIGIT = 4, 5       # not a character of UTF-8; a number that is a word of its own
-RANGES = {SPACE: """
-9+4 13 65 1b 15e0 980+a 1e+1 6 30 fa1""", NUMBER: """
-30+9 79+1 6 3+2 5a2+9 87+9 c7+9 19d+9 77+9 5+5 6d+9 77+9 77+9 3+5 6f+c 74+9 9+6 68+9 69+6 8+12 6e+9
-61+9 77+9 47+13 10d+9 47+9 2d0+13 372+2 f0+9 7+9 17+9 12d+9 81+a a6+9 7+9 b7+9 57+9 87+9 7+9 417 4+5
-7+9 c7+32 3+4 2d7+3b 4f+15 277+1d 56a 30a 1a+8 f+2 158+3 8b+9 1f+7 2+e 21+9 28+e 7361+9 bd+9 141+5
-9b+9 27+9 c7+9 17+9 57+9 197+9 5317+9 1ee+2c d+38 12+1 156+1a 25+3 1e 9 87+4 cb+9 3af+7 1a+6 28+8
-4c+4 17+5 a1+1 3+f 3+2d 41+8 35+1 1f+2 4c+4 69+7 19+7 2a+6 14b+5 31+9 7+9 117+1e 9f+9 2b+3 71+6
-87+1d 81+9 3d+9 91+9 8+13 fc+9 157+9 77+9 177+9 67+9 7+13 4d+b 1a5+12 5e+9 297+9 57+1c e4+9 47+9
-1a7+9 67+14 42c+6e 3cc2+9 927+9 57+9 87+9 2+6 20f+9 107+16 5e5a+9 5c7+13 d+13 6d+18 456+31 941+9
-1a7+9 1f7+9 f8+9 2cd+8 81+9 318+3a 2+2 2+3 4d+2c 2+e 3c3+c ae4+9""", LETTER: """
-41+19 7+19 30 b 5 6+16 2+1e 2+1c9 5+b f+4 8 2 82+4 2+1 3+3 2 7 2+2 2 2+13 2+52 2+8a 9+a5 2+25 3 7+28
-48+1a 5+3 2e+2a 24+1 2+62 2 10+1 8+1 b+2 3 11 2+1d 1e+58 c 19+20 a+1 5 6+15 5 a 4 18+18 8+a 6+17 2+5
-12+29 3b+35 4 13 8+9 10+f 5+7 3+1 3+15 2+6 2 4+3 4 11 e+1 2+2 f+1 b 9+5 5+1 3+15 2+6 2+1 2+1 2+1
-20+3 2 14+2 11+8 2+2 2+15 2+6 2+1 2+4 4 13 10+1 18 c+7 3+1 3+15 2+6 2+1 2+4 4 1f+1 2+2 10 12 2+5 4+2
-2+3 4+1 2 2+1 4+1 4+2 4+b 17 35+7 2+2 2+16 2+f 4 1b+2 3 3+1 1f 5+7 2+2 2+16 2+9 2+4 4 20+1 2+1 10+1
-12+8 2+2 2+28 3 11 6+2 9+2 19+5 6+11 4+17 2+8 2 3+6 3b+2f 2+1 d+6 3b+1 2 2+4 2+17 2 2+9 2+1 a 3+4 2
-16+3 21 40+7 2+23 1c+4 74+2a 15 11+5 5+3 4 4+1 8+2 5+c d 12+25 2 6 3+2a 2+14c 2+3 3+6 2 2+3 3+28 2+3
-3+20 2+3 3+6 2 2+3 3+e 2+38 2+3 3+42 26+f 11+55 3+5 4+26b 3+10 2+19 6+4a 7+7 8+11 e+12 f+11 f+c 2+2
-10+33 24 5 44+58 8+4 3+21 2 6+45 b+1e 32+1d 3+4 c+2b 5+19 37+16 a+34 53 5e+2e 12+7 37+1d e+1 b+2b
-1b+23 2a+2 b+23 3+a 6+2a 3+2 2a+3 2+5 2+1 4 6+bf 41+115 3+5 3+25 3+5 3+7 2 2 2 2+1e 3+34 2+6 2 4+2
-2+6 4+3 3+5 5+c 6+2 2+6 75 e 11+c 66 5 3+9 2 4+4 7 2 2 2+3 2+a 3+3 6+4 5 35+1 a7c+e4 7+3 4+1 d+25 2
-6 3+37 8 11+16 a+6 2+6 2+6 2+6 2+6 2+6 2+6 2+6 51 1d6+1 2b+4 6+1 5+55 7+2 2+59 2+3 6+2a 2+5d 12+1f
-31+f 201+19bf 41+568c 44+2d 3+10c 4+f b+1 15+2e 11+1e 3+45 32+8 3+66 3+42 3+1 2 2+7 16+f 2+2 2+3
-2+16 1e+33 f+31 3f+5 4 2+1 c+1b b+16 1a+1c 8+2e 1d 11+4 2+9 b+4 2+28 18+2 2+7 15+16 4 4+31 2 4+1 3+4
-3 2 19+2 3+a 8+2 d+5 3+5 3+5 a+6 2+6 2+2a 2+d 7+72 1e+2ba3 d+16 5+30 2105+16d 3+69 27+6 d+4 6 2+9
-2+c 2+4 2 2+1 2+1 2+6b 22+16a 13+3f 3+35 29+b 75+4 2+86 25+19 7+19 c+58 4+5 3+5 3+5 3+2 24+b 2+19
-2+12 2+1 2+e 3+d 23+7a 186+1c 4+30 30+1f e+13 2+7 7+25 b+1d 3+23 5+7 31+9d 13+23 5+23 5+27 9+33 d+a
-2+e 2+6 2+1 2+a 2+e 2+6 2+1 4+33 d+136 a+15 b+7 19+5 2+29 2+8 46+5 3 2+2b 2+1 4 3+16 b+16 a+1e 42+12
-2+1 b+15 b+19 47+37 7+1 41 10+3 2+2 2+1c 2b+1c 4+1c 24+7 2+1b 1c+35 b+15 b+12 e+11 6f+48 38+32 e+32
-e+23 27+1b a+16 fb+29 7+1 11+2 3c+1c b 9+15 2b+11 2f+14 1c+16 d+34 3a+1 3 e+2c 21+18 1b+23 1e 3 9+22
-4 d+2f f+3 16 2 24+11 2+18 14+1 40+6 2 2+3 2+e 2+9 8+2e 27+7 3+1 3+15 2+6 2+1 2+4 4 13 d+4 1f+9 2 3
-2+25 2 1a 2 2d+34 13+3 15+2 1f+2f 15+1 2 b9+2e 2a+3 25+2f 15 3c+2a e 48+1a 26+6 ba+2b 75+3f 20+7 3
-3+7 2+1 2+17 10 2 5f+7 3+26 11 2 1d b+27 8 16 c+2d 14 13+48 c8+20 20+8 2+24 12 32+1d 71+6 2+1 2+25
-16 1a+5 2+1 2+1f f 148+12 10 2+c 2+21 7d 50+399 e7+c3 a4d+60 10+42f 12+5 1a+f9a 6+246 1aba+1d
-6e3+238 8+1e 12+4e 12+1d 13+2f 11+3 20+14 6+12 1b1+2c d4+3f 81+4a 6 43+c 41+1 2 1d+17f7 9+4d5 2a+9
-22e8+3 2+6 2+1 2+122 10 1e+2 3 f+3 9+18b 905+6a 6+c 4+8 8+9 1767+54 2+46 2+1 3 3+1 3+3 2+b 2 2+6
-2+40 2+3 3+7 2+6 2+1b 2+3 2+4 2 4+6 2+153 3+18 2+18 2+1e 2+18 2+1e 2+18 2+1e 2+18 2+1e 2+18 2+7
-735+1e 7+5 106+3d 93+2c b+6 11 142+1d 13+2b 1e5+1b e5+1d 3 1f0+6 2+3 2+1 2+e 2+c4 3c+43 8 4b5+3 2+1a
-2+1 2 3 2+9 2+3 2 2 7 5 2 2 2+2 2+1 2 3 2 2 2 2 2+1 2 3+3 2+6 2+3 2+3 2 2+9 2+10 6+2 2+4 2+10
-1145+a6df 21+1039 7+dd 3+1681 f+1d30 10+26d 9a3+21d 5e3+134a 6+105f"""}
+# Python (3.11 lacks 9,272 letters). Code points outside, then inside, and so on are counted as 52
+# times the digits, if any, and a letter, a to z and A to Z: jfsb1Wb is 9, 5, 18, 1, 52 + 48, 1.
+OTHER, LETTER, NUMBER, SPACE, INVALID, DIGIT = range(6)     # no UTF-8; a number that is a word
+RUNS = {SPACE: "jfsb1WbAb107Jb46NlDcfbVb76Wb", NUMBER: """
+Wk2qcfbcd27Lk2Ek3Qk7Wk2okeg2ek2ok2okcg2gn2lkih1Zk2ahht2fk1Sk2ok1su5ik1sk13Ru16Xd4Fkgkwk5Ok2yl3jkgk3A
+k1Ik2Ekgk20gbdggk3QZcf13Y1i1Aw12gE26Hb14Xbzjod6Fe2IkEibpGkNp568ak3Gk6ig2YkMk3Qkwk1Ik7Qk409ck9zTm1frc
+6DBKeDbib2Ef3Uk18gizhNj1xfwg3eccqcU1mj1acEd1xf2aiyiPh6sgWkgk5sF3ckQe2ih2EE2yk1ik2Okhu4Rk6Ek2ok7kk1Yk
+gu1ym8et1Pk12Mk1ID4tk1sk8gk1Yv20B2h299fk45ck1Ik2Ekbh10gk5cx464zk28wumu2ez21rY45Ck8gk9Ik4Nk13Oj2yk15l
+1hbdbe1yTbp18An53Fk""", LETTER: """
+1nAgAVbkbebfxbFb8Qemofhbbb2zfbccebbgbbdbbbub1Fb2Ji3kbMcbgP1tBeeTRJcb1VbbpchckdcbqbbED1LlbyHjcebfwebj
+bdbxzhlfybgrQ1g1cdbsbhkpqeicccwbhbbdedbqbncbdockbigeccwbhbcbcbcFebbtdqjbdbwbhbcbfdbsbpcxblicccwbhbcb
+fdbEcbdpbrbbgddbedcbbbcdcdddmwb1aibdbxbqdbAdcbccEbeibdbxbkbfdbFcbcpcrjbdbPcbqbfdidygfsdybjbbch1gWbcm
+h1gcbbbfbybbbkbcjbcfbbveGb1libKBf2lRubqgeedbdchdenmbrMbbfbcRb6vbechbbbecPbecHbechbbbecpb1fbec1pLqq1I
+cgd11WcrbAf1xgihsntosonbdp1aJbeb1p1LhfcIbbf1skFXEcflSeA1cxj1b1Eb1PVri1cEnckSAKPdkKclfRcdPebgbcdbf3K
+1m5scgcMcgcibbbbbbbFc1bbhbbddbhdecgenfdbh2mbnbqn1Xbebckbbdfgbbbbbbeblceffeb1ac51F4vgedcmMbbfbc1ehbqx
+jhbhbhbhbhbhbhbh1Cb9bcQffce1Igdb1MbefRb1QrGWq9S126O1m426f1pUc5jdqkcuVqFc1sXjc1Zc1pccbbbivqbdbebxD1ao
+Y1kgdbbclCkxzDhVCbqfbkkfbPxdbiuxdbdYbbdccfcbbbydclhdmgcgcgjhbhbRbog2lD214SmxeX162C7cc2cMhmffbbkbnbfb
+bbcbcb2eH6Zs1mc1cOm2mfb2FKAgAl1LdgcgcgcdJmbAbtbcbpcoI2t7zDdXVGnubigMkEcKeiW3csKeKeOi1amlbpbhbcblbpbh
+bcd1am5ZjwkiygbQbj1rgcbbSbcdbcxkxjF1ntbckwkA1s1egc1mbpebdbDQDdDJibCB1ckwktns2g1v1dZnZnKMCjx4QQgcqd1h
+DkbiwQsUvBxm1b1fccbnTGzAKDbcbiJdbmWoevbbbJsbztc1lhbbbebpbkhVMicccwbhbcbfdbsbmfEkbbcbbMbbzbbbS1bseudE
+Wucbb3CVPeKWub1hRnb1tBLh3DS2m1mFicbcibcbypbbb1QicNqbbbCbkOhbvblUtbs1v3RHFjbLrbXE2ihbcbMvbzgbcbGob6pt
+pbbnbI2ub1B17M4w3O50K1Tp20Grgz76Rf11l131DE33U10XhFr1BrEsWqeFvft8qT4d1m2y1xfb1on1mcbbC118ai23QPk171Re
+bhbcb5FpbDdcboei7G44u2dfndjhk115k1Hb1tbccbcccebmbbbhb1nbecibhbCbebfbbdhb6CczbzbFbzbFbzbFbzbFbzbi35yF
+gg5b1k2QTkhqb6jEsS9qC4uEcb9Bhbebcbpb3P1h1qhb23iebBbcbbcbbkbebbbbgbebbbbbbdbcbbcbbbbbbbbbbcbbcebhbebe
+bbbkbrfdbfbr85a821CG79Ug4oc110Qo143Lp11Y47w10w28Y94Zf80G"""}
 
 def class_table():
     """(0x140000,) uint8: the class of whatever 1 to 4 bytes can spell. A text touches a few KB."""
     table = np.zeros(0x140000, np.uint8)
     table[0xD800:0xE000] = table[0x110000:] = INVALID
-    for kind, ranges in RANGES.items():
+    for kind, text in RUNS.items():
         end = 0
-        for gap, _, more in (r.partition("+") for r in ranges.split()):
-            start = end + int(gap, 16)
-            end = start + int(more or "0", 16)
-            table[start:end + 1] = kind
+        for k, (digits, letter) in enumerate(re.findall("([0-9]*)([A-Za-z])", text)):
+            start, end = end, end + 52 * int(digits or 0) + string.ascii_letters.index(letter)
+            table[start:end] += np.uint8(kind * (k % 2))
     return table
 
 CLASSES = class_table()
@@ -123,10 +102,9 @@ def word_end(text, i, end, classes):
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
     With the classes DIGITS the text is cut around each number first."""
     if text[i] == 39 and i + 1 < end:                           # apostrophe
-        c, d = text[i + 1], text[min(i + 2, end - 1)]
-        if c == 115 or c == 116 or c == 109 or c == 100:        # s t m d
+        if text[i + 1] in (115, 116, 109, 100):                 # s t m d
             return i + 2
-        if i + 2 < end and (d == 101 and (c == 114 or c == 118) or d == 108 and c == 108):
+        if i + 2 < end and (text[i + 1] << 8 | text[i + 2]) in (0x7265, 0x7665, 0x6C6C):
             return i + 3                                        # re ve ll
     j = i + 1 if text[i] == 32 and i + 1 < end else i
     kind, n = char_at(text, j, end, classes)
@@ -134,19 +112,15 @@ def word_end(text, i, end, classes):
         j, kind, n = i, SPACE, 1
     last, j, k = j, j + n, kind                                 # last: where the last character is
     while j < end and kind < INVALID:
-        if text[j] < 0x80 and classes[text[j]] == kind:         # ASCII is spared the call
-            last, j = j, j + 1
-            continue
         k, n = char_at(text, j, end, classes)
         if k != kind:
             break
         last, j = j, j + n
-    spare = kind == SPACE and j < end and last > i and k != DIGIT
-    return last if spare else j                                 # \s+(?!\S) spares a blank
+    return last if kind == SPACE and j < end and last > i and k != DIGIT else j     # \s+(?!\S)
 
 @njit(**JIT)
 def find_word(table, text, i, j):
-    """(row, key): where text[i:j] is in a word table, or the free row it may take.
+    """The row of text[i:j] in a word table, or the free row it may take, whose key is set.
     table (R, 4) int64, R a power of two: key (the first 8 bytes), i, j, value; j = 0: free."""
     key = 0
     for k in range(i, min(i + 8, j)):
@@ -163,49 +137,40 @@ def find_word(table, text, i, j):
             if k >= j:
                 break
         row = (row + 1) & (len(table) - 1)
-    return row, key
-
-def split_text(text):
-    """Cuts, 0 and N among them, one part a thread if N is large. A word ends wherever a visible
-    ASCII character meets a blank: text between such cuts can be tokenized by itself."""
-    cuts, n = [0], get_num_threads() if len(text) >= PARALLEL else 1
-    for k in range(1, n):
-        cut = re.compile(rb"[!-~](?=[ \n])").search(text, max(cuts[-1], len(text) * k // n))
-        cuts += [cut.end()] if cut else []
-    return cuts + [len(text)]
+    table[row, 0] = key
+    return row
 
 def of_parts(text, work):
-    """[work(start, end)] of the parts of a text, each in a thread of its own."""
-    cuts = split_text(text)
-    if len(cuts) == 2:
-        return [work(*cuts)]
+    """[work(start, end)] of the parts of a text, each in a thread of its own, one part if N is
+    small. A word ends where a visible ASCII character meets a blank: there parts may meet, too."""
+    if len(text) < PARALLEL:
+        return [work(0, len(text))]
+    n, meet = get_num_threads(), re.compile(rb"[!-~](?=[ \n])|\Z")
+    cuts = [meet.search(text, len(text) * k // n).end() for k in range(1, n)]
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(work, cuts[:-1], cuts[1:]))
+        return list(pool.map(work, [0, *cuts], [*cuts, len(text)]))
 
 def as_array(text):
-    """(N,) uint8, read-only so that kernels see one type. A lone surrogate is 3 invalid bytes."""
+    """(N,) uint8. A lone surrogate of a str is three invalid bytes."""
     text = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    array = np.frombuffer(text, np.uint8)
-    array.flags.writeable = False
-    return array
+    return np.frombuffer(text, np.uint8)
 
 # ==== 3 Training ====
 @njit(**JIT)
 def count_words(table, text, i, end, classes):
-    """Adds the words of text[i:end] to a word table, value = count, until that is half full;
-    returns where it stopped."""
+    """Counts words of text[i:end] in a word table until that is half full; returns where."""
     used = 0
     while i < end and 2 * used < len(table):
         j = word_end(text, i, end, classes)
-        row, key = find_word(table, text, i, j)
+        row = find_word(table, text, i, j)
         used += table[row, 2] == 0
-        table[row, 0], table[row, 1], table[row, 2] = key, i, j
-        table[row, 3] += 1
+        table[row, 1], table[row, 2], table[row, 3] = i, j, table[row, 3] + 1
         i = j
     return i
 
 def unique_words(text):
     """Counter of the words of text, bytes -> how often; a thread for each part."""
+    array = as_array(text)
     def count(i, end):
         words = collections.Counter()
         while i < end:
@@ -214,63 +179,51 @@ def unique_words(text):
             for start, stop, n in table[table[:, 2] > 0, 1:].tolist():
                 words[array[start:stop].tobytes()] += n
         return words
-
-    array = as_array(text)
     return sum(of_parts(array, count), collections.Counter())
 
 def learn_merges(ids, weight, M):
     """The first M merges [(left, right)], fewer if the pairs run out; merge m makes token 256 + m.
     ids (P,) int64: the unique words one after another, -1 between words and at both ends
     weight (P,) int64: how often the word of a position occurs
-
-    A step touches the neighbours of its merges only: their pairs leave the counts, new ones enter.
-    A pair is born in one step, the one that makes its younger token, and afterwards its count only
-    falls: an entry of the heap may be too high, never too low."""
+    A pair is born in one step, which makes its younger token, and then its count only falls: the
+    next merge is the first in the heap of (-count, pair, positions) whose count still holds."""
     prev, next = np.arange(-1, len(ids) - 1), np.arange(1, len(ids) + 1)
-    count, where, heap, merges = {}, {}, [], []     # a pair is left << 32 | right: its order, too
-
-    def group(p):
-        """(pair, positions, count) of every pair that starts at one of the positions p."""
-        p = p[(ids[p] >= 0) & (ids[next[p]] >= 0)]
-        pairs = ids[p] << 32 | ids[next[p]]
-        order = np.argsort(pairs, kind="stable")
-        pairs, p = pairs[order], p[order]
-        start = np.flatnonzero(np.diff(pairs, prepend=-1))
-        total = np.add.reduceat(weight[p], start).tolist()
-        return zip(pairs[start].tolist(), np.split(p, start[1:]), total)
-
-    born = np.arange(len(ids) - 1)
+    heap, merges, born = [], [], np.arange(len(ids) - 1)
     while True:
-        for pair, p, n in group(born):
-            count[pair], where[pair] = n, p
-            heapq.heappush(heap, (-n, pair))
-        while heap and -heap[0][0] != count[heap[0][1]]:
-            heapq.heapreplace(heap, (-count[heap[0][1]], heap[0][1]))
-        if len(merges) == M or not heap or heap[0][0] == 0:
+        born = born[(ids[born] >= 0) & (ids[next[born]] >= 0)]
+        pairs = ids[born] << 32 | ids[next[born]]   # ordered as ties are: by left, then right
+        order = np.argsort(pairs, kind="stable")
+        pairs, born = pairs[order], born[order]
+        start = np.flatnonzero(np.diff(pairs, prepend=-1))
+        count = np.add.reduceat(-weight[born], start).tolist()
+        for entry in zip(count, pairs[start].tolist(), np.split(born, start[1:])):
+            heapq.heappush(heap, entry)
+        while heap and heap[0][0] < 0 and len(merges) < M:
+            count, pair, p = heapq.heappop(heap)
+            a, b = pair >> 32, pair & 0xFFFFFFFF
+            p = p[(ids[p] == a) & (ids[next[p]] == b)]      # some are part of another merge by now
+            n = int(weight[p].sum())
+            if n == -count:
+                break
+            heapq.heappush(heap, (-n, pair, p))
+        else:
             return merges
-        pair = heapq.heappop(heap)[1]
-        a, b, token, p = pair >> 32, pair & 0xFFFFFFFF, 256 + len(merges), where.pop(pair)
-        merges.append((a, b))
-        p = p[(ids[p] == a) & (ids[next[p]] == b)]  # some have been part of another merge
         if a == b:                                  # aaa is [aa]a: in a run, every second position
-            k = np.arange(len(p))
-            first = np.append(True, next[p[:-1]] != p[1:])
-            p = p[(k - np.maximum.accumulate(k * first)) % 2 == 0]
+            runs = np.flatnonzero(np.append(True, next[p[:-1]] != p[1:]))
+            p = p[(np.arange(len(p)) - np.repeat(runs, np.diff(runs, append=len(p)))) % 2 == 0]
         q = next[p]
-        for pair, _, n in group(np.unique(np.concatenate([prev[p], p, q]))):
-            count[pair] -= n
-        ids[p], ids[q], next[p] = token, -2, next[q]
+        ids[p], ids[q], next[p] = 256 + len(merges), -2, next[q]
         prev[next[p]] = p
         born = np.unique(np.concatenate([prev[p], p]))
+        merges.append((a, b))
 
 def train(text, vocab_size, specials=("</s>",)):
-    """Tokenizer of vocab_size tokens: 256 bytes, merges learned from text, special tokens. If text
-    has too few pairs they are fewer, which `tokenizer.vocab_size` tells."""
+    """Tokenizer of vocab_size tokens, or fewer if text has few pairs: bytes, merges, specials."""
     fixed = 256 + len(specials)
     need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
          f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
     words = unique_words(text)
-    ids = BYTE_ID[np.frombuffer(b" ".join([b"", *words, b""]) if words else b" ", np.uint8)]
+    ids = BYTE_ID[np.frombuffer(b" ".join([b"", *words, b""]), np.uint8)]
     ends = np.cumsum([0] + [1 + len(w) for w in words])
     ids[ends] = -1
     weight = np.repeat(np.array([0, *words.values()]), np.diff(ends, prepend=-1))
@@ -281,79 +234,54 @@ def train(text, vocab_size, specials=("</s>",)):
     return Tokenizer({s: k for k, s in enumerate([*names, *specials])}, merges, specials)
 
 # ==== 4 Encoding ====
-NO_MERGE = 1 << 62
-
-def pair_table(pairs):
-    """(2 R,) int64 from merges (M, 2): left << 40 | right << 20 | rank, or -1 where free. A pair
-    stands at its hash, below R, or in the first free row after: a running maximum over the sorted
-    hashes. R is a power of two over 4 M."""
-    R, k = 1 << (4 * len(pairs) + 1).bit_length(), np.arange(len(pairs))
-    key = pairs[:, 0] << 20 | pairs[:, 1]
-    home = key * MIX >> 40 & R - 1
-    rank = np.argsort(home, kind="stable")
-    table = np.full(2 * R, -1)
-    table[np.maximum.accumulate(home[rank] - k) + k] = key[rank] << 20 | rank
-    return table
+@njit(**JIT)
+def find_pair(table, left, right):
+    """The row of a pair of ids in a pair table, or the free row it may take.
+    table (R,) int64, R a power of two: left << 40 | right << 20 | rank of the merge; -1: free."""
+    pair = np.int64(left) << 20 | right
+    row = pair * MIX >> 40 & len(table) - 1
+    while table[row] >= 0 and table[row] >> 20 != pair:
+        row = row + 1 & len(table) - 1
+    return row
 
 @njit(**JIT)
-def candidate(ids, p, q, ranks):
-    """rank << 32 | p if the tokens at p and q merge: the smallest is the next merge of the word."""
-    if q >= len(ids):
-        return NO_MERGE
-    key = np.int64(ids[p]) << 20 | ids[q]
-    row = key * MIX >> 40 & (len(ranks) >> 1) - 1
-    while ranks[row] >= 0 and ranks[row] >> 20 != key:
-        row += 1
-    return (ranks[row] & 0xFFFFF) << 32 | p if ranks[row] >= 0 else NO_MERGE
-
-@njit(**JIT)
-def merge_word(ids, ranks, made, tree, prev, next):
+def merge_word(ids, table, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
-    stay. The candidates are the leaves of a tournament, tree[k] = min(tree[2k], tree[2k+1]), and a
-    merge replays three of them: O(n log n), a megabyte of one letter is no trap."""
-    n, leaves = len(ids), 1
-    while leaves < n:
-        leaves *= 2
-    if n > len(next):
-        tree, prev, next = np.empty(2 * leaves, np.int64), np.arange(n), np.arange(n)
-    for p in range(leaves):
-        tree[leaves + p] = candidate(ids, p, p + 1, ranks)
-        if p < n:
-            prev[p], next[p] = p - 1, p + 1
-    for k in range(leaves - 1, 0, -1):
-        tree[k] = min(tree[2 * k], tree[2 * k + 1])
-    while n > 1 and tree[1] != NO_MERGE:
-        p = tree[1] & 0xFFFFFFFF
-        q = next[p]
-        ids[p], next[p] = made[tree[1] >> 32], next[q]
-        if next[p] < n:
-            prev[next[p]] = p
-        for x in (q, p, prev[p]):
-            if x >= 0:
-                k = leaves + x
-                tree[k] = candidate(ids, x, next[x], ranks) if x != q else NO_MERGE
-                while k > 1:
-                    k >>= 1
-                    tree[k] = min(tree[2 * k], tree[2 * k + 1])
-    m = p = 0
-    while p < n:
-        ids[m], m, p = ids[p], m + 1, next[p]
-    return m
+    stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
+    many passes as different merges, so that a megabyte of one letter is no trap."""
+    n, rank = len(ids), np.full(len(ids), NO_RANK)      # rank of the merge of a token and the next
+    for p in range(n - 1):
+        rank[p] = table[find_pair(table, ids[p], ids[p + 1])] & NO_RANK
+    while True:
+        lowest, m = NO_RANK, 0
+        for p in range(n):
+            if rank[p] < lowest:
+                lowest, m = rank[p], p
+        if lowest == NO_RANK:
+            return n
+        p = m
+        while p < n:
+            ids[m], rank[m], p = ids[p], rank[p], p + 1
+            if rank[m] == lowest:
+                ids[m], rank[m], p = made[lowest], NO_RANK, p + 1
+                for x, y in ((m, p), (m - 1, m)):       # with the token after, the one before
+                    if x >= 0 and y < n:
+                        rank[x] = table[find_pair(table, ids[x], ids[y])] & NO_RANK
+                        lowest = -1 if rank[x] < lowest else lowest
+            m += 1
+        n = m
 
 @njit(**JIT)
-def encode_range(out, text, start, end, classes, byte_id, ranks, made):
+def encode_range(out, text, start, end, classes, byte_id, pairs, made):
     """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
     from where its ids stand in out: `seen` is a word table, value = where << 8 | how many, for
     words of less than 256 bytes."""
-    rows = 1 << 9
-    while rows < 1 << 17 and rows < (end - start) >> 2:
-        rows *= 2
+    rows = 1 << min(17, max(9, int(np.log2(end - start + 1)) - 1))
     seen, used = np.zeros((rows, 4), np.int64), 0
-    tree, prev, next = np.empty(512, np.int64), np.empty(256, np.int64), np.empty(256, np.int64)
     i = m = start
     while i < end:
         j = word_end(text, i, end, classes)
-        row, key = find_word(seen, text, i, j)
+        row = find_word(seen, text, i, j)
         if seen[row, 2] != 0:
             p, n = seen[row, 3] >> 8, seen[row, 3] & 255
             for k in range(n):
@@ -363,16 +291,14 @@ def encode_range(out, text, start, end, classes, byte_id, ranks, made):
             for k in range(i, j):                               # a byte without an id is left out
                 out[m + n] = byte_id[text[k]]
                 n += out[m + n] >= 0
-            n = merge_word(out[m:m + n], ranks, made, tree, prev, next)
+            n = merge_word(out[m:m + n], pairs, made)
             if j - i < 256 and 2 * used < rows:
-                seen[row, 0], seen[row, 1], seen[row, 2], seen[row, 3] = key, i, j, m << 8 | n
+                seen[row, 1], seen[row, 2], seen[row, 3] = i, j, m << 8 | n
                 used += 1
         i, m = j, m + n
     return m
 
-# ==== 5 The tokenizer, its files ====
-FILES = "give the tokenizer.json of a byte-level BPE, or a directory of vocab.json, merges.txt"
-
+# ==== 5 Errors ====
 class UserError(ValueError):
     """Something the user can mend. Printed as one line: what is wrong, both values, the remedy."""
 
@@ -391,6 +317,7 @@ def reading(source, remedy):
         what = " ".join((getattr(error, "strerror", None) or what).split())[:300]
         raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
 
+# ==== 6 The tokenizer, its files ====
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
     specials: dict name -> id     digits: each number is a word of its own"""
@@ -402,37 +329,39 @@ class Tokenizer:
         names = sorted(ids, key=ids.get)
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         made = set(CHARS).union(a + b for a, b in pairs)
-        bad = [s for s in specials if s in made or not s]
-        need(not bad, f"special tokens {bad[:3]} are also made from text: choose some like </s>")
-        need([ids[s] for s in names] == list(range(len(names))),
-             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}")
-        need(max(len(names), len(merges)) <= MAX_VOCAB,
-             f"{len(names)} tokens and {len(merges)} merges, more than {MAX_VOCAB}")
-        need(len(set(pairs)) == len(pairs) and "" not in ids,
-             f"{len(pairs)} merges, {len(set(pairs))} of them different, or an empty token")
-        text_id, byte = {s: k for k, s in enumerate(names) if s in made}, dict(zip(CHARS, BYTES))
+        bad = sorted(made.intersection(specials))[:3]
+        need(not bad, f"special tokens {bad} are also made from text: choose some like </s>")
+        need([ids[s] for s in names] == list(range(len(names))) and len(names) <= MAX_VOCAB,
+             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}, or over {MAX_VOCAB}")
+        need(len(set(pairs)) == len(pairs) < MAX_VOCAB and "" not in ids, f"{len(pairs)} merges, "
+             f"{len(set(pairs))} of them different, or an empty special token")
+        ids, byte = {s: k for k, s in enumerate(names)}, dict(zip(CHARS, BYTES))
         self.vocab = [bytes(byte[c] for c in s) if s in made else s.encode() for s in names]
-        self.merges, self.vocab_size = [(text_id[a], text_id[b]) for a, b in pairs], len(names)
-        self.specials = {s: k for k, s in enumerate(names) if s not in made}
-        self._ids, self._lines = {s: k for k, s in enumerate(names)}, [f"{a} {b}" for a, b in pairs]
-        self._byte_id = np.array([text_id.get(c, -1) for c in CHARS], np.int32)[BYTE_ID]
-        self.digits, self._classes = digits, DIGITS if digits else CLASSES
-        self._made = np.array([text_id[a + b] for a, b in pairs], np.int32)
-        self._ranks = pair_table(np.array(self.merges, np.int64).reshape(-1, 2))
+        self.merges, self.vocab_size = [(ids[a], ids[b]) for a, b in pairs], len(names)
+        self.specials = {s: k for s, k in ids.items() if s not in made}
+        self.digits, self._ids, self._lines = digits, ids, [f"{a} {b}" for a, b in pairs]
+        table = np.full(4 << len(pairs).bit_length(), -1)       # a quarter full at most
+        for rank, (left, right) in enumerate(self.merges):
+            table[find_pair(table, left, right)] = left << 40 | right << 20 | rank
+        self._tables = (DIGITS if digits else CLASSES,
+                        np.array([ids.get(c, -1) for c in CHARS], np.int32)[BYTE_ID],
+                        table, np.array([ids[a + b] for a, b in pairs], np.int32))
 
     def encode(self, text):
         """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
-        text, tables = as_array(text), (self._classes, self._byte_id, self._ranks, self._made)
-        out = np.empty(len(text), np.int32)             # a byte or more for each id
-        return np.concatenate(of_parts(text, lambda start, end: out[start:encode_range(
-            out, text, start, end, *tables)]))
+        text, m = as_array(text), 0
+        ids = np.empty(len(text), np.int32)             # a byte or more for each id
+        encode = lambda i, j: (i, encode_range(ids, text, i, j, *self._tables))
+        for start, end in of_parts(text, encode):
+            ids[m:m + end - start], m = ids[start:end], m + end - start
+        ids.resize(m, refcheck=False)                   # gives back the memory behind
+        return ids
 
     def decode(self, ids):
         """The bytes of ids; a special token gives its name."""
         ids = np.asarray(ids).ravel().tolist()
         bad = [k for k in ids if not 0 <= k < self.vocab_size]
-        need(not bad, f"token ids {bad[:3]}: this tokenizer has 0 to {self.vocab_size - 1}; "
-                      "decode with the tokenizer that encoded")
+        need(not bad, f"ids {bad[:3]} are not 0 to {self.vocab_size - 1}: decode with what encoded")
         return b"".join([self.vocab[k] for k in ids])
 
     def hash(self):
@@ -447,105 +376,85 @@ class Tokenizer:
         cuts = dict(type="Sequence", pretokenizers=steps) if self.digits else words
         flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
         added = [dict(id=k, content=s, **flags) for s, k in self.specials.items()]
-        model = dict(type="BPE", vocab=self._ids, merges=self._lines)
         root = dict(version="1.0", added_tokens=added, pre_tokenizer=cuts, decoder=words,
-                    model=model)
+                    model=dict(type="BPE", vocab=self._ids, merges=self._lines))
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text, source="tokenizer.json"):
-        with reading(source, FILES):
-            root = json.loads(text)
-            model, words = root["model"], root["pre_tokenizer"]
-            *digits, last = words.get("pretokenizers", [words])
-            need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
-                 == ("ByteLevel", True, False)
-                 and digits in ([], [dict(type="Digits", individual_digits=True)]),
-                 f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
-            off = [root.get("normalizer")] + [model.get(key) for key in (
-                "dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")]
-            off.append(None if set(CHARS) <= set(model["vocab"]) else model.get("unk_token"))
-            after = (root.get("post_processor") or {}).get("type", "ByteLevel")
-            need(not any(off) and after == "ByteLevel", "normalizer, dropout, ignore_merges, "
-                 "prefix, suffix, stand-in for a byte without an id, post_processor are "
-                 f"{off + [after]}")
-            added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
-            return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
+    def from_json(cls, text):
+        """Of Hugging Face's tokenizer.json. Errors are of any kind: wrap it in `reading`."""
+        root = json.loads(text)
+        model, words = root["model"], root["pre_tokenizer"]
+        *digits, last = words.get("pretokenizers", [words])
+        need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
+             == ("ByteLevel", True, False)
+             and digits in ([], [dict(type="Digits", individual_digits=True)]),
+             f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
+        after = (root.get("post_processor") or {}).get("type", "ByteLevel")
+        alien = ["normalizer", "dropout", "ignore_merges", "continuing_subword_prefix",
+                 "end_of_word_suffix"] + ["unk_token"] * (not set(CHARS) <= set(model["vocab"]))
+        found = {key: value for key, value in {**root, **model}.items() if key in alien and value}
+        need(not found and after == "ByteLevel", f"{found}, post_processor {after}: other ids")
+        added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
+        return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
 
     def save(self, path):
         """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
         files = {str(path): self.to_json()}
         if not str(path).endswith(".json"):
-            need(not self.digits, f"{path}: two files cannot say that each digit is a word; name "
-                 "one that ends in .json")
+            need(not self.digits, f"{path}: each digit is a word, which only a .json file can say")
             os.makedirs(path, exist_ok=True)
-            lines = "\n".join(["#version: 0.2", *self._lines, ""])
-            files = {os.path.join(path, "vocab.json"): json.dumps(self._ids, ensure_ascii=False),
-                     os.path.join(path, "merges.txt"): lines}
+            files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
+                     f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}
         for name, content in files.items():
-            with open(name + ".part", "w", encoding="utf-8", newline="\n") as f:
-                f.write(content)
+            pathlib.Path(name + ".part").write_text(content, encoding="utf-8", newline="\n")
             os.replace(name + ".part", name)            # a reader sees the old file or the new one
 
     @classmethod
     def load(cls, path):
         """Reads what `save` writes, and such files of GPT-2 and of Hugging Face."""
-        def read(file):
-            need(os.path.getsize(file) < 1 << 28, f"{os.path.getsize(file)} bytes, over {1 << 28}")
-            with open(file, encoding="utf-8") as f:
-                return f.read()
+        file = pathlib.Path(path)
+        with reading(path, "give a byte-level tokenizer.json, or vocab.json and merges.txt"):
+            need(file.stat().st_size < 1 << 28, f"{file.stat().st_size} bytes, over {1 << 28}")
+            if not file.is_dir():
+                return cls.from_json(file.read_text(encoding="utf-8"))
+            lines = (file / "merges.txt").read_text(encoding="utf-8").split("\n")
+            return cls(json.loads((file / "vocab.json").read_text(encoding="utf-8")),
+                       [s for s in lines if s and not s.startswith("#version")])
 
-        with reading(path, FILES):
-            if os.path.isdir(path):
-                lines = read(os.path.join(path, "merges.txt")).split("\n")
-                return cls(json.loads(read(os.path.join(path, "vocab.json"))),
-                           [s for s in lines if s and not s.startswith("#version")])
-            text = read(path)
-        return cls.from_json(text, path)
-
-# ==== 6 Streaming text ====
 def utf8_stream():
-    """Its decode(bytes) gives the characters that end there, decode(b"", True) what is left over;
-    what is no UTF-8 becomes U+FFFD, as in bytes.decode("utf-8", "replace")."""
+    """Its decode(bytes) gives the characters complete by now, decode(b"", True) the rest."""
     return codecs.getincrementaldecoder("utf-8")("replace")
 
 # ==== 7 Command line ====
 def main():
-    parser = argparse.ArgumentParser(prog="bpe.py", description="Byte-level BPE tokenizer.",
+    parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("verb", choices=["train", "encode", "decode"], help="learn a vocabulary "
-                        "from text, turn text into decimal ids, or ids into text")
+    parser.add_argument("verb", choices=["train", "encode", "decode"],
+                        help="learn from text, turn text into decimal ids, or ids into text")
     parser.add_argument("file", nargs="?", default="-", help="input, - for standard input")
     parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
-    parser.add_argument("--tokenizer", default="tokenizer.json", help="to encode or decode with")
-    parser.add_argument("--out", default="-", help="file to write, - for standard output, or for "
-                        "tokenizer.json if training; a directory is fine for a tokenizer, too")
+    parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
+                        "the others: a .json file, or a directory for vocab.json, merges.txt")
     args = parser.parse_args()
-    tokenizer = None if args.verb == "train" else Tokenizer.load(args.tokenizer)
     with open(0 if args.file == "-" else args.file, "rb") as f:
         data = f.read()
     if args.verb == "train":
         tokenizer = train(data, args.vocab_size)
-        out = "tokenizer.json" if args.out == "-" else args.out
-        tokenizer.save(out)
-        return print(f"{out}: {tokenizer.vocab_size} tokens, one for every "
-                     f"{len(data) / max(1, len(tokenizer.encode(data))):.2f} bytes of {args.file}")
-    if args.verb == "encode":
-        data = " ".join(map(str, tokenizer.encode(data).tolist())).encode() + b"\n"
+        tokenizer.save(args.tokenizer)
+        print(f"{args.tokenizer}: {tokenizer.vocab_size} tokens")
+    elif args.verb == "encode":
+        print(*Tokenizer.load(args.tokenizer).encode(data).tolist())
     else:
-        bad = re.search(rb"[^0-9\s]\S*|[0-9]{10,}", data)
-        need(not bad, f"{args.file}: {bad and bad[0][:40]} is no token id; give decimal ids")
-        data = tokenizer.decode([int(s) for s in data.split()])
-    with open(1 if args.out == "-" else args.out, "wb") as f:
-        f.write(data)
+        with reading(args.file, "give decimal token ids"):
+            ids = [int(s) for s in data.split()]
+        sys.stdout.buffer.write(Tokenizer.load(args.tokenizer).decode(ids))
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:                             # `| head` has seen enough
-        sys.exit(0)
     except (OSError, UserError) as error:
         print(f"bpe.py: {error}", file=sys.stderr)
         sys.exit(2)

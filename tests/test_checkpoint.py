@@ -247,7 +247,7 @@ def mutated(i):
             if not isinstance(tree, (dict, list)): break
         meta[key] = json.dumps(tree)
         if key == "tokenizer" and rng.random() < 0.7:
-            with contextlib.suppress(bpe.UserError):
+            with contextlib.suppress(bpe.UserError), bpe.reading("a tokenizer", "mend it"):
                 meta["tokenizer_sha256"] = bpe.Tokenizer.from_json(meta[key]).hash()
     else:                                    # sizes that agree with each other, not with the file
         config = json.loads(meta["config"])
