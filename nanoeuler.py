@@ -1603,6 +1603,7 @@ class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
 
     def __init__(self, cfg, flat, weights="f32"):
+        get_num_threads()                    # starts them: from a cache, decode_step does not
         C, F, H, D, L, G, T = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
                                cfg.n_kv_head, cfg.seq_len)
         p, new = views(flat, param_table(cfg)), lambda *shape: aligned(shape, flat.dtype)

@@ -1,8 +1,9 @@
 """check.py finds nothing in nanoeuler.py, and finds every error planted in a copy of it.
 
 A mutant is the text of nanoeuler.py with one formula changed, run as plain Python: without the
-compiler it takes a third of a second.  `tile` and `next_task` are machine code: they get stand-ins
-here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the unchanged copy passes.
+compiler it takes a third of a second.  `tile`, `next_task`, `larger` are machine code: they get
+stand-ins here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the unchanged
+copy passes.
 """
 import re
 import sys
@@ -13,8 +14,8 @@ import pytest
 from conftest import ROOT, nanoeuler
 
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
-BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 128 ", "KC = 4 "), ("n + 128,", "n + 4,"),
-          ("(0, N, 128)", "(0, N, 4)")]
+BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 128 ", "KC = 4 "), ("ROWS = 8 * MR", "ROWS = MR"),
+          ("NB, PACKED = 128, 4 * MR", "NB, PACKED = 4, MR")]
 
 MUTANTS = {
     "embedding overwrites": ("e[c] += row[c]", "e[c] = row[c]"),
@@ -50,9 +51,9 @@ MUTANTS = {
     "matmul_add without base": ("tile(out, base, x, b, m, j, 1)", "tile(out, base, x, b, m, j, 0)"),
     "weight gradient, block edge": ("e = min(T, t + KC)", "e = min(T, t + KC - 1)"),
     "weight gradient, last block": ("for t in range(0, T, KC)", "for t in range(0, T - KC, KC)"),
-    "weight gradient, other rows": ("dy[b, t:e, n0:n1].T", "dy[b, t:e, :n1 - n0].T"),
-    "weight gradient overwrites": ("matmul_add(dw, dw, dy[b", "matmul(dw, dy[b"),
-    "last rows of a matrix": ("min(n + 4, N)", "min(n + 4, N - 1)"),
+    "weight gradient, other rows": ("dy[b, t:e, n0:n0 + N]", "dy[b, t:e, :N]"),
+    "weight gradient overwrites": ("x[b, t:e], 0, j, 1)", "x[b, t:e], 0, j, 0)"),
+    "last rows of a matrix": ("min(n + NB, N)", "min(n + NB, N - 1)"),
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
                                       "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
@@ -98,7 +99,7 @@ def run_check(monkeypatch, source):
     ne, check = types.ModuleType("nanoeuler"), types.ModuleType("check")
     monkeypatch.setitem(sys.modules, "nanoeuler", ne)
     exec(compile(source, "nanoeuler.py", "exec"), ne.__dict__)
-    ne.tile, ne.next_task = tile(ne), next_task
+    ne.tile, ne.next_task, ne.larger = tile(ne), next_task, max
     exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
          check.__dict__)
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)

@@ -1,6 +1,7 @@
 """Decoding against the full forward pass, the sampler, and the verbs that only read a model."""
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,19 @@ CONFIGS = {
     "context of one": replace(TINY, seq_len=1),
     "odd context": replace(TINY, seq_len=7, tie_embeddings=True, n_mtp=1),
 }
+
+
+def test_a_cached_decoder_finds_its_threads(tmp_path):
+    """Three processes fill a cache: the threads' part, the decoder that calls it, nothing new."""
+    begin = (f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
+             "import numpy as np, nanoeuler as ne\nfrom conftest import TINY, random_flat\n")
+    part = "y, w = np.zeros(3, 'f4'), np.ones((3, 3), 'f4')\nne.dot_rows_parallel(y, w, y, y)\n"
+    whole = "print(ne.Decoder(TINY, random_flat(TINY, 1, np.float32)).step(1))\n"
+    runs = [subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True,
+                           env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
+            for code in (part, whole, whole)]
+    assert [r.returncode for r in runs] == [0, 0, 0], [r.stderr for r in runs]
+    assert runs[1].stdout == runs[2].stdout
 
 
 def tokens_of(cfg, n, seed=1):
