@@ -1355,7 +1355,7 @@ class Run:
     def go(self):
         """The training loop.  With --minutes it plans as many steps as the time left allows, and
         no longer in the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
-        o, s, began, asked = self.options, self.state, self.elapsed(), []
+        o, s, asked = self.options, self.state, []
         first, s.n_steps = s.step, s.n_steps or 1 << 40
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
         ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
@@ -1368,8 +1368,10 @@ class Run:
             while s.step < s.n_steps and not asked:
                 r, done = self.advance(), s.step - first
                 self.record(**r)
-                if done == 5 or s.step % 20 == 0:
-                    pace = (self.elapsed() - began) / done       # with validations and samples
+                if done == 1:
+                    began = self.elapsed()   # the first step compiles what no cache has
+                if done == 5 or done > 5 and s.step % 20 == 0:
+                    pace = (self.elapsed() - began) / (done - 1)     # with validations and samples
                     if not o.steps and not s.step > 0.9 * s.n_steps > 0:
                         final = pace * self.val[0].size / (3 * self.next[0].size)
                         left = 60 * o.minutes - self.elapsed() - final

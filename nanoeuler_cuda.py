@@ -53,6 +53,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -112,6 +113,20 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
 
 kernel = cuda.jit(cache=True)
 inlined = cuda.jit(device=True, inline="always")
+
+def made_once(make):
+    """functools.cache for what makes kernels.  Numba finds a kernel in its cache on disk by a hash
+    of all that it closes over, and a device function has another one in every process.  These are
+    found by the name and the arguments of what made them."""
+    @functools.cache
+    def maker(*args):
+        made = make(*args)
+        for i, k in enumerate(made if isinstance(made, tuple) else [made]):
+            if hasattr(k, "py_func"):
+                code = SimpleNamespace(co_code=repr((make.__name__, args, i)).encode())
+                k._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
+        return made
+    return maker
 
 
 # ==== 1 Device ====
@@ -740,7 +755,7 @@ TURNS = 1 << 15                              # numbers, for tiles and the warpgr
 MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
 MMA_SMEM = 3 * MMA_STAGE + 1024
 
-@functools.cache
+@made_once
 def mma_kernel(a_mn, b_mn, single, adds):
     def fetcher(mn):
         across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
@@ -891,7 +906,7 @@ A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
 WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 16 + 1024          # 1,024: to align
 
-@functools.cache
+@made_once
 def wgmma_kernel(a_mn, b_mn, single, adds):
     """single: out is float32 and added to, and not bfloat16; adds: base is added."""
     multiply = wgmma(BN, int(a_mn), b_mn, adds="asked")
@@ -1121,7 +1136,7 @@ def embedding_forward_kernel(x, tokens, wte):
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
 
-@functools.cache
+@made_once
 def embedding_backward_kernel(W, N):
     load, _ = vector(W)
     load_ids, _ = vector(N)
@@ -1179,7 +1194,7 @@ def embedding_backward(dwte, dx, tokens):
 ROWS = 8                                     # warps of a block where a warp owns a row
 PARTS = 528                                  # blocks, and partial sums, of a gain's gradient
 
-@functools.cache
+@made_once
 def rmsnorm_kernels(C, W):
     """A warp has a row of C in its registers: CHUNKS times W neighbours a lane.  Lanes beyond the
     row's end load its last W, and do not count them."""
@@ -1294,7 +1309,7 @@ def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
 
 
 # ==== 4.4 RoPE ====
-@functools.cache
+@made_once
 def rope_kernel(W):
     load, store = vector(W)
 
@@ -1345,7 +1360,7 @@ def load_rows(smem, start, src, row0, n, col0, D, N, S):
 # Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
 Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
 
-@functools.cache
+@made_once
 def portable_attention(D, itemsize):
     """The kernels for head size D; N is the largest tile with which backward fits into 99 KB, what
     a block may have from sm_86 on."""
@@ -1513,7 +1528,7 @@ def portable_attention(D, itemsize):
 # its left operand in registers and reads the right one once a warp; Hopper's `wgmma`, for D = 64,
 # once a warpgroup, with a pair of products in flight, and the copy engine brings its tiles.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
-@functools.cache
+@made_once
 def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
@@ -1947,7 +1962,7 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
 
 
 # ==== 4.6 SwiGLU ====
-@functools.cache
+@made_once
 def swiglu_kernels(W):
     load, store = vector(W)
 
@@ -1993,7 +2008,7 @@ def swiglu_backward(gate_up, dy):
 
 
 # ==== 4.7 Cross-entropy ====
-@functools.cache
+@made_once
 def cross_entropy_kernel(W):
     load, store = vector(W)
 
@@ -2310,7 +2325,7 @@ def square_sums_kernel(partial, g):
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
 
-@functools.cache
+@made_once
 def adamw_kernel(W):
     load, store = vector(W)
 

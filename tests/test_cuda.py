@@ -718,6 +718,26 @@ SPILLS = {128: 512}
 Assembled = namedtuple("Assembled", "registers static stack stores loads")
 
 
+def test_a_kernel_is_found_in_the_cache_by_another_process():
+    """Numba's keys of what the makers make, in two processes that hash everything differently."""
+    code = ("import nanoeuler_cuda as nc\n"
+            "class Codegen: magic_tuple = staticmethod(lambda: ())\n"
+            "for make, *args in ((nc.wgmma_kernel, 0, 0, 0, 0), (nc.wgmma_kernel, 0, 1, 1, 0),\n"
+            "                    (nc.mma_kernel, 0, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
+            "                    (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8),\n"
+            "                    (nc.portable_attention, 64, 4), (nc.tensor_attention, 64, True),\n"
+            "                    (nc.tensor_attention, 64, False), (nc.swiglu_kernels, 8),\n"
+            "                    (nc.cross_entropy_kernel, 8), (nc.adamw_kernel, 4)):\n"
+            "    made = make(*args)\n"
+            "    for k in made if isinstance(made, tuple) else [made]:\n"
+            "        if hasattr(k, 'py_func'):\n"
+            "            print(k.py_func.__qualname__, k._cache._index_key((), Codegen))\n")
+    runs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
+                           env={**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"]
+    keys = runs[0].stdout.splitlines()
+    assert runs[0].stdout == runs[1].stdout and len(keys) == len(set(keys)) == 20, runs[0].stderr
+
+
 @functools.cache
 def library(kernel, kinds):
     """A kernel before its architecture is chosen; 5/6 of cuda.compile_ptx are over by then."""
