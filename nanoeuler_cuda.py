@@ -772,14 +772,15 @@ def mma_kernel(a_mn, b_mn, single, adds):
         def fetch(to, source, place, r, c):
             """Orders 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
             Returns where the next 64 begin."""
-            left = types.int32(source.shape[0]) - r if c < types.int32(source.shape[1]) else 0
+            left = types.int32(types.int32(source.shape[0]) - r if
+                               c < types.int32(source.shape[1]) else 0)
             row = place
             for i in range(8):
                 cp_async_or_zero(to + u32(128 * rows * i), row,
                                  u32(16) if rows * i < left else u32(0))
                 row += u64(source.strides[0]) * u64(rows)
             if mn:
-                return place + u64(source.strides[0]) * u64(BK), r + types.int32(BK), c
+                return row, r + types.int32(BK), c
             return place + u64(2 * BK), r, c + types.int32(BK)
         return begin, fetch
 
@@ -811,41 +812,65 @@ def mma_kernel(a_mn, b_mn, single, adds):
     first_b, read_b = loader(b_mn, *((ldmatrix_columns, 3, 4) if b_mn else (ldmatrix_rows, 4, 3)))
 
     @inlined
-    def step(acc, a_at, b_at, s):
-        """acc (64, 64) of the warp += A B of columns and rows 16 s to 16 s + 15"""
-        a, b, part = cuda.local.array(16, u32), cuda.local.array(4, u32), cuda.local.array(4, u32)
+    def read(a, b, a_at, b_at, s):
+        """Rows and columns of the warp, 64 each, at k = 16 s to 16 s + 15, into registers"""
+        part = cuda.local.array(4, u32)
         for i in range(4):
             read_a(part, a_at, i, s)
             for n in range(4):
                 a[4 * i + n] = part[n]
-        for j in range(4):
-            read_b(b, b_at, j, s)
-            for i in range(4):
-                mma(acc, 32 * i + 8 * j, a, 4 * i, b, 0)
-                mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 2)
+        for i in range(4):
+            read_b(part, b_at, i, s)
+            for n in range(4):
+                b[4 * i + n] = part[n]
 
     @inlined
-    def finish(out, base, r, c, M, N, acc, i):           # four pairs of neighbours in a row
+    def multiply(acc, a, b):
+        """acc (64, 64) of the warp += A B"""
         for j in range(4):
-            low, high, at = f32(0), f32(0), u64(2) * u64(c + u32(8 * j))
-            if r < u32(M) and c + u32(8 * j) < u32(N):
-                if adds:
-                    low, high = halves(load_pair(
-                        global_address(base) + u64(r) * u64(base.strides[0]) + at))
-                store_pair(global_address(out) + u64(r) * u64(out.strides[0]) + at,
-                           pack_bf16(acc[i + 4 * j] + low, acc[i + 4 * j + 1] + high))
-    if single:
-        @inlined
-        def finish(out, base, r, c, M, N, acc, i):
-            old, row = cuda.local.array(8, f32), min(r, u32(M - 1))
-            for j in range(4):               # all loads first, and without an `if`: none waits
-                at = min(c + u32(8 * j), u32(N - 2))
-                old[2 * j], old[2 * j + 1] = out[row, at], out[row, at + u32(1)]
-            for j in range(4):
-                at = c + u32(8 * j)
-                if r < u32(M) and at < u32(N):
-                    out[r, at] = old[2 * j] + acc[i + 4 * j]
-                    out[r, at + u32(1)] = old[2 * j + 1] + acc[i + 4 * j + 1]
+            for i in range(4):
+                mma(acc, 32 * i + 8 * j, a, 4 * i, b, 4 * j)
+                mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 4 * j + 2)
+
+    (load4, store4), shift = vector(4), 2 if single else 1
+
+    @inlined
+    def staged(warp, row, chunk):
+        """Where a warp's 64 x 64 sums keep 4 neighbours: chunks turn by row, in pairs."""
+        return warp * u32(4096) + row * u32(64) + ((chunk ^ (row & u32(7)) << u32(1)) << u32(2))
+
+    @inlined
+    def finish(out, base, m0, n0, M, N, acc, warp, lane):
+        """The warp's sums, through shared memory: neighbouring lanes write neighbours."""
+        stage = cuda.shared.array(0, f32)
+        place = shared_address(stage) + (lane & u32(1)) * u32(8)
+        for i in range(8):
+            for j in range(8):
+                at = staged(warp, u32(8 * i) + lane // u32(4), u32(2 * j) + lane % u32(4) // u32(2))
+                n = 32 * (i // 2) + 2 * (i % 2) + 4 * j
+                store_two(place + u32(4) * at, acc[n], acc[n + 1])
+        cuda.syncwarp()
+        new, old = cuda.local.array(4, f32), cuda.local.array(32, f32)
+        row, chunk = lane // u32(16), lane % u32(16)
+        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(4))
+        left = types.int32(M - r if c < N else 0)
+        pitch, base_pitch = out.strides[0] >> shift, base.strides[0] >> shift
+        to, source, last = r * pitch + c, r * base_pitch + c, (M - 1) * base_pitch + N - 4
+        for g in range(0, 64, 16):
+            if adds or single:               # all loads first, and without an `if`: none waits
+                for i in range(8):
+                    load4(new, base, min(source, last))
+                    source += 2 * base_pitch
+                    for n in range(4):
+                        old[4 * i + n] = new[n]
+            for i in range(8):
+                load4(new, stage, staged(warp, row + u32(g + 2 * i), chunk))
+                if adds or single:
+                    for n in range(4):
+                        new[n] += old[4 * i + n]
+                if g + 2 * i < left:
+                    store4(out, to, new)
+                to += 2 * pitch
 
     @cuda.jit(cache=True, launch_bounds=(128, 2))
     def kernel(out, base, a, b, turns, M, N, K, splits):
@@ -868,27 +893,35 @@ def mma_kernel(a_mn, b_mn, single, adds):
             b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
             cp_async_commit()
         at, ahead = u32(0), u32(2 * MMA_STAGE)
-        for s in range(begin, end):
-            cp_async_wait_one()              # all but the youngest slice is there
-            cuda.syncthreads()               # and nobody reads the one before
-            step(acc, a_at + at, b_at + at, 0)           # written out: the compiler would keep a
-            step(acc, a_at + at, b_at + at, 1)           # loop, and weaves the copies in like this
+        a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
+        a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
+        cp_async_wait_one()
+        cuda.syncthreads()
+        read(a_now, b_now, a_at, b_at, 0)
+        for _ in range(types.int32(end - begin)):
+            read(a_next, b_next, a_at + at, b_at + at, 1)
+            multiply(acc, a_now, b_now)
             a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
+            read(a_now, b_now, a_at + at, b_at + at, 2)
+            multiply(acc, a_next, b_next)
             b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
             cp_async_commit()
-            step(acc, a_at + at, b_at + at, 2)
-            step(acc, a_at + at, b_at + at, 3)
+            read(a_next, b_next, a_at + at, b_at + at, 3)
+            multiply(acc, a_now, b_now)
             ahead, at = at, at + u32(MMA_STAGE) if at < u32(2 * MMA_STAGE) else u32(0)
+            cp_async_wait_one()              # all but the youngest slice is there
+            cuda.syncthreads()               # and nobody reads the one before
+            read(a_now, b_now, a_at + at, b_at + at, 0)
+            multiply(acc, a_next, b_next)
+        cp_async_wait_all()
+        cuda.syncthreads()                   # no copy is under way, and nobody reads any more
         tiles = u32(cuda.gridDim.x) // u32(splits)
         part, mine = i // tiles, global_address(turns) + u64(4) * u64(i % tiles)
         if single and splits > 1:
             if thread == u32(0):
                 turn_wait(mine, part)
             cuda.syncthreads()               # it is our turn
-        for i in range(8):                   # a row at a time
-            r, c = m0 + m + u32(8 * i) + lane // u32(4), n0 + n + lane % u32(4) * u32(2)
-            finish(out, base, r, c, M, N, acc, 32 * (i // 2) + 2 * (i % 2))
-            finish(out, base, r, c + u32(32), M, N, acc, 32 * (i // 2) + 2 * (i % 2) + 16)
+        finish(out, out if single else base, m0 + m, n0 + n, M, N, acc, warp, lane)
         if single and splits > 1:
             cuda.threadfence()
             cuda.syncthreads()               # all of it is written
