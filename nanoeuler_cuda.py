@@ -263,22 +263,24 @@ def rows_a_chunk(cfg, BT, itemsize):
 def buffer_table(cfg, B, T, dtype, naive=False):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
 
-    a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]).
-    What RMSNorm makes of x, the backward pass makes again: one layer's is enough.
+    a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]),
+    which advances in `state`, in the type of sums: a step is small beside x, and would be lost in
+    the rounding of bfloat16.  y holds what goes into a block, then f of it: the backward pass makes
+    the former again.
     d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    a = [("x", (2 * L + 1, BT, C)), ("attn_in", (BT, C)), ("qkv", (L, BT, QKV)),
-         ("att", (L, BT, HD)), ("mlp_in", (BT, C)), ("gate_up", (L, BT, 2 * F)),
-         ("swiglu", (L, BT, F)), ("final_in", (BT, C)), ("logits", (R, P * V))]
+    a = [("x", (2 * L + 1, BT, C)), ("qkv", (L, BT, QKV)), ("att", (L, BT, HD)),
+         ("gate_up", (L, BT, 2 * F)), ("swiglu", (L, BT, F)), ("y", (BT, C)),
+         ("logits", (R, P * V))]
     d = [("x", (BT, C)), ("norm", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
          ("swiglu", (BT, F))]
     if naive:
         a.append(("probs", (L, B, H, T, T)))
         d.append(("probs", (B, H, T, T)))
     a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
-           ("lse", (L, H, BT)), ("nll", (P, BT))]
+           ("lse", (L, H, BT)), ("state", (BT, C)), ("nll", (P, BT))]
     d32 = [("delta", (H, BT)), ("partial", (PARTS, C))]
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
@@ -491,8 +493,7 @@ cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so f
 cp_async_wait_all = ptx("cp.async.wait_all;")
 cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
 cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
-load_pair = ptx("ld.global.b32 $0, [$1];", u64, result=u32)        # two neighbours in bfloat16
-store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)
+store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
 pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
 store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
 # a number in device memory that blocks take turns by: who waits for it sees what was written before
@@ -665,16 +666,16 @@ SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
 @kernel
-def matmul_kernel(out, base, a, b, add):
-    """out[z, h] = add * base[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
+def matmul_kernel(out, a, b, add):
+    """out[z, h] = add * out[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
 
     One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
-    out, base (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
+    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
     a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
     acc, zero, H = cuda.local.array(64, ctype(a)), ctype(a).type(0), out.shape[1]
     z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
     A, B = a[z, h * a.shape[1] // H], b[z, h * b.shape[1] // H]
-    C, S = out[z, h], base[z, h]
+    C = out[z, h]
     (M, N), K = C.shape, A.shape[1]
     m0, n0 = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -711,15 +712,14 @@ def matmul_kernel(out, base, a, b, add):
             if m < M and n < N:
                 v = acc[8 * i + j]
                 if add:
-                    v += value(S[m, n])
+                    v += value(C[m, n])
                 C[m, n] = stored(C, v)
 
-def batched_matmul(out, a, b, base=None):
-    """out = [base +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N), or matrices."""
-    add, base = base is not None, out if base is None else base
-    out, base, a, b = map(wide, (out, base, a, b))
+def batched_matmul(out, a, b, add=False):
+    """out = [out +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N), or matrices."""
+    out, a, b = map(wide, (out, a, b))
     Z, H, M, N = out.shape
-    launch(matmul_kernel, (-(-N // TILE), -(-M // TILE), Z * H), (16, 16), out, base, a, b, add)
+    launch(matmul_kernel, (-(-N // TILE), -(-M // TILE), Z * H), (16, 16), out, a, b, add)
 
 def wide(x):
     """A matrix as (1, 1, M, N)."""
@@ -756,7 +756,8 @@ MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
 MMA_SMEM = 3 * MMA_STAGE + 1024
 
 @made_once
-def mma_kernel(a_mn, b_mn, single, adds):
+def mma_kernel(a_mn, b_mn, single):
+    """single: out is float32 and added to, and not bfloat16."""
     def fetcher(mn):
         across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
 
@@ -840,7 +841,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
         return warp * u32(4096) + row * u32(64) + ((chunk ^ (row & u32(7)) << u32(1)) << u32(2))
 
     @inlined
-    def finish(out, base, m0, n0, M, N, acc, warp, lane):
+    def finish(out, m0, n0, M, N, acc, warp, lane):
         """The warp's sums, through shared memory: neighbouring lanes write neighbours."""
         stage = cuda.shared.array(0, f32)
         place = shared_address(stage) + (lane & u32(1)) * u32(8)
@@ -853,28 +854,27 @@ def mma_kernel(a_mn, b_mn, single, adds):
         new, old = cuda.local.array(4, f32), cuda.local.array(32, f32)
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(4))
-        left = types.int32(M - r if c < N else 0)
-        pitch, base_pitch = out.strides[0] >> shift, base.strides[0] >> shift
-        to, source, last = r * pitch + c, r * base_pitch + c, (M - 1) * base_pitch + N - 4
+        pitch, left = out.strides[0] >> shift, types.int32(M - r if c < N else 0)
+        at, ahead, last = r * pitch + c, r * pitch + c, (M - 1) * pitch + N - 4
         for g in range(0, 64, 16):
-            if adds or single:               # all loads first, and without an `if`: none waits
+            if single:                       # all loads first, and without an `if`: none waits
                 for i in range(8):
-                    load4(new, base, min(source, last))
-                    source += 2 * base_pitch
+                    load4(new, out, min(ahead, last))
+                    ahead += 2 * pitch
                     for n in range(4):
                         old[4 * i + n] = new[n]
             for i in range(8):
                 load4(new, stage, staged(warp, row + u32(g + 2 * i), chunk))
-                if adds or single:
+                if single:
                     for n in range(4):
                         new[n] += old[4 * i + n]
                 if g + 2 * i < left:
-                    store4(out, to, new)
-                to += 2 * pitch
+                    store4(out, at, new)
+                at += 2 * pitch
 
     @cuda.jit(cache=True, launch_bounds=(128, 2))
-    def kernel(out, base, a, b, turns, M, N, K, splits):
-        """out (M, N) = [base +] A B, or out += A B     one part of a tile a block"""
+    def kernel(out, a, b, turns, M, N, K, splits):
+        """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
         acc, i = cuda.local.array(128, f32), u32(cuda.blockIdx.x)
         m0, n0, begin, end = tile_at(i, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
@@ -896,9 +896,10 @@ def mma_kernel(a_mn, b_mn, single, adds):
         a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
         a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
         cp_async_wait_one()
-        cuda.syncthreads()
+        cuda.syncthreads()                   # the first slice is there
         read(a_now, b_now, a_at, b_at, 0)
-        for _ in range(types.int32(end - begin)):
+        for _ in range(types.int32(end - begin)):        # written out: copies and reads of what
+            # comes next stand between products, and none of them waits
             read(a_next, b_next, a_at + at, b_at + at, 1)
             multiply(acc, a_now, b_now)
             a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
@@ -921,7 +922,7 @@ def mma_kernel(a_mn, b_mn, single, adds):
             if thread == u32(0):
                 turn_wait(mine, part)
             cuda.syncthreads()               # it is our turn
-        finish(out, out if single else base, m0 + m, n0 + n, M, N, acc, warp, lane)
+        finish(out, m0 + m, n0 + n, M, N, acc, warp, lane)
         if single and splits > 1:
             cuda.threadfence()
             cuda.syncthreads()               # all of it is written
@@ -937,11 +938,11 @@ def mma_kernel(a_mn, b_mn, single, adds):
 BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 16 + 1024          # 1,024: to align
+WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 1024               # 1,024: to align
 
 @made_once
-def wgmma_kernel(a_mn, b_mn, single, adds):
-    """single: out is float32 and added to, and not bfloat16; adds: base is added."""
+def wgmma_kernel(a_mn, b_mn, single):
+    """single: out is float32 and added to, and not bfloat16."""
     multiply = wgmma(BN, int(a_mn), b_mn, adds="asked")
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
 
@@ -976,20 +977,17 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
             turn_set(turn, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
 
     @cuda.jit(cache=True, launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, map_base, turns, M, N, K, splits):
-        """out (M, N) = [base +] A B, or out += A B"""
+    def kernel(map_a, map_b, map_out, turns, M, N, K, splits):
+        """out (M, N) = A B, or out += A B"""
         smem = cuda.shared.array(0, types.uint16)
         start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
         staging, full = start + u32(3 * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
-        empty, added = full + u32(8 * 3), full + u32(16 * 3)
-        thread = u32(cuda.threadIdx.x)
+        empty, thread = full + u32(8 * 3), u32(cuda.threadIdx.x)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
         if thread == u32(0):
             for i in range(3):
                 mbarrier_init(full + u32(8 * i), u32(1))             # the producer, and its bytes
                 mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp
-            for i in range(2):
-                mbarrier_init(added + u32(8 * i), u32(1))            # base, of each consumer
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers exist
         tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
@@ -1019,17 +1017,10 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
             acc = cuda.local.array(128, f32)
             lane, warp, mine = thread & u32(31), thread >> u32(5) & u32(3), group - u32(1)
             row, leads = u32(64) * mine, thread & u32(127) == u32(0)
-            place, base, turn = staging + mine * u32(OUT_BYTES), added + u32(8) * mine, u32(0)
-            old = cuda.local.array(4, u32)
+            place = staging + mine * u32(OUT_BYTES)
             m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
             while i < pieces:
                 m += row
-                if adds and leads:           # base comes into the place of the output meanwhile
-                    tma_stored()
-                    mbarrier_expect(base, u32(OUT_BYTES))
-                    for j in range(4):
-                        tma_load(place + u32(8192 * j), global_address(map_base), n + u32(64 * j),
-                                 m, base)
                 after = m, n, first, last
                 for s in range(first, last):
                     a, done = start + stage * u32(STAGE), empty + u32(8) * stage
@@ -1049,24 +1040,14 @@ def wgmma_kernel(a_mn, b_mn, single, adds):
                     turn_at = global_address(turns) + u64(4) * u64(u32(2) * (i % tiles) + mine)
                     add_to(map_out, n, m, acc, place, group, turn_at, i // tiles, splits)
                 else:
-                    if adds:
-                        mbarrier_wait(base, turn)
-                        turn ^= u32(1)
-                    else:
-                        if leads:
-                            tma_stored()     # the copy engine has read the last tile
-                        warpgroup_barrier(group)
+                    if leads:
+                        tma_stored()         # the copy engine has read the last tile
+                    warpgroup_barrier(group)
                     line = warp * u32(16) + lane % u32(16)
                     for j in range(16):
                         chunk = u32(2 * (j % 4)) + lane // u32(16)
                         at = place + u32(8192 * (j // 4)) + line * u32(128) + (
                             (chunk ^ (line & u32(7))) << u32(4))
-                        if adds:
-                            ldmatrix_rows(old, at)
-                            for q in range(4):
-                                low, high = halves(old[q])
-                                acc[8 * j + 2 * q] += low
-                                acc[8 * j + 2 * q + 1] += high
                         stmatrix(at, pack_bf16(acc[8 * j], acc[8 * j + 1]),
                                  pack_bf16(acc[8 * j + 2], acc[8 * j + 3]),
                                  pack_bf16(acc[8 * j + 4], acc[8 * j + 5]),
@@ -1111,50 +1092,54 @@ def tensor_cores(*matrices):
         x.dtype == np.uint16 and x.strides[0] % 16 == x.shape[1] % 8 == 0 and x.strides[1] == 2
         and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
 
-def parts_of(tiles, slices, wait):
-    """Into how many parts K is cut where there are few tiles: rounds of pieces, measured in slices
-    of K, of which storing takes about 4, and each part waits `wait` for its turn."""
-    return min(range(1, 1 + slices), key=lambda s: (
-        -(-tiles * s // multiprocessors()) * (slices / s + 4) + wait * s))
+@functools.cache
+def mma_blocks():
+    """Blocks of rung 1 that run at once: two a multiprocessor whose shared memory is enough."""
+    most = cuda.get_current_device().MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    return multiprocessors() * min(2, most // (MMA_SMEM + 1024))
 
-def tensor_matmul(out, a, b, a_mn, b_mn, base=None, turns=None):
-    """out (M, N) = [base +] A B.  With `turns`, zeros, out is float32 and added to; where they are
-    enough for its tiles, several blocks may share one."""
+def parts_of(tiles, slices, wait, blocks):
+    """Into how many parts K is cut where there are few tiles: rounds of `blocks` pieces, measured
+    in slices of K, of which storing takes about 4, and each part waits `wait` for its turn."""
+    return min(range(1, 1 + slices), key=lambda s: (
+        -(-tiles * s // blocks) * (slices / s + 4) + wait * s))
+
+def tensor_matmul(out, a, b, a_mn, b_mn, turns=None):
+    """out (M, N) = A B.  With `turns`, zeros, out is float32 and added to; where they are enough
+    for its tiles, several blocks may share one."""
     (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
-    single, adds = turns is not None, base is not None
-    rows, columns, wait = (BM, BN, 2) if wide else (MMA_TILE, MMA_TILE, 8)
+    single, sizes = turns is not None, (M, N, K)
+    rows, columns, wait, blocks = (BM, BN, 2, multiprocessors()) if wide else (
+        MMA_TILE, MMA_TILE, 8, mma_blocks())
     tiles = -(-M // rows) * -(-N // columns)
     shares = single and 2 * tiles <= turns.size          # a turn for each warpgroup of a tile
-    splits = parts_of(tiles, -(-K // BK), wait) if shares else 1
-    sizes = M, N, K, splits
+    splits = parts_of(tiles, -(-K // BK), wait, blocks) if shares else 1
     if wide:
-        map_a = map_of(a, BK if a_mn else BM)            # and of the base that nobody reads
-        launch(wgmma_kernel(a_mn, b_mn, single, adds), min(tiles * splits, multiprocessors()), 384,
-               map_a, map_of(b, BK if b_mn else BN), map_of(out, 64),
-               map_of(base, 64) if adds else map_a, turns if single else map_a, *sizes,
-               smem=WGMMA_SMEM)
+        map_a = map_of(a, BK if a_mn else BM)            # and instead of turns that nobody reads
+        launch(wgmma_kernel(a_mn, b_mn, single), min(tiles * splits, blocks), 384, map_a,
+               map_of(b, BK if b_mn else BN), map_of(out, 64), turns if single else map_a, *sizes,
+               splits, smem=WGMMA_SMEM)
     else:
-        launch(mma_kernel(a_mn, b_mn, single, adds), tiles * splits, 128, out,
-               base if adds else out, a, b, turns if single else out, *sizes, smem=MMA_SMEM)
+        launch(mma_kernel(a_mn, b_mn, single), tiles * splits, 128, out, a, b,
+               turns if single else out, *sizes, splits, smem=MMA_SMEM)
 
-def matmul(out, x, w, base=None):
-    """out = [base +] x w^T     out (M, N), x (M, K), w (N, K).  With a base it is an Euler step."""
-    if tensor_cores(out, x, w, out if base is None else base):
-        return tensor_matmul(out, x, w, False, False, base)
-    batched_matmul(out, x, transposed(w), base)
+def matmul(out, x, w):
+    """out = x w^T     out (M, N), x (M, K), w (N, K)"""
+    if tensor_cores(out, x, w):
+        return tensor_matmul(out, x, w, False, False)
+    batched_matmul(out, x, transposed(w))
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
-    base = dx if add else None
-    if tensor_cores(dx, dy, w):
-        return tensor_matmul(dx, dy, w, False, True, base)
-    batched_matmul(dx, dy, w, base)
+    if tensor_cores(dx, dy, w) and not add:
+        return tensor_matmul(dx, dy, w, False, True)
+    batched_matmul(dx, dy, w, add)
 
 def matmul_dw(dw, dy, x, turns):
     """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     turns: zeros, before and after"""
     if tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
-        return tensor_matmul(dw, dy, x, True, True, turns=turns)
-    batched_matmul(dw, transposed(dy), x, dw)
+        return tensor_matmul(dw, dy, x, True, True, turns)
+    batched_matmul(dw, transposed(dy), x, add=True)
 
 
 # ==== 4.2 Embedding ====
@@ -1236,19 +1221,32 @@ def rmsnorm_kernels(C, W):
     load, store = vector(W)
 
     @kernel
-    def forward(y, rstd, x, w, eps):
-        """One warp per row.     grid BT / ROWS, block (32, ROWS)
-        y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
+    def forward(y, kept, rstd, x, w, eps, add):
+        """An Euler step, x += y, if asked for, and its norm:  rstd = 1 / sqrt(mean_c(x^2) + eps),
+        y = x * rstd * w, in place of the step.  kept = x, as it is stored for backward.
+
+        One warp per row.     grid BT / ROWS, block (32, ROWS)
+        y, kept, x (BT, C), x in the type of sums, rstd (BT,), w (C,)"""
         v, few = cuda.local.array(KEPT, ctype(x)), cuda.local.array(W, ctype(x))
-        gain, ss, one = cuda.local.array(W, w.dtype), ctype(x).type(0), ctype(x).type(1)
+        more, gain = cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
+        ss, one = ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
-                load(few, x, bt * C + min(c, C - W))
+                at = bt * C + min(c, C - W)
+                load(few, x, at)
+                if add:
+                    load(more, y, at)
+                    for i in range(W):
+                        few[i] += more[i]
+                    if c < C:
+                        store(x, at, few)
                 for i in range(W):
                     v[j * W + i] = few[i]
                     ss += few[i] * few[i] if c < C else ctype(x).type(0)
+                if c < C:
+                    store(kept, at, few)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):
                 c = (WARP * j + lane) * W
@@ -1328,9 +1326,10 @@ def add_parts_kernel(dw, partial):
             s += sums[i, cuda.threadIdx.x]
         dw[c] += s
 
-def rmsnorm_forward(y, rstd, x, w, eps):
+def rmsnorm_forward(y, kept, rstd, x, w, eps, add=True):
+    """x += y if add, then y = x * rstd * w, kept = x"""
     forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
-    launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, rstd, x, w, number(x, eps))
+    launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, kept, rstd, x, w, number(x, eps), add)
 
 def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     """dx += ..., dw += sum_bt dy * u, dy becomes y     partial (PARTS, C) is scratch"""
@@ -1986,11 +1985,11 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
     group = lambda x, r: view(x, r * T * T, (B, G, T, T), (*square, 1, T))
     dk, dv = heads_of(dqkv, T, HD, G, D), heads_of(dqkv, T, HD + G * D, G, D)
     for r in range(step):
-        batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), dv if r else None)
+        batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), add=r > 0)
     launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs,
            number(probs, 1 / math.sqrt(D)))
     for r in range(step):
-        batched_matmul(dk, group(dprobs, r), heads_of(qkv, T, r * D, G, D, step), dk if r else None)
+        batched_matmul(dk, group(dprobs, r), heads_of(qkv, T, r * D, G, D, step), add=r > 0)
     batched_matmul(heads_of(dqkv, T, 0, H, D), dprobs, heads_of(qkv, T, HD, G, D))
 
 
@@ -2196,29 +2195,32 @@ class Model:
         return f"{cuda.get_current_device().name}, {NAMES[self.dtype]}"
 
     def forward(self):
-        """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer."""
+        """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer.  Each is taken
+        by the RMSNorm that follows; after the last one, a.y goes into the heads."""
         cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
-        embedding_forward(a.x[0], self.tokens, p.wte)
+        embedding_forward(a.state, self.tokens, p.wte)
         for l in range(cfg.n_layer):
-            x, x1, x2 = a.x[2 * l], a.x[2 * l + 1], a.x[2 * l + 2]
-            rmsnorm_forward(a.attn_in, a.attn_rstd[l], x, p.attn_norm[l], cfg.norm_eps)
-            matmul(a.qkv[l], a.attn_in, w.qkv[l])
+            rmsnorm_forward(a.y, a.x[2 * l], a.attn_rstd[l], a.state, p.attn_norm[l], cfg.norm_eps,
+                            add=l > 0)
+            matmul(a.qkv[l], a.y, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
             if self.naive:
                 naive_forward(a.att[l], a.probs[l], a.qkv[l], T, D)
             else:
                 attention_forward(a.att[l], a.lse[l], a.qkv[l], T, D)
-            matmul(x1, a.att[l], w.attn_proj[l], base=x)
-            rmsnorm_forward(a.mlp_in, a.mlp_rstd[l], x1, p.mlp_norm[l], cfg.norm_eps)
-            matmul(a.gate_up[l], a.mlp_in, w.gate_up[l])
+            matmul(a.y, a.att[l], w.attn_proj[l])
+            rmsnorm_forward(a.y, a.x[2 * l + 1], a.mlp_rstd[l], a.state, p.mlp_norm[l],
+                            cfg.norm_eps)
+            matmul(a.gate_up[l], a.y, w.gate_up[l])
             swiglu_forward(a.swiglu[l], a.gate_up[l])
-            matmul(x2, a.swiglu[l], w.down[l], base=x1)
-        rmsnorm_forward(a.final_in, a.final_rstd, a.x[2 * cfg.n_layer], p.final_norm, cfg.norm_eps)
+            matmul(a.y, a.swiglu[l], w.down[l])
+        rmsnorm_forward(a.y, a.x[2 * cfg.n_layer], a.final_rstd, a.state, p.final_norm,
+                        cfg.norm_eps)
 
     def heads(self, training):
         """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
         time: d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
-        a, d, V, (BT, C) = self.a, self.d, self.cfg.vocab_size, self.a.final_in.shape
+        a, d, V, (BT, C) = self.a, self.d, self.cfg.vocab_size, self.a.y.shape
         R, width = a.logits.shape
         pairs = [(0, width, self.w.lm_head, self.g.lm_head)]
         if self.cfg.tie_embeddings:
@@ -2227,7 +2229,7 @@ class Model:
                  for v0, v1, w, dw in pairs if v1 > v0]
         for r0 in range(0, BT, R):
             n = min(R, BT - r0)
-            rows, x = view(a.logits, 0, (n, width)), view(a.final_in, r0 * C, (n, C))
+            rows, x = view(a.logits, 0, (n, width)), view(a.y, r0 * C, (n, C))
             part = [view(a.logits, v0, (n, v1 - v0), (width, 1)) for v0, v1, _, _ in pairs]
             for z, (_, _, w, _) in zip(part, pairs):
                 matmul(z, x, w)
@@ -2253,7 +2255,7 @@ class Model:
             matmul_dx(d.norm, a.gate_up[l], w.gate_up[l])
             rmsnorm_backward(d.x, g.mlp_norm[l], d.norm, d.partial, a.x[2 * l + 1], p.mlp_norm[l],
                              a.mlp_rstd[l])
-            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now mlp_in
+            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now its input
             matmul_dx(d.att, d.x, w.attn_proj[l])
             matmul_dw(g.attn_proj[l], d.x, a.att[l], self.turns)
             if self.naive:
@@ -2265,7 +2267,7 @@ class Model:
             matmul_dx(d.norm, d.qkv, w.qkv[l])
             rmsnorm_backward(d.x, g.attn_norm[l], d.norm, d.partial, a.x[2 * l], p.attn_norm[l],
                              a.attn_rstd[l])
-            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now attn_in
+            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now its input
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
@@ -2405,8 +2407,8 @@ def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
 
 # ==== 10 Inference ====
 @kernel
-def matvec_kernel(y, base, w, x, add):
-    """y[n] = add * base[n] + sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
+def matvec_kernel(y, w, x):
+    """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
     N, K = w.shape
     lane, n, s = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y, ctype(x).type(0)
     if n < N:
@@ -2414,11 +2416,10 @@ def matvec_kernel(y, base, w, x, add):
             s += value(w[n, k]) * value(x[k])
         s = warp_sum(s)
         if lane == 0:
-            y[n] = base[n] + s if add else s
+            y[n] = s
 
-def matvec(y, w, x, base=None):
-    add, base = base is not None, y if base is None else base
-    launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, base, w, x, add)
+def matvec(y, w, x):
+    launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, w, x)
 
 @kernel
 def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
@@ -2481,8 +2482,8 @@ class Decoder(ne.Decoder):
         matrices = to_device(to_bf16(flat)) if weights == "bf16" else self.flat
         self.p = ne.Params(*ne.views(matrices, table)[:6], *ne.views(self.flat, table)[6:])
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
-        self.kc, self.vc, self.scores, self.x, self.y, self.rstd = (
-            new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), 1))
+        self.kc, self.vc, self.scores, self.x, self.y, self.kept, self.rstd = (
+            new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), (1, C), 1))
         self.qkv, self.att, self.gate_up, self.swiglu, self.device_logits = (
             new(shape, flat.dtype) for shape in (QKV, H * D, (1, 2 * F), (1, F), cfg.vocab_size))
         self.at, self.graph = to_device(np.zeros(2, np.int32)), Graph(self.queue)
@@ -2491,20 +2492,21 @@ class Decoder(ne.Decoder):
         """One token through the network: nanoeuler.decode_step."""
         cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
         flat = lambda t: view(t, 0, (t.size,))
+        norm = lambda w, add=True: rmsnorm_forward(y, self.kept, self.rstd, x, w, cfg.norm_eps, add)
         embedding_forward(x, at, p.wte)
         for l in range(cfg.n_layer):
-            rmsnorm_forward(y, self.rstd, x, p.attn_norm[l], cfg.norm_eps)
+            norm(p.attn_norm[l], add=l > 0)
             matvec(self.qkv, p.qkv[l], flat(y))
             launch(rope_cache_kernel, cfg.n_head + 2 * cfg.n_kv_head, 32, self.qkv, self.kc[l],
                    self.vc[l], self.cos, self.sin, at, cfg.n_head)
             launch(attention_decode_kernel, cfg.n_head, 256, self.att, self.qkv, self.kc[l],
                    self.vc[l], self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)))
-            matvec(flat(x), p.attn_proj[l], self.att, flat(x))
-            rmsnorm_forward(y, self.rstd, x, p.mlp_norm[l], cfg.norm_eps)
+            matvec(flat(y), p.attn_proj[l], self.att)
+            norm(p.mlp_norm[l])
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))
             swiglu_forward(self.swiglu, self.gate_up)
-            matvec(flat(x), p.down[l], flat(self.swiglu), flat(x))
-        rmsnorm_forward(y, self.rstd, x, p.final_norm, cfg.norm_eps)
+            matvec(flat(y), p.down[l], flat(self.swiglu))
+        norm(p.final_norm)
         head = p.wte if cfg.tie_embeddings else p.lm_head[0]
         matvec(self.device_logits, head, flat(y))
 
@@ -2594,9 +2596,8 @@ def op_tests(quick):
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
         if quick and M * N * K > 1 << 24:
             continue
-        x, w, dy, base, dw = normal(M, K), normal(N, K), normal(M, N), normal(M, N), normal(N, K)
+        x, w, dy, dw = normal(M, K), normal(N, K), normal(M, N), normal(N, K)
         test(matmul, [0 * dy], [x, w], [x @ w.T])
-        test(matmul, [0 * dy], [x, w, base], [base + x @ w.T], "matmul_add")
         test(matmul_dx, [0 * x], [dy, w], [dy @ w])
         test(matmul_dw, [exact(dw)], [dy, x, np.zeros(TURNS, np.uint32)], [dw + dy.T @ x])
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
@@ -2607,9 +2608,10 @@ def op_tests(quick):
         test(embedding_backward, [exact(dwte)], [dx, tokens], [expected])
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
-        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
-        test(rmsnorm_forward, [0 * y, exact(0 * rstd)], [x, exact(w), 1e-5])
+        y, rstd, dx, dgain, step = 0 * x, np.zeros(BT), 0 * x, dw.copy(), 0.1 * normal(BT, C)
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
+        test(rmsnorm_forward, [step, 0 * x, exact(0 * rstd), exact(x - step)], [exact(w), 1e-5],
+             [y, x, rstd.copy(), x])
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
         test(rmsnorm_backward, [dnext, exact(dw), dy],
              [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])

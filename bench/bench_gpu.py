@@ -261,8 +261,6 @@ def matmul_rows(options):
     for name, count, *shape in products(cfg, B, T):
         for kind in ("forward", "dX", "dW"):
             rows[f"{name} {kind}"] = functools.partial(matmul_row, kind, count, *shape)
-        if name in ("attn_proj", "down"):    # the forward pass adds these to the residual stream
-            rows[f"{name} forward + x"] = functools.partial(matmul_row, "forward + x", 0, *shape)
     return rows
 
 def matmul_row(kind, count, M, N, K):
@@ -270,13 +268,11 @@ def matmul_row(kind, count, M, N, K):
     product alone, in bfloat16, the peer gets two ways to do that."""
     n = copies(2 * (M * N + N * K + M * K))
     shape = {"dX": (M, K), "dW": (N, K)}.get(kind, (M, N))
-    x, w, dy, base = (many(n, *s) if need else [None] * n for s, need in (
-        ((M, K), kind != "dX"), ((N, K), kind != "dW"), ((M, N), kind in ("dX", "dW")),
-        ((M, N), kind == "forward + x")))
+    x, w, dy = (many(n, *s) if need else [None] * n for s, need in (
+        ((M, K), kind != "dX"), ((N, K), kind != "dW"), ((M, N), kind != "forward")))
     zeros = lambda dtype: [torch.zeros(shape, device=DEVICE, dtype=dtype) for _ in range(n)]
     mine, out = zeros(torch.float32 if kind == "dW" else BF16), zeros(BF16)
-    X, W, DY, BASE, OUT = ([t if t is None else shared(t) for t in ts]
-                           for ts in (x, w, dy, base, mine))
+    X, W, DY, OUT = ([t if t is None else shared(t) for t in ts] for ts in (x, w, dy, mine))
     if kind == "dW":
         total, order = zeros(torch.float32), nc.to_device(np.zeros(nc.TURNS, np.uint32))
         product = lambda i: nc.matmul_dw(OUT[i % n], DY[i % n], X[i % n], order)
@@ -288,12 +284,9 @@ def matmul_row(kind, count, M, N, K):
     elif kind == "dX":
         product, others = lambda i: nc.matmul_dx(OUT[i % n], DY[i % n], W[i % n]), {}
         peer = lambda i: torch.matmul(dy[i % n], w[i % n], out=out[i % n])
-    elif kind == "forward":
+    else:
         product, others = lambda i: nc.matmul(OUT[i % n], X[i % n], W[i % n]), {}
         peer = lambda i: torch.matmul(x[i % n], w[i % n].T, out=out[i % n])
-    else:
-        product, others = lambda i: nc.matmul(OUT[i % n], X[i % n], W[i % n], BASE[i % n]), {}
-        peer = lambda i: torch.addmm(base[i % n], x[i % n], w[i % n].T, out=out[i % n])
     synchronize()
     usual = launched(lambda: product(0))
     synchronize()
@@ -405,8 +398,9 @@ def kernel_cases(cfg, B, T):
     tokens = lambda *shape: nc.to_device(rng.integers(0, V, shape, dtype=np.int32))
 
     def rmsnorm_forward(n):
-        y, x, w, rstd = arrays(n, BT, C), arrays(n, BT, C), one(C), one(BT)
-        return lambda i: nc.rmsnorm_forward(y[i % n], rstd, x[i % n], w, cfg.norm_eps)
+        y, kept, w, rstd = arrays(n, BT, C), arrays(n, BT, C), one(C), one(BT)
+        x = arrays(n, BT, C, dtype=f32)
+        return lambda i: nc.rmsnorm_forward(y[i % n], kept[i % n], rstd, x[i % n], w, cfg.norm_eps)
 
     def rmsnorm_backward(n):
         dx, dy, x = (arrays(n, BT, C) for _ in range(3))
@@ -435,7 +429,7 @@ def kernel_cases(cfg, B, T):
                 lambda: [t.copy_(source) for t in tensors])
 
     def embedding_forward(n):
-        x, wte, ids = arrays(n, BT, C), one(V, C), tokens(BT)
+        x, wte, ids = arrays(n, BT, C, dtype=f32), one(V, C), tokens(BT)
         return lambda i: nc.embedding_forward(x[i % n], ids, wte)
 
     def embedding_backward(n):
@@ -458,13 +452,13 @@ def kernel_cases(cfg, B, T):
         return lambda i: nc.launch(nc.fill_kernel, 512, 256, x[i % n], nc.number(x[0], 0))
 
     table = 4 * V * C
-    return {"rmsnorm_forward": (2 * BT * C * 2 + 4 * BT, rmsnorm_forward),
+    return {"rmsnorm_forward": (BT * C * (3 * 2 + 2 * 4) + 4 * BT, rmsnorm_forward),
             "rmsnorm_backward": (5 * BT * C * 2 + 4 * BT, rmsnorm_backward),
             "rope": (2 * BT * HEADS * D * 2, rope),
             "swiglu_forward": (3 * BT * F_ * 2, swiglu_forward),
             "swiglu_backward": (5 * BT * F_ * 2, swiglu_backward),
             "cross_entropy": (2 * R * P * V * 2, cross_entropy),
-            "embedding_forward": (BT * C * 2 + 4 * BT + table, embedding_forward),
+            "embedding_forward": (BT * C * 4 + 4 * BT + table, embedding_forward),
             "embedding_backward": (BT * C * 2 + 4 * BT + 2 * table, embedding_backward),
             "square_sums": (4 * n_params, square_sums),
             "adamw and norm": ((4 + 16 + 16 + 2) * n_params, adamw),

@@ -111,35 +111,33 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
             assert extent(x)[0] % min(16, W * x.dtype.itemsize) == 0
         return W
 
-    def matmul_kernel(self, out, base, a, b, add):
+    def matmul_kernel(self, out, a, b, add):
         (Z, H, M, N), K = out.shape, a.shape[3]
-        assert base.shape == out.shape
         assert a.shape == (Z, a.shape[1], M, K) and b.shape == (Z, b.shape[1], K, N)
         assert H % a.shape[1] == 0 == H % b.shape[1]
         self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, map_base, turns, M, N, K, splits):
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, turns, M, N, K, splits):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
-        a, b, out, base = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out, map_base))
+        a, b, out = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
         assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
         assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if f["single"] else 2) and 1 <= splits <= tiles(K, 64)
-        assert not f["adds"] or base[1:3] == (M, N) and base[4:] == (64, 2)
         assert splits == 1 or f["single"] and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
         self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
 
-    def mma_kernel_kernel(self, out, base, a, b, turns, M, N, K, splits):
+    def mma_kernel_kernel(self, out, a, b, turns, M, N, K, splits):
         a_mn, b_mn = (constants(constants(self.kernel)[f])["mn"] for f in ("fetch_a", "fetch_b"))
         assert a.shape == ((K, M) if a_mn else (M, K))
-        assert b.shape == ((K, N) if b_mn else (N, K)) and N % 2 == 0
-        assert all(x.dtype == np.uint16 and x.strides[0] % 16 == extent(x)[0] % 16 == 0
-                   for x in (a, b))
-        assert out.shape == base.shape == (M, N) and 1 <= splits <= tiles(K, 64)
+        assert b.shape == ((K, N) if b_mn else (N, K)) and N % 4 == 0
+        assert a.dtype == b.dtype == np.uint16
+        assert all(x.strides[0] % 16 == extent(x)[0] % 16 == 0 for x in (a, b, out))
+        assert out.shape == (M, N) and 1 <= splits <= tiles(K, 64)
         single = out.dtype == np.float32
         assert splits == 1 or single and turns.size >= tiles(M, 128) * tiles(N, 128)
         apart(out, a, b)
@@ -154,10 +152,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         W = self.vectors(dx)
         self.runs((len(dwte), tiles(dx.shape[1], 32 * W)), 256)
 
-    def rmsnorm_kernels_forward(self, y, rstd, x, w, eps):
-        assert y.shape == x.shape and rstd.size == x.shape[0] and w.shape == x.shape[1:]
+    def rmsnorm_kernels_forward(self, y, kept, rstd, x, w, eps, add):
+        assert y.shape == kept.shape == x.shape and x.dtype == rstd.dtype == w.dtype
+        assert rstd.size == x.shape[0] and w.shape == x.shape[1:]
         self.runs(tiles(x.shape[0], 8), (32, 8))
-        self.vectors(y, x, w)
+        self.vectors(y, kept, x, w)
+        apart(x, y, kept)
+        apart(y, kept)
 
     def rmsnorm_kernels_backward(self, dx, dy, partial, x, w, rstd):
         assert dx.shape == dy.shape == x.shape and w.shape == partial.shape[1:] == x.shape[1:]
@@ -275,8 +276,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert hyper.shape == (8,) and self.block == (256, 1, 1)
         apart(p, g, m, v)
 
-    def matvec_kernel(self, y, base, w, x, add):
-        assert y.shape == base.shape == w.shape[:1] and x.shape == w.shape[1:]
+    def matvec_kernel(self, y, w, x):
+        assert y.shape == w.shape[:1] and x.shape == w.shape[1:]
         self.runs(tiles(y.size, 8), (32, 8))
         apart(y, x)
 
@@ -378,6 +379,7 @@ def dry_run(total=1 << 50):
                 (cuda, "get_current_device", lambda: device.gpu),
                 (nc, "capability", lambda: device.gpu.compute_capability),
                 (nc, "multiprocessors", lambda: device.gpu.MULTIPROCESSOR_COUNT),
+                (nc, "mma_blocks", lambda: device.gpu.MULTIPROCESSOR_COUNT),
                 (nc, "tensor_map", device.tensor_map),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
@@ -461,7 +463,7 @@ def test_a_decoder_of_bf16_matrices(name, dry):
     assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
     products = [x.args for x in dry.launches if x.name == "matvec_kernel"]
     assert len(products) == 4 * cfg.n_layer + 1
-    assert {w.dtype for _, _, w, *_ in products} == {np.dtype(np.uint16)}
+    assert {w.dtype for _, w, _ in products} == {np.dtype(np.uint16)}
     assert {y.dtype for y, *_ in products} == {np.dtype(np.float32)}
     assert decoder.p.attn_norm.dtype == np.float32
     with pytest.raises(ne.UserError, match="f32 or bf16"):
@@ -533,7 +535,7 @@ def test_chunks_of_logits_are_the_whole_batch(name, dry):
     assert [r for r, _ in rows] == list(np.cumsum([0] + [n for _, n in rows])[:-1])
     assert sum(n for _, n in rows) == B * T and (len(rows) > 1) == ("chunks" in name)
     assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 384 << 20
-    for x in ([dry.launches[i - 1].args[2] for i in at],           # final_in of logits = x w^T,
+    for x in ([dry.launches[i - 1].args[1] for i in at],           # a.y of logits = y w^T,
               [dry.launches[i + 1].args[0] for i in at]):          # d.norm of dx = dy w
         first = [a.gpu_data.address - x[0].gpu_data.address for a in x]
         assert first == [4 * r * cfg.n_embd for r, _ in rows]
@@ -723,8 +725,8 @@ def test_a_kernel_is_found_in_the_cache_by_another_process():
     code = ("import nanoeuler_cuda as nc\n"
             "class Codegen: magic_tuple = staticmethod(lambda: ())\n"
             "for make, *args in (\n"
-            "        (nc.wgmma_kernel, 0, 0, 0, 0), (nc.wgmma_kernel, 0, 1, 1, 0),\n"
-            "        (nc.mma_kernel, 0, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
+            "        (nc.wgmma_kernel, 0, 0, 0), (nc.wgmma_kernel, 0, 1, 1),\n"
+            "        (nc.mma_kernel, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
             "        (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8), (nc.swiglu_kernels, 8),\n"
             "        (nc.portable_attention, 64, 4), (nc.tensor_attention, 64, True),\n"
             "        (nc.tensor_attention, 64, False), (nc.cross_entropy_kernel, 8),\n"
@@ -902,7 +904,6 @@ def test_many_registers_in_a_large_block_are_caught():
 @pytest.mark.parametrize("fault", [
     lambda x, w, out: nc.matmul(x, x, w), lambda x, w, out: nc.matmul(out, w, w),
     lambda x, w, out: nc.matmul(out, x, nc.transposed(w)),
-    lambda x, w, out: nc.matmul(out, x, w, base=x),
     lambda x, w, out: nc.launch(nc.fill_kernel, (1, 65536), 256, x, np.float32(0)),
     lambda x, w, out: nc.launch(nc.fill_kernel, 0, 256, x, np.float32(0)),
     lambda x, w, out: nc.launch(nc.fill_kernel, 1, (256, 8), x, np.float32(0)),

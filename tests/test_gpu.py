@@ -191,7 +191,7 @@ def forward_logits(model, tokens):
     model.forward()
     head = model.p.wte if cfg.tie_embeddings else model.p.lm_head[0]
     out = nc.new((T, cfg.vocab_size), model.dtype)
-    nc.matmul(out, model.a.final_in, head)
+    nc.matmul(out, model.a.y, head)
     return out.copy_to_host(stream=nc.stream)
 
 
