@@ -362,10 +362,12 @@ def rounded(builder, x):
     return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
 
 @intrinsic
-def ctype(typing, array):
-    """The type to compute in: float32 for bfloat16, else the array's own.  Known when compiling."""
-    of = types.float32 if array.dtype == types.uint16 else array.dtype
-    return types.DType(of)(array), lambda context, builder, sig, args: context.get_dummy_value()
+def ctype(typing, x):
+    """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
+    compiling."""
+    of = getattr(x, "dtype", x)
+    of = types.float32 if of == types.uint16 else of
+    return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
 
 @intrinsic
 def value(typing, x):
@@ -384,9 +386,9 @@ def stored(typing, array, x):
 
 @functools.cache
 def vector(W):
-    """Device functions load(out, x, i) and store(x, i, v): W neighbours of the array x, from
+    """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
     element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
-    it takes.  out and v are local arrays of type ctype(x)."""
+    it takes.  v is a local array of type ctype(x)."""
     def neighbours(context, builder, sig, args, n):
         """The place that arguments n and n + 1 mean, array and index, and its alignment."""
         dtype = sig.args[n].dtype
@@ -395,7 +397,7 @@ def vector(W):
         return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
 
     @intrinsic
-    def load(typing, out, x, i):
+    def load_into(typing, out, x, i):
         def codegen(context, builder, sig, args):
             at, align = neighbours(context, builder, sig, args, 1)
             bits = builder.load(at, align=align)
@@ -417,6 +419,12 @@ def vector(W):
             builder.store(bits, at, align=align)
             return context.get_dummy_value()
         return types.void(x, types.intp, v), codegen
+
+    @inlined
+    def load(x, i):
+        out = cuda.local.array(W, ctype(x))
+        load_into(out, x, i)
+        return out
     return load, store
 
 def width(*sizes):
@@ -625,10 +633,10 @@ half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
 warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
 def over_block(combine, over_warp):
-    """The same for a block of 256 threads; warps: 8 numbers in shared memory."""
+    """The same for a block of 256 threads."""
     @inlined
-    def over(x, warps):
-        x = over_warp(x)
+    def over(x):
+        x, warps = over_warp(x), cuda.shared.array(8, ctype(x))
         cuda.syncthreads()                   # an earlier result may still be read
         if cuda.threadIdx.x % 32 == 0:
             warps[cuda.threadIdx.x // 32] = x
@@ -638,6 +646,14 @@ def over_block(combine, over_warp):
     return over
 
 block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_max)
+
+@inlined
+def filled(n, v):
+    """n registers, a local array, each of them v."""
+    out = cuda.local.array(n, ctype(v))
+    for i in range(n):
+        out[i] = v
+    return out
 
 @functools.cache
 def register_tile(ROWS, COLS):
@@ -1148,16 +1164,13 @@ def embedding_backward_kernel(W, N):
         One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
         the tokens, N a lane; ballots say where v stands; it adds those rows.  Then the warps' sums
         are added."""
-        sums, acc = cuda.shared.array((8, 256), ctype(dx)), cuda.local.array(W, ctype(dx))
-        row, ids, found = cuda.local.array(W, ctype(dx)), cuda.local.array(N, types.int32), 0
-        v, groups, C = cuda.blockIdx.x, tokens.size // N, dx.shape[1]
+        sums, acc = cuda.shared.array((8, 256), ctype(dx)), filled(W, ctype(dx).type(0))
+        v, groups, C, found = cuda.blockIdx.x, tokens.size // N, dx.shape[1], 0
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         c = (32 * cuda.blockIdx.y + lane) * W
-        for i in range(W):
-            acc[i] = ctype(dx).type(0)
         first, last = warp * groups // 8, (warp + 1) * groups // 8
         for i in range(first, last, 32):
-            load_ids(ids, tokens, min(i + lane, last - 1) * N)
+            ids = load_ids(tokens, min(i + lane, last - 1) * N)
             here = False
             for n in range(N):
                 here |= ids[n] == v
@@ -1167,7 +1180,7 @@ def embedding_backward_kernel(W, N):
                     while hits:
                         bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
                         hits &= hits - 1
-                        load(row, dx, bt * C + min(c, C - W))
+                        row = load(dx, bt * C + min(c, C - W))
                         for j in range(W):
                             acc[j] += row[j]
         if cuda.syncthreads_or(found):
@@ -1206,22 +1219,21 @@ def rmsnorm_kernels(C, W):
     def forward(y, rstd, x, w, eps):
         """One warp per row.     grid BT / ROWS, block (32, ROWS)
         y, x (BT, C), rstd (BT,), w (C,)     math: nanoeuler.rmsnorm_forward"""
-        v, few = cuda.local.array(KEPT, ctype(x)), cuda.local.array(W, ctype(x))
-        gain, ss, one = cuda.local.array(W, w.dtype), ctype(x).type(0), ctype(x).type(1)
+        v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
-                load(few, x, bt * C + min(c, C - W))
+                few = load(x, bt * C + min(c, C - W))
                 for i in range(W):
                     v[j * W + i] = few[i]
                     ss += few[i] * few[i] if c < C else ctype(x).type(0)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):
                 c = (WARP * j + lane) * W
-                load(gain, w, min(c, C - W))
+                few = load(w, min(c, C - W))
                 for i in range(W):
-                    few[i] = v[j * W + i] * gain[i] * r
+                    few[i] = v[j * W + i] * few[i] * r
                 if c < C:
                     store(y, bt * C + c, few)
             if lane == 0:
@@ -1236,23 +1248,19 @@ def rmsnorm_kernels(C, W):
         One warp per row, striding.     grid PARTS, block (32, warps), shared memory (warps, C)"""
         v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
         old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
-        sums, zero = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0)
-        a, b, few = (cuda.local.array(W, ctype(x)), cuda.local.array(W, ctype(x)),
-                     cuda.local.array(W, ctype(x)))
-        lane, warps, BT = cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
+        zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
+        sums = filled(KEPT, zero)
         for j in range(CHUNKS):
             c = (WARP * j + lane) * W
-            load(few, w, min(c, C - W))
+            few = load(w, min(c, C - W))
             for i in range(W):
-                gain[j * W + i], sums[j * W + i] = few[i] if c < C else zero, zero
+                gain[j * W + i] = few[i] if c < C else zero
         first, last = cuda.blockIdx.x * BT // PARTS, (cuda.blockIdx.x + 1) * BT // PARTS
         for bt in range(first + cuda.threadIdx.y, last, warps):
             r, m = rstd[bt], zero
             for j in range(CHUNKS):
                 at = bt * C + min((WARP * j + lane) * W, C - W)
-                load(a, x, at)
-                load(b, dy, at)
-                load(few, dx, at)
+                a, b, few = load(x, at), load(dy, at), load(dx, at)
                 for i in range(W):
                     v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], few[i]
                     m += gain[j * W + i] * b[i] * v[j * W + i]
@@ -1317,16 +1325,11 @@ def rope_kernel(W):
     def turn(qkv, cos, sin, T, heads, sign):
         """Turns pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T, i],
         in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
-        u, v = cuda.local.array(W, ctype(qkv)), cuda.local.array(W, ctype(qkv))
-        c, s = cuda.local.array(W, cos.dtype), cuda.local.array(W, cos.dtype)
         bt, half = cuda.blockIdx.x, cos.shape[1]
         for j in range(cuda.threadIdx.x * W, heads * half, cuda.blockDim.x * W):
             low = bt * qkv.shape[1] + j // half * 2 * half + j % half
             angle = bt % T * half + j % half
-            load(u, qkv, low)
-            load(v, qkv, low + half)
-            load(c, cos, angle)
-            load(s, sin, angle)
+            u, v, c, s = load(qkv, low), load(qkv, low + half), load(cos, angle), load(sin, angle)
             for i in range(W):
                 x = u[i]
                 u[i] = x * c[i] - sign * v[i] * s[i]
@@ -1392,22 +1395,17 @@ def portable_attention(D, itemsize):
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
         smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-        s, acc = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
-        m, l = cuda.local.array(ROWS, ctype(qkv)), cuda.local.array(ROWS, ctype(qkv))
+        m, l = filled(ROWS, -ctype(qkv).type(math.inf)), filled(ROWS, zero)
+        acc = filled(NCOLS, zero)
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
-        for i in range(ROWS):
-            m[i], l[i] = -ctype(qkv).type(math.inf), zero
-        for i in range(NCOLS):
-            acc[i] = zero
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
             load_keys(smem, qkv, row0, k0, T, k_col, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
-            for i in range(NKEYS):
-                s[i] = zero
+            s = filled(NKEYS, zero)
             score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
             for i in range(ROWS):
                 r, top = y * ROWS + i, m[i]
@@ -1439,13 +1437,10 @@ def portable_attention(D, itemsize):
                     lse[h, row0 + t] = m[i] + math.log(total)
 
     @inlined
-    def probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale):
+    def probabilities(smem, lse, delta, h, row0, t0, k0, T, scale):
         """Fills the tiles P = exp(Q K^T / sqrt(D) - lse), dS = P * (dO V^T - delta) / sqrt(D)."""
-        x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        zero = ctype(s).type(0)
-        for i in range(NKEYS):
-            s[i] = zero
-            dp[i] = zero
+        x, y, zero = cuda.threadIdx.x, cuda.threadIdx.y, ctype(smem).type(0)
+        s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
         score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
         score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
         for i in range(ROWS):
@@ -1467,8 +1462,7 @@ def portable_attention(D, itemsize):
             on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
             out: the q columns of dqkv (BT, QKV), delta (H, BT), or the columns of k and v"""
             smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-            s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
-            dqk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
+            dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
             if keys:                         # its tile and heads, and what it walks over
@@ -1490,8 +1484,6 @@ def portable_attention(D, itemsize):
                     total = warp_sum(total)
                     if lane == 0:
                         delta[h0, row0 + t] = total
-            for i in range(NCOLS):
-                dqk[i], dv[i] = zero, zero
             for h in range(h0, h1):
                 for n in range(begin, end, N):
                     cuda.syncthreads()       # the last products are done with the other tiles
@@ -1501,7 +1493,7 @@ def portable_attention(D, itemsize):
                         load_keys(smem, qkv, row0, n, T, k_col, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
-                    probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
+                    probabilities(smem, lse, delta, h, row0, t0, k0, T, scale)
                     cuda.syncthreads()       # P and dS are whole
                     if keys:
                         out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
@@ -1711,9 +1703,9 @@ def tensor_attention(D, hopper):
         qkv: the matrix, or its tensor map"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
         barriers = shared_address(cuda.shared.array(3, u64))         # of two places, and of Q
-        s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)
+        s, acc = cuda.local.array(64, f32), filled(BOTH_OUT, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
-        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r + 0, 8, 64, 72
+        m, l = filled(4, -INF), filled(4, f32(0))        # of rows r + 0, 8, 64, 72
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
@@ -1723,10 +1715,6 @@ def tensor_attention(D, hopper):
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                   h * D)
-        for i in range(4):
-            m[i], l[i] = -INF, f32(0)
-        for i in range(BOTH_OUT):
-            acc[i] = f32(0)
         arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
         for n in range(-1, count):
@@ -1757,9 +1745,9 @@ def tensor_attention(D, hopper):
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
         barriers = shared_address(cuda.shared.array(3, u64))
-        s, acc = cuda.local.array(64, f32), cuda.local.array(OUT, f32)
+        s, acc = cuda.local.array(64, f32), filled(OUT, f32(0))
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
-        mean, log = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        mean, log = filled(2, f32(0)), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
@@ -1773,8 +1761,6 @@ def tensor_attention(D, hopper):
         arrived(kept, 0)                     # Q, dO and O are there
         left(a, 0, smem + u32(2 * TILE_BYTES))
         left(a, LEFT, smem + u32(TILE_BYTES))
-        for i in range(2):
-            mean[i] = f32(0)
         for i in range(LEFT):
             (u, v), (x, y) = halves(a[i]), halves(a[LEFT + i])
             mean[i % 2] += u * x + v * y
@@ -1784,8 +1770,6 @@ def tensor_attention(D, hopper):
             if lane % 4 == 0 and r + 8 * i < T:
                 delta[h, t] = mean[i]
         hold(a, smem)
-        for i in range(OUT):
-            acc[i] = f32(0)
         cuda.syncthreads()                   # O is read: K may come
         for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
@@ -1810,9 +1794,8 @@ def tensor_attention(D, hopper):
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
         barriers = shared_address(cuda.shared.array(3, u64))
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
-        s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)      # acc: dV, dK
+        s, acc = cuda.local.array(64, f32), filled(BOTH_OUT, f32(0))             # acc: dV, dK
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
-        log, mean = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
@@ -1824,8 +1807,6 @@ def tensor_attention(D, hopper):
                   k_col + i * G * D)
         arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
-        for i in range(BOTH_OUT):
-            acc[i] = f32(0)
         h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
         for n in range(-1, count):           # -1 only orders what 0 works on
             t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
@@ -1850,8 +1831,8 @@ def tensor_attention(D, hopper):
                             i32(i // 4 * 8 + i % 2) >= end):
                         s[i] = -INF
             for j in range(8):
-                load_two(log, numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
-                load_two(mean, numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
+                log = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
+                mean = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
                 for i in range(4):
                     s[4 * j + i] = exp2(s[4 * j + i] * scale2 - log[i % 2] * LOG2E)
                     s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - mean[i % 2])
@@ -1970,11 +1951,9 @@ def swiglu_kernels(W):
     def forward(y, gate_up):
         """y = silu(gate) * up     one block a row, a thread W elements
         math: nanoeuler.swiglu_forward"""
-        z, up = cuda.local.array(W, ctype(y)), cuda.local.array(W, ctype(y))
         bt, F, one = cuda.blockIdx.x, y.shape[1], ctype(y).type(1)
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
-            load(z, gate_up, bt * 2 * F + f)
-            load(up, gate_up, bt * 2 * F + F + f)
+            z, up = load(gate_up, bt * 2 * F + f), load(gate_up, bt * 2 * F + F + f)
             for i in range(W):
                 z[i] = z[i] / (one + exp(-z[i])) * up[i]
             store(y, bt * F + f, z)
@@ -1982,13 +1961,10 @@ def swiglu_kernels(W):
     @kernel
     def backward(gate_up, dy):
         """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
-        z, up = cuda.local.array(W, ctype(dy)), cuda.local.array(W, ctype(dy))
-        d, one = cuda.local.array(W, ctype(dy)), ctype(dy).type(1)
-        bt, F = cuda.blockIdx.x, dy.shape[1]
+        bt, F, one = cuda.blockIdx.x, dy.shape[1], ctype(dy).type(1)
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
-            load(z, gate_up, bt * 2 * F + f)
-            load(up, gate_up, bt * 2 * F + F + f)
-            load(d, dy, bt * F + f)
+            z, up = load(gate_up, bt * 2 * F + f), load(gate_up, bt * 2 * F + F + f)
+            d = load(dy, bt * F + f)
             for i in range(W):
                 s = one / (one + exp(-z[i]))
                 g = d[i] * up[i] * s * (one + z[i] * (one - s))
@@ -2020,19 +1996,17 @@ def cross_entropy_kernel(W):
         nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P) float64   grid (R, P)"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
         start, y = r * logits.shape[1] + k * V, targets[k, row0 + r]
-        z, zero = cuda.local.array(W, ctype(logits)), ctype(logits).type(0)
+        zero = ctype(logits).type(0)
         if y < 0:
-            for i in range(W):
-                z[i] = zero
+            z = filled(W, zero)
             for v in range(x, V, 256 * W):
                 store(logits, start + v, z)
             if x == 0:
                 nll[k, row0 + r] = zero
             return
-        tops, sums = cuda.shared.array(8, ctype(logits)), cuda.shared.array(8, ctype(logits))
         m, l = -ctype(logits).type(math.inf), zero
         for v in range(x, V, 256 * W):       # a running maximum and sum, as in attention
-            load(z, logits, start + v)
+            z = load(logits, start + v)
             top = m
             for i in range(W):
                 top = max(top, z[i])
@@ -2040,12 +2014,12 @@ def cross_entropy_kernel(W):
             m = top
             for i in range(W):
                 l += exp(z[i] - m)
-        top = block_max(m, tops)
-        l = block_sum(l * exp(m - top) if x < V else zero, sums)
+        top = block_max(m)
+        l = block_sum(l * exp(m - top) if x < V else zero)
         zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[(row0 + r) // T, k])
         cuda.syncthreads()                   # everybody has read z[y], which is overwritten below
         for v in range(x, V, 256 * W):
-            load(z, logits, start + v)
+            z = load(logits, start + v)
             for i in range(W):
                 z[i] = exp(z[i] - top) * (g / l)
                 if v + i == y:
@@ -2058,10 +2032,10 @@ def cross_entropy_kernel(W):
 @kernel
 def sum_loss_kernel(results, nll):
     """results[k] += sum_bt nll[k, bt]     one block of 256 threads per head; float64"""
-    sums, k, s = cuda.shared.array(8, ctype(results)), cuda.blockIdx.x, 0.0
+    k, s = cuda.blockIdx.x, 0.0
     for bt in range(cuda.threadIdx.x, nll.shape[1], 256):
         s += nll[k, bt]
-    s = block_sum(s, sums)
+    s = block_sum(s)
     if cuda.threadIdx.x == 0:
         results[k] += s
 
@@ -2318,10 +2292,10 @@ SUMS = 512                                   # partial sums of |g|^2: fixed, so 
 @kernel
 def square_sums_kernel(partial, g):
     """partial[i] = sum of squares of what block i strides over; float64     grid SUMS, block 256"""
-    sums, s = cuda.shared.array(8, partial.dtype), 0.0
+    s = 0.0
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
         s += g[i] * g[i]
-    s = block_sum(s, sums)
+    s = block_sum(s)
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
 
@@ -2333,10 +2307,10 @@ def adamw_kernel(W):
     def step(p, w, g, m, v, n_decay, hyper, partial, results):
         """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
         from step to step is read from device memory: hyper (8,) float64.  w: p for the matmuls."""
-        sums, total, dtype = cuda.shared.array(8, partial.dtype), 0.0, p.dtype.type
+        total, dtype = 0.0, p.dtype.type
         for i in range(cuda.threadIdx.x, partial.size, 256):
             total += partial[i]
-        norm = math.sqrt(block_sum(total, sums))         # every block for itself
+        norm = math.sqrt(block_sum(total))         # every block for itself
         if cuda.grid(1) == 0:
             results[results.size - 1] = norm
         if not math.isfinite(norm):
@@ -2345,13 +2319,8 @@ def adamw_kernel(W):
         scale, rate = dtype(min(1.0, hyper[5] / (norm + 1e-30))), dtype(lr / hyper[6])
         b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
         root, one, keep = dtype(1 / math.sqrt(hyper[7])), dtype(1), dtype(1 - lr * hyper[4])
-        pi, gi = cuda.local.array(W, p.dtype), cuda.local.array(W, p.dtype)
-        mi, vi = cuda.local.array(W, p.dtype), cuda.local.array(W, p.dtype)
         for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
-            load(pi, p, i)
-            load(gi, g, i)
-            load(mi, m, i)
-            load(vi, v, i)
+            pi, gi, mi, vi = load(p, i), load(g, i), load(m, i), load(v, i)
             for j in range(W):
                 x, decay = gi[j] * scale, keep if i + j < n_decay else one
                 mi[j], vi[j], gi[j] = b1 * mi[j] + c1 * x, b2 * vi[j] + c2 * x * x, dtype(0)
@@ -2408,7 +2377,6 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
     """One query row against the cache.     one block of 256 threads per head
     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
-    sums, tops = cuda.shared.array(8, ctype(o)), cuda.shared.array(8, ctype(o))
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
     g, row = h * kc.shape[0] // cuda.gridDim.x, scores[h]
     m, l = -ctype(o).type(math.inf), ctype(o).type(0)
@@ -2422,11 +2390,11 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
     cuda.syncthreads()                       # all scores are there
     for t in range(x, n, 256):
         m = max(m, row[t])
-    m = block_max(m, tops)
+    m = block_max(m)
     for t in range(x, n, 256):
         row[t] = exp(row[t] - m)
         l += row[t]
-    l = block_sum(l, sums)                   # its barriers: all weights are there
+    l = block_sum(l)                   # its barriers: all weights are there
     for i in range(x, D, 256):
         s = ctype(o).type(0)
         for t in range(n):
