@@ -1546,8 +1546,11 @@ def tensor_attention(D, hopper):
                 a[i + 4 * k + n] = part[n]
 
     @inlined
-    def begin(barriers, kept):
-        """Barriers for the pairs in two places, and for so many kept tiles."""
+    def begin(kept):
+        """Shared memory from a multiple of 1,024 on; for wgmma, barriers for the pairs in
+        two places, and for so many kept tiles."""
+        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))
         if hopper:
             if cuda.threadIdx.x == 0:
                 mbarrier_init(barriers, u32(2))
@@ -1555,6 +1558,7 @@ def tensor_attention(D, hopper):
                 mbarrier_init(barriers + u32(16), u32(kept))
                 mbarrier_fence()
             cuda.syncthreads()               # they exist
+        return smem, barriers
 
     @inlined
     def fetch(barrier, tile, source, row, last, col):
@@ -1701,8 +1705,7 @@ def tensor_attention(D, hopper):
     def forward(o, lse, qkv, T, G, scale):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))         # of two places, and of Q
+        smem, barriers = begin(2)
         s, acc = cuda.local.array(64, f32), filled(BOTH_OUT, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
         m, l = filled(4, -INF), filled(4, f32(0))        # of rows r + 0, 8, 64, 72
@@ -1711,7 +1714,6 @@ def tensor_attention(D, hopper):
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
-        begin(barriers, 2)
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                   h * D)
@@ -1743,8 +1745,7 @@ def tensor_attention(D, hopper):
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))
+        smem, barriers = begin(3)
         s, acc = cuda.local.array(64, f32), filled(OUT, f32(0))
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
         mean, log = filled(2, f32(0)), cuda.local.array(2, f32)
@@ -1754,7 +1755,6 @@ def tensor_attention(D, hopper):
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
         kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
-        begin(barriers, 3)
         fetch(kept, smem, qkv, row0 + t0, last, h * D)
         fetch(kept, smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
         fetch(kept, smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D)       # for a moment
@@ -1791,8 +1791,7 @@ def tensor_attention(D, hopper):
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))
+        smem, barriers = begin(2)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
         s, acc = cuda.local.array(64, f32), filled(BOTH_OUT, f32(0))             # acc: dV, dK
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
@@ -1801,7 +1800,6 @@ def tensor_attention(D, hopper):
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
         source = global_address(lse) if warp < 2 else global_address(delta)
-        begin(barriers, 2)
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                   k_col + i * G * D)
