@@ -250,8 +250,9 @@ def number(x, v):
     return np.float64(v) if x.dtype == np.float64 else np.float32(v)
 
 def transposed(x):
-    """(M, N) as (N, M); no copy."""
-    return view(x, 0, x.shape[::-1], [s // x.dtype.itemsize for s in x.strides[::-1]])
+    """(..., M, N) as (..., N, M); no copy."""
+    *shape, M, N = zip(x.shape, [s // x.dtype.itemsize for s in x.strides])
+    return view(x, 0, *map(tuple, zip(*shape, N, M)))
 
 def rows_a_chunk(cfg, BT, itemsize):
     """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
@@ -1906,38 +1907,36 @@ def softmax_backward_kernel(ds, p, scale):
         for j in range(lane, T, WARP):
             row[j] = stored(row, value(prob[j]) * (value(row[j]) - s) * scale)
 
-def heads_of(x, T, first, heads, D, step=1, swap=False):
-    """Every step-th head of x (BT, columns), from column `first` on, as (B, heads, T, D), or with
-    its last axes swapped: a view."""
+def heads_of(x, T, D):
+    """x (BT, heads D) as (B, heads, T, D): a view."""
     BT, width = x.shape
-    shape, strides = [BT // T, heads, T, D], [T * width, step * D, width, 1]
-    if swap:
-        shape[2:], strides[2:] = (D, T), (1, width)
-    return view(x, first, tuple(shape), strides)
+    return view(x, 0, (BT // T, width // D, T, D), (T * width, D, width, 1))
+
+def split_heads(qkv, T, D, H):
+    """Q (B, H, T, D), K and V (B, G, T, D): views."""
+    heads, G = heads_of(qkv, T, D), (qkv.shape[1] // D - H) // 2
+    return heads[:, :H], heads[:, H:-G], heads[:, -G:]
 
 def naive_forward(o, probs, qkv, T, D):
-    HD, (B, H, _, _) = o.shape[1], probs.shape
-    G = (qkv.shape[1] - HD) // (2 * D)
-    batched_matmul(probs, heads_of(qkv, T, 0, H, D), heads_of(qkv, T, HD, G, D, swap=True))
-    launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs,
-           number(probs, 1 / math.sqrt(D)))
-    batched_matmul(heads_of(o, T, 0, H, D), probs, heads_of(qkv, T, HD + G * D, G, D))
+    """P = softmax(Q K^T / sqrt(D)),   O = P V     probs (B, H, T, T)"""
+    (B, H, _, _), scale = probs.shape, number(probs, 1 / math.sqrt(D))
+    q, k, v = split_heads(qkv, T, D, H)
+    batched_matmul(probs, q, transposed(k))
+    launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs, scale)
+    batched_matmul(heads_of(o, T, D), probs, v)
 
 def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
-    (B, H, _, _), HD = probs.shape, do.shape[1]
-    G = (qkv.shape[1] - HD) // (2 * D)
-    step, square = H // G, [T * T * n for n in (H, H // G)]
-    batched_matmul(dprobs, heads_of(do, T, 0, H, D), heads_of(qkv, T, HD + G * D, G, D, swap=True))
-    # head r of each group, its T x T matrix transposed
-    group = lambda x, r: view(x, r * T * T, (B, G, T, T), (*square, 1, T))
-    dk, dv = heads_of(dqkv, T, HD, G, D), heads_of(dqkv, T, HD + G * D, G, D)
+    """dP = dO V^T,   dV = sum P^T dO,   dK = sum dS^T Q,   dQ = dS K: sums over a group's heads"""
+    (B, H, _, _), scale = probs.shape, number(probs, 1 / math.sqrt(D))
+    (q, k, v), (dq, dk, dv) = (split_heads(x, T, D, H) for x in (qkv, dqkv))
+    do, step = heads_of(do, T, D), H // k.shape[1]       # a group's r-th heads: r, r + step, ...
+    batched_matmul(dprobs, do, transposed(v))
     for r in range(step):
-        batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), dv if r else None)
-    launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs,
-           number(probs, 1 / math.sqrt(D)))
+        batched_matmul(dv, transposed(probs[:, r::step]), do[:, r::step], dv if r else None)
+    launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs, scale)
     for r in range(step):
-        batched_matmul(dk, group(dprobs, r), heads_of(qkv, T, r * D, G, D, step), dk if r else None)
-    batched_matmul(heads_of(dqkv, T, 0, H, D), dprobs, heads_of(qkv, T, HD, G, D))
+        batched_matmul(dk, transposed(dprobs[:, r::step]), q[:, r::step], dk if r else None)
+    batched_matmul(dq, dprobs, k)
 
 
 # ==== 4.6 SwiGLU ====
