@@ -42,6 +42,7 @@ Types   Kernels take their dtype from their arguments: bfloat16 or float32 train
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         give the same bits.
 """
+import bisect
 import functools
 import gc
 import importlib.metadata
@@ -127,7 +128,6 @@ def made_once(make):
                 k._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
         return made
     return maker
-
 
 # ==== 1 Device ====
 stream = None                                # all work is queued here, in order
@@ -222,10 +222,8 @@ def rung():
 def multiprocessors():
     return cuda.get_current_device().MULTIPROCESSOR_COUNT
 
-
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
-
 NAMES = {DTYPES["bf16"]: "bfloat16", DTYPES["f32"]: "float32", DTYPES["f64"]: "float64"}
 
 def computing(dtype):
@@ -297,15 +295,8 @@ def memory_table(cfg, B, T, dtype, naive=False):
 
 def largest_batch(cfg, T, dtype, naive, free):
     """Sequences whose training fits into that many bytes; 0 if not even one does."""
-    fits = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive)) <= free
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
+    need = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
+    return bisect.bisect_right(range(1, 1 << 40), free, key=need)
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
@@ -674,7 +665,6 @@ def register_tile(ROWS, COLS):
                 for j in range(COLS):
                     acc[i * COLS + j] += a * b[j]
     return tile
-
 
 # ==== 4.1 Matmul ====
 TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column of 16 hits 8 banks, a row any
@@ -1140,7 +1130,6 @@ def matmul_dw(dw, dy, x, turns):
         return tensor_matmul(dw, dy, x, True, True, turns=turns)
     batched_matmul(dw, transposed(dy), x, dw)
 
-
 # ==== 4.2 Embedding ====
 @kernel
 def embedding_forward_kernel(x, tokens, wte):
@@ -1202,7 +1191,6 @@ def embedding_backward(dwte, dx, tokens):
     W = width(C)
     backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
     launch(backward, (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
-
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
@@ -1316,7 +1304,6 @@ def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     launch(backward, PARTS, (WARP, warps), dx, dy, partial, x, w, rstd, smem=warps * C * size)
     launch(add_parts_kernel, -(-C // 32), (32, 8), dw, partial)
 
-
 # ==== 4.4 RoPE ====
 @made_once
 def rope_kernel(W):
@@ -1343,7 +1330,6 @@ def rope(qkv, cos, sin, T, heads, sign):
     W = width(cos.shape[1], qkv.shape[1])
     threads = min(256, -(-heads * cos.shape[1] // (32 * W)) * 32)
     launch(rope_kernel(W), qkv.shape[0], threads, qkv, cos, sin, T, heads, number(qkv, sign))
-
 
 # ==== 4.5 Attention ====
 # FlashAttention (Dao 2022; the row-wise split over blocks is FlashAttention-2's, Dao 2023): a block
@@ -1938,7 +1924,6 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
         batched_matmul(dk, transposed(dprobs[:, r::step]), q[:, r::step], dk if r else None)
     batched_matmul(dq, dprobs, k)
 
-
 # ==== 4.6 SwiGLU ====
 @made_once
 def swiglu_kernels(W):
@@ -1978,7 +1963,6 @@ def swiglu_forward(y, gate_up):
 def swiglu_backward(gate_up, dy):
     _, backward = swiglu_kernels(width(dy.shape[1]))
     launch(backward, dy.shape[0], 256, gate_up, dy)
-
 
 # ==== 4.7 Cross-entropy ====
 @made_once
@@ -2041,7 +2025,6 @@ def cross_entropy(nll, logits, targets, weight, row0, V, T):
     R, PV = logits.shape
     launch(cross_entropy_kernel(width(V)), (R, PV // V), 256, nll, logits, targets, weight, row0, V,
            T)
-
 
 # ==== 5 Model ====
 class Model:
@@ -2282,7 +2265,6 @@ def fill_kernel(x, number):
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         x[i] = stored(x, number)
 
-
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
 
@@ -2334,7 +2316,6 @@ def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     launch(square_sums_kernel, SUMS, 256, partial, g)
     launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
            partial, results)
-
 
 # ==== 10 Inference ====
 @kernel
@@ -2444,7 +2425,6 @@ class Decoder(ne.Decoder):
         self.at.copy_to_device(np.array([token, position], np.int32), stream=stream)
         self.graph()
         return self.device_logits.copy_to_host(stream=stream)
-
 
 # ==== 12 Self-tests ====
 TOLERANCE = {"bf16": 1e-2, "f32": 5e-6, "f64": 1e-12}    # |gpu - cpu| / |cpu|; the CPU is float64
@@ -2651,7 +2631,6 @@ def gradient_check(cfg, B, T):
     print("worst       " + "".join(f"   {error:.1e}         " for error in worst)
           + f"\n>>> gradient {'OK' if good else 'FAILED'} (< 5e-2, < 5e-6, < 1e-10)")
     return 0 if good else 1
-
 
 # ==== 13 Command line ====
 @dataclass
