@@ -427,22 +427,18 @@ def ptx(text, *operands, result=types.void):
     """The instruction `text` as a device function: $0 is its result if it has one, its operands
     follow.  Without a result, it writes to memory."""
     letters = {u32: "r", u64: "l", f32: "f"}
-    signature, constraints = result(*operands), [letters[t] for t in operands]
-    constraints = ",".join([*constraints, "~{memory}"] if result == types.void else
-                           ["=" + letters[result], *constraints])
+    constraints = ["=" + letters[result]] if result != types.void else []
+    constraints += [letters[t] for t in operands] + ["~{memory}"] * (result == types.void)
 
-    def codegen(context, builder, sig, args):
-        if result == types.void:
-            asm(builder, ir.VoidType(), text, constraints, args)
-            return context.get_dummy_value()
-        return asm(builder, context.get_value_type(result), text, constraints, args)
-
-    return intrinsic([lambda typing: (signature, codegen),           # one for each number of
-                      lambda typing, a: (signature, codegen),        # arguments: Numba reads it
-                      lambda typing, a, b: (signature, codegen),     # off the function
-                      lambda typing, a, b, c: (signature, codegen),
-                      lambda typing, a, b, c, d: (signature, codegen),
-                      lambda typing, a, b, c, d, e: (signature, codegen)][len(operands)])
+    @intrinsic
+    def instruction(typing, *args):          # one tuple of them comes to codegen
+        def codegen(context, builder, sig, args):
+            values, void = cgutils.unpack_tuple(builder, args[0]), result == types.void
+            kind = ir.VoidType() if void else context.get_value_type(result)
+            out = asm(builder, kind, text, ",".join(constraints), values)
+            return context.get_dummy_value() if void else out
+        return result(types.BaseTuple.from_types(operands)), codegen
+    return instruction
 
 quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
 # mbarrier: counts arrivals and bytes of a phase; waiting for a parity returns when it is over
