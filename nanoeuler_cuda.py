@@ -53,13 +53,13 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler import UserError, from_bf16, to_bf16
+from nanoeuler import UserError, from_bf16, need, to_bf16
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
 
@@ -295,8 +295,8 @@ def memory_table(cfg, B, T, dtype, naive=False):
 
 def largest_batch(cfg, T, dtype, naive, free):
     """Sequences whose training fits into that many bytes; 0 if not even one does."""
-    need = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
-    return bisect.bisect_right(range(1, 1 << 40), free, key=need)
+    takes = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
+    return bisect.bisect_right(range(1, 1 << 40), free, key=takes)
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
@@ -1354,8 +1354,7 @@ def portable_attention(D, itemsize):
     S, N = W + 1, 64
     while (4 * N * S + 2 * N * (N + 1)) * itemsize > 99 << 10:
         N //= 2
-    if N < 16:
-        raise UserError(f"head_dim {D} is too large: its tiles do not fit into shared memory")
+    need(N >= 16, f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
     K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P,
@@ -2036,14 +2035,13 @@ class Model:
             dtype, naive = options.dtype, options.attention == "naive"
             for name, values in (("dtype", DTYPES), ("attention", ("flash", "naive")),
                                  ("matmul", RUNGS)):
-                if getattr(options, name) not in values:
-                    raise UserError(f"--{name} is {getattr(options, name)}, expected "
-                                    f"{' or '.join(values)}")
+                given = getattr(options, name)
+                need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
             global highest
             highest = options.matmul
-        if dtype == "bf16" and capability() < (8, 0):
-            raise UserError(f"bfloat16 needs a GPU of capability 8.0, this one has "
-                            f"{capability()[0]}.{capability()[1]}; use --dtype f32")
+        major, minor = capability()
+        need(dtype != "bf16" or major >= 8, f"bfloat16 needs a GPU of capability 8.0, this one has "
+             f"{major}.{minor}; use --dtype f32")
         self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
         self.table, self.n = ne.param_table(cfg), flat.size
         self.master = computing(self.dtype)
@@ -2076,10 +2074,9 @@ class Model:
             self.ids = new((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
             buffers.clear()
-            need = sum(size for _, size in self.memory(B, T))
-            raise UserError(
-                f"the GPU has no room for {B} sequences of {T} tokens, {need / 2**30:.1f} GiB in "
-                f"all ({e}); --micro-batch {self.fitting(T)} would fit") from None
+            size = sum(size for _, size in self.memory(B, T)) / 2**30
+            raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {size:.1f} GiB "
+                            f"in all ({e}); --micro-batch {self.fitting(T)} would fit") from None
         self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
         self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
         self.weight, self.shape = self.put(np.zeros((B, P)), np.float64), (B, T)
@@ -2381,8 +2378,7 @@ class Decoder(ne.Decoder):
     def __init__(self, cfg, flat, weights="f32"):
         """flat: the parameters, on the device, or on the host if the matrices are to be bf16"""
         open_device()
-        if weights not in ("f32", "bf16"):
-            raise UserError(f"--weights is {weights}, expected f32 or bf16 on the GPU")
+        need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
         T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
         self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
@@ -2631,39 +2627,36 @@ def gradient_check(cfg, B, T):
 # ==== 13 Command line ====
 @dataclass
 class OnGpu:
-    """What the GPU's stages are started with beside the CPU's options."""
+    """What the GPU's stages are started with beside the CPU's options, some of which differ."""
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
-    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
-    matmul: str = field(default="wgmma", metadata={
-        "help": "highest rung of tensor cores to use: wgmma, mma, or portable"})
-
-@dataclass
-class Options(OnGpu, ne.Options):
-    """`t`: the CPU's options with other defaults."""
-    data: str = field(default=ne.Options.data, metadata={
-        "help": "a text, UTF-8; data/pretrain.txt goes first, if there"})
-    steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
-    batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
-    holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
-    warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-
-@dataclass
-class SftOptions(OnGpu, ne.SftOptions):
-    """`s`"""
-
-@dataclass
-class DpoOptions(OnGpu, ne.DpoOptions):
-    """`d`"""
+    dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
+    attention: str = ne.setting("flash", 0, 0, "flash, or naive: T x T in memory")
+    matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
 
 class Run(ne.Run):
-    verb, Options, full = "t", Options, "data/pretrain.txt"
+    verb, full = "t", "data/pretrain.txt"
+
+    @dataclass
+    class Options(OnGpu, ne.Options):
+        data: str = ne.setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
+        steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
+        batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
+        holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
+        warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
 
 class SftRun(ne.SftRun):
-    verb, Options = "s", SftOptions
+    verb = "s"
+
+    @dataclass
+    class Options(OnGpu, ne.SftOptions):
+        pass
 
 class DpoRun(ne.DpoRun):
-    verb, Options = "d", DpoOptions
+    verb = "d"
+
+    @dataclass
+    class Options(OnGpu, ne.DpoOptions):
+        pass
 
 def pretrain(preset, **flags):
     if "minutes" in flags:
@@ -2685,7 +2678,7 @@ def add_verbs(add):
     preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
     learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
-    options, shape = (*fields(Options), *ne.SHAPE), ne.SHAPE[0]
+    options, shape = (*fields(Run.Options), *ne.SHAPE), ne.SHAPE[0]
     add("test", on_gpu(self_tests), "every kernel against the CPU",
         ne.arg("--quick", action="store_true", help="without the largest shapes"))
     add("g", on_gpu(check), "the gradient of the whole model against the CPU", preset,
@@ -2695,10 +2688,10 @@ def add_verbs(add):
         settings=options).set_defaults(resume=True)
     add("i", speak, "one continuation", ne.TEXT, ne.FILE, settings=speech)
     add("s", on_gpu(ne.launch, run=SftRun, engine=Model), "fine-tune: learn to answer", ne.FILE,
-        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftOptions), shape))
+        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftRun.Options), shape))
     add("d", on_gpu(ne.launch, run=DpoRun, engine=Model),
         "tune on preferences: learn the better of two answers", ne.CHAT,
-        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoOptions), shape))
+        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoRun.Options), shape))
     add("c", speak, "chat", ne.CHAT, settings=speech)
     add("doctor", doctor, "what this machine has for the GPU, and what it lacks")
 
