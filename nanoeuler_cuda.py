@@ -1333,16 +1333,6 @@ def rope(qkv, cos, sin, T, heads, sign):
 # each row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as
 # (16, 8): thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.
 # Tiles lie in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
-@inlined
-def load_rows(smem, start, src, row0, n, col0, D, N, S):
-    """smem[start + r * S + d] = src[row0 + r, col0 + d], N rows; zeros from row n, column D on."""
-    for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * (S - 1), 128):
-        r, d = i // (S - 1), i % (S - 1)
-        v = ctype(src).type(0)
-        if r < n and d < D:
-            v = value(src[row0 + r, col0 + d])
-        smem[start + r * S + d] = v
-
 # Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
 Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
 
@@ -1357,19 +1347,20 @@ def portable_attention(D, itemsize):
     need(N >= 16, f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P,
+    Q1, K1, V1, P1 = 0, N * S, 2 * N * S, 3 * N * S      # where tiles start: Q, K, V, P,
     DS1, DO1 = P1 + N * PS, P1 + 2 * N * PS              # and of the backward pass dS, dO
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
-    def load_queries(smem, q, do, row0, t0, T, col):
-        load_rows(smem, 0, q, row0 + t0, T - t0, col, D, N, S)
-        load_rows(smem, DO1, do, row0 + t0, T - t0, col, D, N, S)
-
-    @inlined
-    def load_keys(smem, kv, row0, k0, T, k_col, v_col):
-        load_rows(smem, K1, kv, row0 + k0, T - k0, k_col, D, N, S)
-        load_rows(smem, V1, kv, row0 + k0, T - k0, v_col, D, N, S)
+    def load_rows(smem, tile, src, row0, t, T, col):
+        """smem[tile + r * S + d] = src[row0 + t + r, col + d], N rows; zeros from t + r = T and
+        from column D on."""
+        row, n = row0 + t, T - t
+        for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * W, 128):
+            r, d, v = i // W, i % W, ctype(src).type(0)
+            if r < n and d < D:
+                v = value(src[row + r, col + d])
+            smem[tile + r * S + d] = v
 
     @kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -1382,13 +1373,14 @@ def portable_attention(D, itemsize):
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
-        load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
+        load_rows(smem, Q1, qkv, row0, t0, T, h * D)
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
-            load_keys(smem, qkv, row0, k0, T, k_col, k_col + G * D)
+            load_rows(smem, K1, qkv, row0, k0, T, k_col)
+            load_rows(smem, V1, qkv, row0, k0, T, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
             s = filled(NKEYS, zero)
-            score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+            score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
             for i in range(ROWS):
                 r, top = y * ROWS + i, m[i]
                 for j in range(KEYS):
@@ -1423,7 +1415,7 @@ def portable_attention(D, itemsize):
         """Fills the tiles P = exp(Q K^T / sqrt(D) - lse), dS = P * (dO V^T - delta) / sqrt(D)."""
         x, y, zero = cuda.threadIdx.x, cuda.threadIdx.y, ctype(smem).type(0)
         s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
-        score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+        score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
         score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
         for i in range(ROWS):
             r = y * ROWS + i
@@ -1455,9 +1447,11 @@ def portable_attention(D, itemsize):
                 g, h1, begin, end = h0 * G // H, h0 + 1, 0, mine + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
-                load_keys(smem, qkv, row0, mine, T, k_col, v_col)
+                load_rows(smem, K1, qkv, row0, mine, T, k_col)
+                load_rows(smem, V1, qkv, row0, mine, T, v_col)
             else:
-                load_queries(smem, qkv, do, row0, mine, T, h0 * D)
+                load_rows(smem, Q1, qkv, row0, mine, T, h0 * D)
+                load_rows(smem, DO1, do, row0, mine, T, h0 * D)
                 lane = (16 * y + x) % WARP
                 for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
                     total = zero             # a warp per row
@@ -1470,16 +1464,18 @@ def portable_attention(D, itemsize):
                 for n in range(begin, end, N):
                     cuda.syncthreads()       # the last products are done with the other tiles
                     if keys:
-                        load_queries(smem, qkv, do, row0, n, T, h * D)
+                        load_rows(smem, Q1, qkv, row0, n, T, h * D)
+                        load_rows(smem, DO1, do, row0, n, T, h * D)
                     else:
-                        load_keys(smem, qkv, row0, n, T, k_col, v_col)
+                        load_rows(smem, K1, qkv, row0, n, T, k_col)
+                        load_rows(smem, V1, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
                     probabilities(smem, lse, delta, h, row0, t0, k0, T, scale)
                     cuda.syncthreads()       # P and dS are whole
                     if keys:
                         out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
-                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
+                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, Q1 + x, S, 1, N)
                     else:
                         out_tile(dqk, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
             col = k_col if keys else h0 * D
