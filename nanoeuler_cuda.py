@@ -2039,8 +2039,7 @@ class Model:
         need(dtype != "bf16" or major >= 8, f"bfloat16 needs a GPU of capability 8.0, this one has "
              f"{major}.{minor}; use --dtype f32")
         self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
-        self.table, self.n = ne.param_table(cfg), flat.size
-        self.master = computing(self.dtype)
+        self.table, self.master = ne.param_table(cfg), computing(self.dtype)
         self.flat, self.g_flat = self.put(flat), new(flat.size, self.master)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
         self.p, self.g, self.w = (ne.views(x, self.table)
@@ -2049,11 +2048,13 @@ class Model:
         zeros = np.zeros(flat.size, self.master)
         self.g_flat.copy_to_device(zeros, stream=stream)
         self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
-        self.n_decay = sum(math.prod(shape) for _, shape, std in self.table if std is not None)
+        self.n_decay = sum(x.size for x in self.p[:6])   # the matrices come first
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.hyper = self.put(np.zeros(8), np.float64)
         self.partial, self.turns = new(SUMS, np.float64), to_device(np.zeros(TURNS, np.uint32))
-        self.zero, self.step, self.micro = np.zeros(cfg.n_mtp + 1), Graph(self.adamw), {}
+        self.zero, self.micro = np.zeros(cfg.n_mtp + 1), {}
+        self.step = Graph(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v,
+                                        self.n_decay, self.hyper, self.partial, self.results))
 
     def put(self, x, dtype=None):
         return to_device(x, dtype or self.master)
@@ -2243,10 +2244,6 @@ class Model:
 
     def decoder(self):
         return Decoder(self.cfg, self.flat)
-
-    def adamw(self):
-        adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay, self.hyper,
-              self.partial, self.results)
 
 @kernel
 def fill_kernel(x, number):
@@ -2456,11 +2453,9 @@ def on_device(function, outputs, inputs, top, dtype):
     def put(x):
         if not isinstance(x, np.ndarray):
             return x
-        if x.dtype != np.float64:
-            return to_device(x)
-        if dtype == "bf16" and not isinstance(x, Sum):
-            return to_device(to_bf16(x))
-        return to_device(x, computing(DTYPES[dtype]))
+        if dtype == "bf16" and x.dtype == np.float64 and not isinstance(x, Sum):
+            x = to_bf16(x)
+        return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
     global highest
     outs, before, highest = [put(x) for x in outputs], highest, top
     try:
@@ -2475,20 +2470,22 @@ def op_tests(quick):
     rng, tests = np.random.default_rng(1), {}
     normal = lambda *shape: rng.standard_normal(shape)
 
-    def test(function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES)):
-        """function(*outputs, *inputs) should make `expected` of the outputs: what the function of
-        its name in nanoeuler.py makes, if not given.  Where wgmma is, `mma` below it as well."""
-        name = name or function.__name__
-        if expected is None:
+    def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
+        """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
+        function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
+        as well.  Returns what is expected."""
+        name, expected = name or function.__name__, twin
+        if not isinstance(twin, list):
             expected = [np.array(x) for x in outputs]
-            getattr(ne, name)(*expected, *[np.asarray(x) if isinstance(x, Sum) else x
-                                           for x in inputs])
+            (twin or getattr(ne, name))(*expected, *[np.asarray(x) if isinstance(x, Sum) else x
+                                                     for x in inputs])
         runs = [(name, highest, dtypes)]
         if rung() == "wgmma" and name.startswith(("matmul", "attention")):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for name, top, dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
             tests.setdefault(name, []).append((expected, run, dtypes))
+        return expected
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
@@ -2502,14 +2499,12 @@ def op_tests(quick):
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
         tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
         test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
-        expected = dwte.copy()
-        ne.embedding_backward(expected, dx[None], tokens[None])
-        test(embedding_backward, [exact(dwte)], [dx, tokens], [expected])
+        test(embedding_backward, [exact(dwte)], [dx, tokens],
+             lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
-        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
-        test(rmsnorm_forward, [0 * y, exact(0 * rstd)], [x, exact(w), 1e-5])
-        ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
+        y, rstd = test(rmsnorm_forward, [0 * x, exact(np.zeros(BT))], [x, exact(w), 1e-5])
+        dx, dgain = 0 * x, dw.copy()
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
         test(rmsnorm_backward, [dnext, exact(dw), dy],
              [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
@@ -2519,15 +2514,14 @@ def op_tests(quick):
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         probs = np.zeros((B, H, T, T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
-        angles, turned = [exact(cos), exact(sin)], qkv.copy()
+        angles = [exact(cos), exact(sin)]
         attention_twin(o, lse, dqkv, do, qkv, T, D)
-        rope_twin(turned, cos, sin, T, H + G, 1.0)
-        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
-        test(rope, [turned], [*angles, T, H + G, -1], [qkv], "rope, backward")
+        turned = test(rope, [qkv], [*angles, T, H + G, 1], rope_twin)
+        test(rope, turned, [*angles, T, H + G, -1], [qkv], "rope, backward")
         test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
         test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, T, D], [o, dqkv.copy()],
              "naive attention")
-        rope_twin(dqkv, cos, sin, T, H + G, -1.0)
+        rope_twin(dqkv, cos, sin, T, H + G, -1)
         test(attention_backward, [0 * dqkv],
              [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
@@ -2565,13 +2559,13 @@ def op_tests(quick):
 
 def rope_twin(qkv, cos, sin, T, heads, sign):
     for b in range(0, len(qkv), T):
-        ne.rope(qkv[b:b + T], cos, sin, heads, sign)
+        ne.rope(qkv[b:b + T], cos, sin, heads, float(sign))
 
 def attention_twin(o, lse, dqkv, do, qkv, T, D):
     """Attention of every sequence, forward and backward"""
     W = ne.tile_width(np.float64)
-    square, panels = (ne.BR, T), (-(-T // W), D, W)
-    scores, dscores, kt, vt = map(np.zeros, (square, square, panels, panels))
+    scores, dscores = np.zeros((2, ne.BR, T))
+    kt, vt = np.zeros((2, -(-T // W), D, W))
     for b in range(0, len(qkv), T):
         s, one = slice(b, b + T), np.zeros((len(lse), T))
         ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
