@@ -175,6 +175,7 @@ class Graph:
 
     The first call runs it as it is, which compiles its kernels; the second records it.  All that
     changes between calls must lie in device memory: a graph remembers the values of scalars."""
+    enabled = True
 
     def __init__(self, function):
         self.function, self.calls, self.graph = function, 0, None
@@ -202,8 +203,6 @@ class Graph:
         if self.graph is not None:
             driver.cuGraphExecDestroy(self.graph)
             driver.cuGraphDestroy(self.recorded)
-
-Graph.enabled = True
 
 @functools.cache
 def capability():
@@ -1590,17 +1589,16 @@ def tensor_attention(D, hopper):
         mma(acc, i + 4, a, j, b, 2)
 
     @inlined
-    def by_rows(s, a, kept, first, second):
-        """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
-        both, `mma` reads it once."""
+    def by_rows(a, kept, first, second):
+        """Two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for both,
+        `mma` reads it once."""
+        s = filled(64, f32(0))
         if hopper:
             two_rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
                      descriptor(second))
         else:
             lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
             row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
-            for i in range(64):
-                s[i] = f32(0)
             for k in range(STEPS):
                 for n in range(4):
                     where = at(row + u32(16 * n), chunk + u32(2 * k))
@@ -1609,6 +1607,7 @@ def tensor_attention(D, hopper):
                     if second != first:
                         ldmatrix_rows(b, second + where)
                     multiply(s, 32 + 8 * n, a, LEFT + 4 * k, b)
+        return s
 
     @inlined
     def by_columns(acc, a, count, first, second):
@@ -1640,7 +1639,8 @@ def tensor_attention(D, hopper):
 
     @inlined
     def store(out, low, high, row, col):
-        """Two neighbours."""
+        """The two neighbours that a thread has of columns col to col + 7."""
+        col += cuda.threadIdx.x % 4 * 2
         store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
 
     @inlined
@@ -1654,8 +1654,8 @@ def tensor_attention(D, hopper):
                 x, y = acc[first + 4 * j + n] * scale, acc[first + OUT // 2 + 4 * j + n] * scale
                 cosine, sine = cos[t, 8 * j + c + n], sin[t, 8 * j + c + n]
                 u[n], v[n] = x * cosine + y * sine, y * cosine - x * sine
-            store(out, u[0], u[1], row, col + 8 * j + c)
-            store(out, v[0], v[1], row, col + D // 2 + 8 * j + c)
+            store(out, u[0], u[1], row, col + 8 * j)
+            store(out, v[0], v[1], row, col + D // 2 + 8 * j)
 
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
@@ -1684,14 +1684,13 @@ def tensor_attention(D, hopper):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
         smem, barriers = begin(2)
-        s, acc = cuda.local.array(64, f32), filled(BOTH_OUT, f32(0))
+        acc, m, l = filled(BOTH_OUT, f32(0)), filled(4, -INF), filled(4, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
-        m, l = filled(4, -INF), filled(4, f32(0))        # of rows r + 0, 8, 64, 72
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
-        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
+        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64     # r + 0, 8, 64, 72
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                   h * D)
@@ -1702,7 +1701,7 @@ def tensor_attention(D, hopper):
             next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            by_rows(s, q, smem, tile, tile)
+            s = by_rows(q, smem, tile, tile)
             beyond = i32(n * 64 + lane % 4 * 2 - r)
             soften(s, 0, acc, m, l, beyond, scale)
             soften(s, 1, acc, m, l, i32(beyond - 64), scale)
@@ -1714,8 +1713,7 @@ def tensor_attention(D, hopper):
             if t < T:
                 for j in range(CHUNKS):
                     n = i // 2 * OUT + j * 4 + i % 2 * 2
-                    store(o, acc[n] / total, acc[n + 1] / total, row0 + t,
-                          h * D + j * 8 + lane % 4 * 2)
+                    store(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if lane % 4 == 0:
                     lse[h, row0 + t] = m[i] * scale / LOG2E + math.log(total)
 
@@ -1724,9 +1722,8 @@ def tensor_attention(D, hopper):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
         smem, barriers = begin(3)
-        s, acc = cuda.local.array(64, f32), filled(OUT, f32(0))
+        acc, mean, log = filled(OUT, f32(0)), filled(2, f32(0)), cuda.local.array(2, f32)
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
-        mean, log = filled(2, f32(0)), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
@@ -1754,7 +1751,7 @@ def tensor_attention(D, hopper):
             next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
+            s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
             mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
             for i in range(32):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
@@ -1771,7 +1768,7 @@ def tensor_attention(D, hopper):
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
         smem, barriers = begin(2)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
-        s, acc = cuda.local.array(64, f32), filled(BOTH_OUT, f32(0))             # acc: dV, dK
+        acc = filled(BOTH_OUT, f32(0))                                           # dV, dK
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
@@ -1798,7 +1795,7 @@ def tensor_attention(D, hopper):
                 order(smem, barriers, n + 1, qkv, h * D, do, h * D, row0 + t, last)
             if n < 0:
                 continue
-            by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
+            s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
                 before = i32(k0 + warp * 16 + lane // 4 - t0 - lane % 4 * 2)     # key - query
                 end = i32(T - t0 - lane % 4 * 2)
@@ -1819,8 +1816,8 @@ def tensor_attention(D, hopper):
             t = k0 + warp * 16 + lane // 4 + 8 * i
             if t < T:
                 for j in range(CHUNKS):
-                    store(dqkv, acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1], row0 + t,
-                          v_col + j * 8 + lane % 4 * 2)
+                    n = 4 * j + 2 * i
+                    store(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
                 store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
 
     return Attention(forward, dq, dkv, True, 128, 128, 64, *[6 * TILE_BYTES + 1024] * 2)
