@@ -2037,13 +2037,12 @@ class Model:
              f"{major}.{minor}; use --dtype f32")
         self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
         self.table, self.master = ne.param_table(cfg), computing(self.dtype)
-        self.flat, self.g_flat = self.put(flat), new(flat.size, self.master)
+        zeros = np.zeros(flat.size, self.master)
+        self.flat, self.g_flat = self.put(flat), self.put(zeros)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
         self.p, self.g, self.w = (ne.views(x, self.table)
                                   for x in (self.flat, self.g_flat, self.copies))
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
-        zeros = np.zeros(flat.size, self.master)
-        self.g_flat.copy_to_device(zeros, stream=stream)
         self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
         self.n_decay = sum(x.size for x in self.p[:6])   # the matrices come first
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
@@ -2126,24 +2125,22 @@ class Model:
     def heads(self, training):
         """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
         time: d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
-        a, d, V, (BT, C) = self.a, self.d, self.cfg.vocab_size, self.a.final_in.shape
-        R, width = a.logits.shape
-        pairs = [(0, width, self.w.lm_head, self.g.lm_head)]
-        if self.cfg.tie_embeddings:
-            pairs = [(0, V, self.w.wte, self.g.wte), (V, width, self.w.lm_head, self.g.lm_head)]
-        pairs = [(v0, v1, view(w, 0, (v1 - v0, C)), view(dw, 0, (v1 - v0, C)))
-                 for v0, v1, w, dw in pairs if v1 > v0]
+        a, V = self.a, self.cfg.vocab_size
+        (BT, C), (R, width) = a.final_in.shape, a.logits.shape
+        tied = V if self.cfg.tie_embeddings else 0       # columns of logits that wte makes
+        pairs = [(v0, v1, view(w, 0, (v1 - v0, C)), view(dw, 0, (v1 - v0, C))) for v0, v1, w, dw in
+                 ((0, tied, self.w.wte, self.g.wte),
+                  (tied, width, self.w.lm_head, self.g.lm_head)) if v1 > v0]
         for r0 in range(0, BT, R):
-            n = min(R, BT - r0)
-            rows, x = view(a.logits, 0, (n, width)), view(a.final_in, r0 * C, (n, C))
-            part = [view(a.logits, v0, (n, v1 - v0), (width, 1)) for v0, v1, _, _ in pairs]
-            for z, (_, _, w, _) in zip(part, pairs):
-                matmul(z, x, w)
-            cross_entropy(a.nll, rows, self.targets, self.weight, r0, V, self.shape[1])
+            x, dx = a.final_in[r0:r0 + R], self.d.norm[r0:r0 + R]
+            logits = a.logits[:len(x)]
+            for v0, v1, w, _ in pairs:
+                matmul(logits[:, v0:v1], x, w)
+            cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
-                for i, (z, (_, _, w, dw)) in enumerate(zip(part, pairs)):
-                    matmul_dx(view(d.norm, r0 * C, (n, C)), z, w, add=i > 0)
-                    matmul_dw(dw, z, x, self.turns)
+                for v0, v1, w, dw in pairs:
+                    matmul_dx(dx, logits[:, v0:v1], w, add=v0 > 0)
+                    matmul_dw(dw, logits[:, v0:v1], x, self.turns)
         if training:
             launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
 
