@@ -248,8 +248,8 @@ def number(x, v):
 
 def transposed(x):
     """(..., M, N) as (..., N, M); no copy."""
-    *shape, M, N = zip(x.shape, [s // x.dtype.itemsize for s in x.strides])
-    return view(x, 0, *map(tuple, zip(*shape, N, M)))
+    swapped = lambda sizes: (*sizes[:-2], sizes[-1], sizes[-2])
+    return view(x, 0, swapped(x.shape), swapped([s // x.dtype.itemsize for s in x.strides]))
 
 def rows_a_chunk(cfg, BT, itemsize):
     """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
@@ -1332,6 +1332,7 @@ def rope(qkv, cos, sin, T, heads, sign):
 # each row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as
 # (16, 8): thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.
 # Tiles lie in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
+
 # Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
 Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
 
@@ -1524,8 +1525,8 @@ def tensor_attention(D, hopper):
 
     @inlined
     def begin(kept):
-        """Shared memory from a multiple of 1,024 on; for wgmma, barriers for the pairs in
-        two places, and for so many kept tiles."""
+        """Shared memory from a multiple of 1,024 on; for wgmma, barriers for the pairs in two
+        places, and for so many kept tiles."""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
         barriers = shared_address(cuda.shared.array(3, u64))
         if hopper:
@@ -2067,8 +2068,8 @@ class Model:
             self.ids = new((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
             buffers.clear()
-            size = sum(size for _, size in self.memory(B, T)) / 2**30
-            raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {size:.1f} GiB "
+            total = sum(size for _, size in self.memory(B, T)) / 2**30
+            raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {total:.1f} GiB "
                             f"in all ({e}); --micro-batch {self.fitting(T)} would fit") from None
         self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
         self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
