@@ -42,6 +42,7 @@ Types   Kernels take their dtype from their arguments: bfloat16 or float32 train
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         give the same bits.
 """
+import bisect
 import functools
 import gc
 import importlib.metadata
@@ -52,13 +53,13 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler import UserError, from_bf16, to_bf16
+from nanoeuler import UserError, from_bf16, need, to_bf16
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
 
@@ -128,7 +129,6 @@ def made_once(make):
         return made
     return maker
 
-
 # ==== 1 Device ====
 stream = None                                # all work is queued here, in order
 
@@ -175,6 +175,7 @@ class Graph:
 
     The first call runs it as it is, which compiles its kernels; the second records it.  All that
     changes between calls must lie in device memory: a graph remembers the values of scalars."""
+    enabled = True
 
     def __init__(self, function):
         self.function, self.calls, self.graph = function, 0, None
@@ -203,8 +204,6 @@ class Graph:
             driver.cuGraphExecDestroy(self.graph)
             driver.cuGraphDestroy(self.recorded)
 
-Graph.enabled = True
-
 @functools.cache
 def capability():
     return cuda.get_current_device().compute_capability
@@ -222,10 +221,8 @@ def rung():
 def multiprocessors():
     return cuda.get_current_device().MULTIPROCESSOR_COUNT
 
-
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
-
 NAMES = {DTYPES["bf16"]: "bfloat16", DTYPES["f32"]: "float32", DTYPES["f64"]: "float64"}
 
 def computing(dtype):
@@ -250,8 +247,9 @@ def number(x, v):
     return np.float64(v) if x.dtype == np.float64 else np.float32(v)
 
 def transposed(x):
-    """(M, N) as (N, M); no copy."""
-    return view(x, 0, x.shape[::-1], [s // x.dtype.itemsize for s in x.strides[::-1]])
+    """(..., M, N) as (..., N, M); no copy."""
+    swapped = lambda sizes: (*sizes[:-2], sizes[-1], sizes[-2])
+    return view(x, 0, swapped(x.shape), swapped([s // x.dtype.itemsize for s in x.strides]))
 
 def rows_a_chunk(cfg, BT, itemsize):
     """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
@@ -298,15 +296,8 @@ def memory_table(cfg, B, T, dtype, naive=False):
 
 def largest_batch(cfg, T, dtype, naive, free):
     """Sequences whose training fits into that many bytes; 0 if not even one does."""
-    fits = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive)) <= free
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
+    takes = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
+    return bisect.bisect_right(range(1, 1 << 40), free, key=takes)
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
@@ -364,10 +355,12 @@ def rounded(builder, x):
     return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
 
 @intrinsic
-def ctype(typing, array):
-    """The type to compute in: float32 for bfloat16, else the array's own.  Known when compiling."""
-    of = types.float32 if array.dtype == types.uint16 else array.dtype
-    return types.DType(of)(array), lambda context, builder, sig, args: context.get_dummy_value()
+def ctype(typing, x):
+    """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
+    compiling."""
+    of = getattr(x, "dtype", x)
+    of = types.float32 if of == types.uint16 else of
+    return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
 
 @intrinsic
 def value(typing, x):
@@ -386,9 +379,9 @@ def stored(typing, array, x):
 
 @functools.cache
 def vector(W):
-    """Device functions load(out, x, i) and store(x, i, v): W neighbours of the array x, from
+    """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
     element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
-    it takes.  out and v are local arrays of type ctype(x)."""
+    it takes.  v is a local array of type ctype(x)."""
     def neighbours(context, builder, sig, args, n):
         """The place that arguments n and n + 1 mean, array and index, and its alignment."""
         dtype = sig.args[n].dtype
@@ -397,7 +390,7 @@ def vector(W):
         return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
 
     @intrinsic
-    def load(typing, out, x, i):
+    def load_into(typing, out, x, i):
         def codegen(context, builder, sig, args):
             at, align = neighbours(context, builder, sig, args, 1)
             bits = builder.load(at, align=align)
@@ -419,6 +412,12 @@ def vector(W):
             builder.store(bits, at, align=align)
             return context.get_dummy_value()
         return types.void(x, types.intp, v), codegen
+
+    @inlined
+    def load(x, i):
+        out = cuda.local.array(W, ctype(x))
+        load_into(out, x, i)
+        return out
     return load, store
 
 def width(*sizes):
@@ -429,22 +428,18 @@ def ptx(text, *operands, result=types.void):
     """The instruction `text` as a device function: $0 is its result if it has one, its operands
     follow.  Without a result, it writes to memory."""
     letters = {u32: "r", u64: "l", f32: "f"}
-    signature, constraints = result(*operands), [letters[t] for t in operands]
-    constraints = ",".join([*constraints, "~{memory}"] if result == types.void else
-                           ["=" + letters[result], *constraints])
+    constraints = ["=" + letters[result]] if result != types.void else []
+    constraints += [letters[t] for t in operands] + ["~{memory}"] * (result == types.void)
 
-    def codegen(context, builder, sig, args):
-        if result == types.void:
-            asm(builder, ir.VoidType(), text, constraints, args)
-            return context.get_dummy_value()
-        return asm(builder, context.get_value_type(result), text, constraints, args)
-
-    return intrinsic([lambda typing: (signature, codegen),           # one for each number of
-                      lambda typing, a: (signature, codegen),        # arguments: Numba reads it
-                      lambda typing, a, b: (signature, codegen),     # off the function
-                      lambda typing, a, b, c: (signature, codegen),
-                      lambda typing, a, b, c, d: (signature, codegen),
-                      lambda typing, a, b, c, d, e: (signature, codegen)][len(operands)])
+    @intrinsic
+    def instruction(typing, *args):          # one tuple of them comes to codegen
+        def codegen(context, builder, sig, args):
+            values, void = cgutils.unpack_tuple(builder, args[0]), result == types.void
+            kind = ir.VoidType() if void else context.get_value_type(result)
+            out = asm(builder, kind, text, ",".join(constraints), values)
+            return context.get_dummy_value() if void else out
+        return result(types.BaseTuple.from_types(operands)), codegen
+    return instruction
 
 quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
 # mbarrier: counts arrivals and bytes of a phase; waiting for a parity returns when it is over
@@ -626,10 +621,10 @@ half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
 warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
 def over_block(combine, over_warp):
-    """The same for a block of 256 threads; warps: 8 numbers in shared memory."""
+    """The same for a block of 256 threads."""
     @inlined
-    def over(x, warps):
-        x = over_warp(x)
+    def over(x):
+        x, warps = over_warp(x), cuda.shared.array(8, ctype(x))
         cuda.syncthreads()                   # an earlier result may still be read
         if cuda.threadIdx.x % 32 == 0:
             warps[cuda.threadIdx.x // 32] = x
@@ -639,6 +634,14 @@ def over_block(combine, over_warp):
     return over
 
 block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_max)
+
+@inlined
+def filled(n, v):
+    """n registers, a local array, each of them v."""
+    out = cuda.local.array(n, ctype(v))
+    for i in range(n):
+        out[i] = v
+    return out
 
 @functools.cache
 def register_tile(ROWS, COLS):
@@ -658,7 +661,6 @@ def register_tile(ROWS, COLS):
                 for j in range(COLS):
                     acc[i * COLS + j] += a * b[j]
     return tile
-
 
 # ==== 4.1 Matmul ====
 TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column of 16 hits 8 banks, a row any
@@ -851,7 +853,7 @@ def mma_kernel(a_mn, b_mn, single):
                 n = 32 * (i // 2) + 2 * (i % 2) + 4 * j
                 store_two(place + u32(4) * at, acc[n], acc[n + 1])
         cuda.syncwarp()
-        new, old = cuda.local.array(4, f32), cuda.local.array(32, f32)
+        old = cuda.local.array(32, f32)
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(4))
         pitch, left = out.strides[0] >> shift, types.int32(M - r if c < N else 0)
@@ -859,17 +861,17 @@ def mma_kernel(a_mn, b_mn, single):
         for g in range(0, 64, 16):
             if single:                       # all loads first, and without an `if`: none waits
                 for i in range(8):
-                    load4(new, out, min(ahead, last))
+                    few = load4(out, min(ahead, last))
                     ahead += 2 * pitch
                     for n in range(4):
-                        old[4 * i + n] = new[n]
+                        old[4 * i + n] = few[n]
             for i in range(8):
-                load4(new, stage, staged(warp, row + u32(g + 2 * i), chunk))
+                few = load4(stage, staged(warp, row + u32(g + 2 * i), chunk))
                 if single:
                     for n in range(4):
-                        new[n] += old[4 * i + n]
+                        few[n] += old[4 * i + n]
                 if g + 2 * i < left:
-                    store4(out, at, new)
+                    store4(out, at, few)
                 at += 2 * pitch
 
     @cuda.jit(cache=True, launch_bounds=(128, 2))
@@ -1141,7 +1143,6 @@ def matmul_dw(dw, dy, x, turns):
         return tensor_matmul(dw, dy, x, True, True, turns)
     batched_matmul(dw, transposed(dy), x, add=True)
 
-
 # ==== 4.2 Embedding ====
 @kernel
 def embedding_forward_kernel(x, tokens, wte):
@@ -1166,16 +1167,13 @@ def embedding_backward_kernel(W, N):
         One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
         the tokens, N a lane; ballots say where v stands; it adds those rows.  Then the warps' sums
         are added."""
-        sums, acc = cuda.shared.array((8, 256), ctype(dx)), cuda.local.array(W, ctype(dx))
-        row, ids, found = cuda.local.array(W, ctype(dx)), cuda.local.array(N, types.int32), 0
-        v, groups, C = cuda.blockIdx.x, tokens.size // N, dx.shape[1]
+        sums, acc = cuda.shared.array((8, 256), ctype(dx)), filled(W, ctype(dx).type(0))
+        v, groups, C, found = cuda.blockIdx.x, tokens.size // N, dx.shape[1], 0
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         c = (32 * cuda.blockIdx.y + lane) * W
-        for i in range(W):
-            acc[i] = ctype(dx).type(0)
         first, last = warp * groups // 8, (warp + 1) * groups // 8
         for i in range(first, last, 32):
-            load_ids(ids, tokens, min(i + lane, last - 1) * N)
+            ids = load_ids(tokens, min(i + lane, last - 1) * N)
             here = False
             for n in range(N):
                 here |= ids[n] == v
@@ -1185,7 +1183,7 @@ def embedding_backward_kernel(W, N):
                     while hits:
                         bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
                         hits &= hits - 1
-                        load(row, dx, bt * C + min(c, C - W))
+                        row = load(dx, bt * C + min(c, C - W))
                         for j in range(W):
                             acc[j] += row[j]
         if cuda.syncthreads_or(found):
@@ -1207,7 +1205,6 @@ def embedding_backward(dwte, dx, tokens):
     backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
     launch(backward, (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
 
-
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
 PARTS = 528                                  # blocks, and partial sums, of a gain's gradient
@@ -1227,19 +1224,17 @@ def rmsnorm_kernels(C, W):
 
         One warp per row.     grid BT / ROWS, block (32, ROWS)
         y, kept, x (BT, C), x in the type of sums, rstd (BT,), w (C,)"""
-        v, few = cuda.local.array(KEPT, ctype(x)), cuda.local.array(W, ctype(x))
-        more, gain = cuda.local.array(W, ctype(x)), cuda.local.array(W, w.dtype)
-        ss, one = ctype(x).type(0), ctype(x).type(1)
+        v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
                 at = bt * C + min(c, C - W)
-                load(few, x, at)
+                few = load(x, at)
                 if add:
-                    load(more, y, at)
+                    step = load(y, at)
                     for i in range(W):
-                        few[i] += more[i]
+                        few[i] += step[i]
                     if c < C:
                         store(x, at, few)
                 for i in range(W):
@@ -1250,9 +1245,9 @@ def rmsnorm_kernels(C, W):
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):
                 c = (WARP * j + lane) * W
-                load(gain, w, min(c, C - W))
+                few = load(w, min(c, C - W))
                 for i in range(W):
-                    few[i] = v[j * W + i] * gain[i] * r
+                    few[i] = v[j * W + i] * few[i] * r
                 if c < C:
                     store(y, bt * C + c, few)
             if lane == 0:
@@ -1267,23 +1262,19 @@ def rmsnorm_kernels(C, W):
         One warp per row, striding.     grid PARTS, block (32, warps), shared memory (warps, C)"""
         v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
         old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
-        sums, zero = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0)
-        a, b, few = (cuda.local.array(W, ctype(x)), cuda.local.array(W, ctype(x)),
-                     cuda.local.array(W, ctype(x)))
-        lane, warps, BT = cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
+        zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
+        sums = filled(KEPT, zero)
         for j in range(CHUNKS):
             c = (WARP * j + lane) * W
-            load(few, w, min(c, C - W))
+            few = load(w, min(c, C - W))
             for i in range(W):
-                gain[j * W + i], sums[j * W + i] = few[i] if c < C else zero, zero
+                gain[j * W + i] = few[i] if c < C else zero
         first, last = cuda.blockIdx.x * BT // PARTS, (cuda.blockIdx.x + 1) * BT // PARTS
         for bt in range(first + cuda.threadIdx.y, last, warps):
             r, m = rstd[bt], zero
             for j in range(CHUNKS):
                 at = bt * C + min((WARP * j + lane) * W, C - W)
-                load(a, x, at)
-                load(b, dy, at)
-                load(few, dx, at)
+                a, b, few = load(x, at), load(dy, at), load(dx, at)
                 for i in range(W):
                     v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], few[i]
                     m += gain[j * W + i] * b[i] * v[j * W + i]
@@ -1339,7 +1330,6 @@ def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     launch(backward, PARTS, (WARP, warps), dx, dy, partial, x, w, rstd, smem=warps * C * size)
     launch(add_parts_kernel, -(-C // 32), (32, 8), dw, partial)
 
-
 # ==== 4.4 RoPE ====
 @made_once
 def rope_kernel(W):
@@ -1349,16 +1339,11 @@ def rope_kernel(W):
     def turn(qkv, cos, sin, T, heads, sign):
         """Turns pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T, i],
         in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
-        u, v = cuda.local.array(W, ctype(qkv)), cuda.local.array(W, ctype(qkv))
-        c, s = cuda.local.array(W, cos.dtype), cuda.local.array(W, cos.dtype)
         bt, half = cuda.blockIdx.x, cos.shape[1]
         for j in range(cuda.threadIdx.x * W, heads * half, cuda.blockDim.x * W):
             low = bt * qkv.shape[1] + j // half * 2 * half + j % half
             angle = bt % T * half + j % half
-            load(u, qkv, low)
-            load(v, qkv, low + half)
-            load(c, cos, angle)
-            load(s, sin, angle)
+            u, v, c, s = load(qkv, low), load(qkv, low + half), load(cos, angle), load(sin, angle)
             for i in range(W):
                 x = u[i]
                 u[i] = x * c[i] - sign * v[i] * s[i]
@@ -1372,22 +1357,12 @@ def rope(qkv, cos, sin, T, heads, sign):
     threads = min(256, -(-heads * cos.shape[1] // (32 * W)) * 32)
     launch(rope_kernel(W), qkv.shape[0], threads, qkv, cos, sin, T, heads, number(qkv, sign))
 
-
 # ==== 4.5 Attention ====
 # FlashAttention (Dao 2022; the row-wise split over blocks is FlashAttention-2's, Dao 2023): a block
 # keeps N query rows and walks over the keys, N at a time, with a running maximum m and sum l of
 # each row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as
 # (16, 8): thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.
 # Tiles lie in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
-@inlined
-def load_rows(smem, start, src, row0, n, col0, D, N, S):
-    """smem[start + r * S + d] = src[row0 + r, col0 + d], N rows; zeros from row n, column D on."""
-    for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * (S - 1), 128):
-        r, d = i // (S - 1), i % (S - 1)
-        v = ctype(src).type(0)
-        if r < n and d < D:
-            v = value(src[row0 + r, col0 + d])
-        smem[start + r * S + d] = v
 
 # Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
 Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
@@ -1400,23 +1375,23 @@ def portable_attention(D, itemsize):
     S, N = W + 1, 64
     while (4 * N * S + 2 * N * (N + 1)) * itemsize > 99 << 10:
         N //= 2
-    if N < 16:
-        raise UserError(f"head_dim {D} is too large: its tiles do not fit into shared memory")
+    need(N >= 16, f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    K1, V1, P1 = N * S, 2 * N * S, 3 * N * S             # where tiles start: Q, K, V, P,
+    Q1, K1, V1, P1 = 0, N * S, 2 * N * S, 3 * N * S      # where tiles start: Q, K, V, P,
     DS1, DO1 = P1 + N * PS, P1 + 2 * N * PS              # and of the backward pass dS, dO
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
-    def load_queries(smem, q, do, row0, t0, T, col):
-        load_rows(smem, 0, q, row0 + t0, T - t0, col, D, N, S)
-        load_rows(smem, DO1, do, row0 + t0, T - t0, col, D, N, S)
-
-    @inlined
-    def load_keys(smem, kv, row0, k0, T, k_col, v_col):
-        load_rows(smem, K1, kv, row0 + k0, T - k0, k_col, D, N, S)
-        load_rows(smem, V1, kv, row0 + k0, T - k0, v_col, D, N, S)
+    def load_rows(smem, tile, src, row0, t, T, col):
+        """smem[tile + r * S + d] = src[row0 + t + r, col + d], N rows; zeros from t + r = T and
+        from column D on."""
+        row, n = row0 + t, T - t
+        for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * W, 128):
+            r, d, v = i // W, i % W, ctype(src).type(0)
+            if r < n and d < D:
+                v = value(src[row + r, col + d])
+            smem[tile + r * S + d] = v
 
     @kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -1424,23 +1399,19 @@ def portable_attention(D, itemsize):
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
         smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-        s, acc = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
-        m, l = cuda.local.array(ROWS, ctype(qkv)), cuda.local.array(ROWS, ctype(qkv))
+        m, l = filled(ROWS, -ctype(qkv).type(math.inf)), filled(ROWS, zero)
+        acc = filled(NCOLS, zero)
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
-        load_rows(smem, 0, qkv, row0 + t0, T - t0, h * D, D, N, S)
-        for i in range(ROWS):
-            m[i], l[i] = -ctype(qkv).type(math.inf), zero
-        for i in range(NCOLS):
-            acc[i] = zero
+        load_rows(smem, Q1, qkv, row0, t0, T, h * D)
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
-            load_keys(smem, qkv, row0, k0, T, k_col, k_col + G * D)
+            load_rows(smem, K1, qkv, row0, k0, T, k_col)
+            load_rows(smem, V1, qkv, row0, k0, T, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
-            for i in range(NKEYS):
-                s[i] = zero
-            score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+            s = filled(NKEYS, zero)
+            score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
             for i in range(ROWS):
                 r, top = y * ROWS + i, m[i]
                 for j in range(KEYS):
@@ -1471,14 +1442,11 @@ def portable_attention(D, itemsize):
                     lse[h, row0 + t] = m[i] + math.log(total)
 
     @inlined
-    def probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale):
+    def probabilities(smem, lse, delta, h, row0, t0, k0, T, scale):
         """Fills the tiles P = exp(Q K^T / sqrt(D) - lse), dS = P * (dO V^T - delta) / sqrt(D)."""
-        x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        zero = ctype(s).type(0)
-        for i in range(NKEYS):
-            s[i] = zero
-            dp[i] = zero
-        score_tile(s, smem, y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+        x, y, zero = cuda.threadIdx.x, cuda.threadIdx.y, ctype(smem).type(0)
+        s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
+        score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
         score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
         for i in range(ROWS):
             r = y * ROWS + i
@@ -1499,8 +1467,7 @@ def portable_attention(D, itemsize):
             on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
             out: the q columns of dqkv (BT, QKV), delta (H, BT), or the columns of k and v"""
             smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-            s, dp = cuda.local.array(NKEYS, ctype(qkv)), cuda.local.array(NKEYS, ctype(qkv))
-            dqk, dv = cuda.local.array(NCOLS, ctype(qkv)), cuda.local.array(NCOLS, ctype(qkv))
+            dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
             if keys:                         # its tile and heads, and what it walks over
@@ -1511,9 +1478,11 @@ def portable_attention(D, itemsize):
                 g, h1, begin, end = h0 * G // H, h0 + 1, 0, mine + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
-                load_keys(smem, qkv, row0, mine, T, k_col, v_col)
+                load_rows(smem, K1, qkv, row0, mine, T, k_col)
+                load_rows(smem, V1, qkv, row0, mine, T, v_col)
             else:
-                load_queries(smem, qkv, do, row0, mine, T, h0 * D)
+                load_rows(smem, Q1, qkv, row0, mine, T, h0 * D)
+                load_rows(smem, DO1, do, row0, mine, T, h0 * D)
                 lane = (16 * y + x) % WARP
                 for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
                     total = zero             # a warp per row
@@ -1522,22 +1491,22 @@ def portable_attention(D, itemsize):
                     total = warp_sum(total)
                     if lane == 0:
                         delta[h0, row0 + t] = total
-            for i in range(NCOLS):
-                dqk[i], dv[i] = zero, zero
             for h in range(h0, h1):
                 for n in range(begin, end, N):
                     cuda.syncthreads()       # the last products are done with the other tiles
                     if keys:
-                        load_queries(smem, qkv, do, row0, n, T, h * D)
+                        load_rows(smem, Q1, qkv, row0, n, T, h * D)
+                        load_rows(smem, DO1, do, row0, n, T, h * D)
                     else:
-                        load_keys(smem, qkv, row0, n, T, k_col, v_col)
+                        load_rows(smem, K1, qkv, row0, n, T, k_col)
+                        load_rows(smem, V1, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
-                    probabilities(s, dp, smem, lse, delta, h, row0, t0, k0, T, scale)
+                    probabilities(smem, lse, delta, h, row0, t0, k0, T, scale)
                     cuda.syncthreads()       # P and dS are whole
                     if keys:
                         out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
-                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, x, S, 1, N)
+                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, Q1 + x, S, 1, N)
                     else:
                         out_tile(dqk, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
             col = k_col if keys else h0 * D
@@ -1586,8 +1555,11 @@ def tensor_attention(D, hopper):
                 a[i + 4 * k + n] = part[n]
 
     @inlined
-    def begin(barriers, kept):
-        """Barriers for the pairs in two places, and for so many kept tiles."""
+    def begin(kept):
+        """Shared memory from a multiple of 1,024 on; for wgmma, barriers for the pairs in two
+        places, and for so many kept tiles."""
+        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        barriers = shared_address(cuda.shared.array(3, u64))
         if hopper:
             if cuda.threadIdx.x == 0:
                 mbarrier_init(barriers, u32(2))
@@ -1595,6 +1567,7 @@ def tensor_attention(D, hopper):
                 mbarrier_init(barriers + u32(16), u32(kept))
                 mbarrier_fence()
             cuda.syncthreads()               # they exist
+        return smem, barriers
 
     @inlined
     def fetch(barrier, tile, source, row, last, col):
@@ -1648,17 +1621,16 @@ def tensor_attention(D, hopper):
         mma(acc, i + 4, a, j, b, 2)
 
     @inlined
-    def by_rows(s, a, kept, first, second):
-        """s = two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for
-        both, `mma` reads it once."""
+    def by_rows(a, kept, first, second):
+        """Two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for both,
+        `mma` reads it once."""
+        s = filled(64, f32(0))
         if hopper:
             two_rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
                      descriptor(second))
         else:
             lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
             row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
-            for i in range(64):
-                s[i] = f32(0)
             for k in range(STEPS):
                 for n in range(4):
                     where = at(row + u32(16 * n), chunk + u32(2 * k))
@@ -1667,6 +1639,7 @@ def tensor_attention(D, hopper):
                     if second != first:
                         ldmatrix_rows(b, second + where)
                     multiply(s, 32 + 8 * n, a, LEFT + 4 * k, b)
+        return s
 
     @inlined
     def by_columns(acc, a, count, first, second):
@@ -1698,7 +1671,8 @@ def tensor_attention(D, hopper):
 
     @inlined
     def store(out, low, high, row, col):
-        """Two neighbours."""
+        """The two neighbours that a thread has of columns col to col + 7."""
+        col += cuda.threadIdx.x % 4 * 2
         store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
 
     @inlined
@@ -1712,8 +1686,8 @@ def tensor_attention(D, hopper):
                 x, y = acc[first + 4 * j + n] * scale, acc[first + OUT // 2 + 4 * j + n] * scale
                 cosine, sine = cos[t, 8 * j + c + n], sin[t, 8 * j + c + n]
                 u[n], v[n] = x * cosine + y * sine, y * cosine - x * sine
-            store(out, u[0], u[1], row, col + 8 * j + c)
-            store(out, v[0], v[1], row, col + D // 2 + 8 * j + c)
+            store(out, u[0], u[1], row, col + 8 * j)
+            store(out, v[0], v[1], row, col + D // 2 + 8 * j)
 
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
@@ -1741,24 +1715,17 @@ def tensor_attention(D, hopper):
     def forward(o, lse, qkv, T, G, scale):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))         # of two places, and of Q
-        s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)
+        smem, barriers = begin(2)
+        acc, m, l = filled(BOTH_OUT, f32(0)), filled(4, -INF), filled(4, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
-        m, l = cuda.local.array(4, f32), cuda.local.array(4, f32)    # of rows r + 0, 8, 64, 72
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
-        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64
-        begin(barriers, 2)
+        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64     # r + 0, 8, 64, 72
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                   h * D)
-        for i in range(4):
-            m[i], l[i] = -INF, f32(0)
-        for i in range(BOTH_OUT):
-            acc[i] = f32(0)
         arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
         for n in range(-1, count):
@@ -1766,7 +1733,7 @@ def tensor_attention(D, hopper):
             next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            by_rows(s, q, smem, tile, tile)
+            s = by_rows(q, smem, tile, tile)
             beyond = i32(n * 64 + lane % 4 * 2 - r)
             soften(s, 0, acc, m, l, beyond, scale)
             soften(s, 1, acc, m, l, i32(beyond - 64), scale)
@@ -1778,8 +1745,7 @@ def tensor_attention(D, hopper):
             if t < T:
                 for j in range(CHUNKS):
                     n = i // 2 * OUT + j * 4 + i % 2 * 2
-                    store(o, acc[n] / total, acc[n + 1] / total, row0 + t,
-                          h * D + j * 8 + lane % 4 * 2)
+                    store(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if lane % 4 == 0:
                     lse[h, row0 + t] = m[i] * scale / LOG2E + math.log(total)
 
@@ -1787,26 +1753,21 @@ def tensor_attention(D, hopper):
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))
-        s, acc = cuda.local.array(64, f32), cuda.local.array(OUT, f32)
+        smem, barriers = begin(3)
+        acc, mean, log = filled(OUT, f32(0)), filled(2, f32(0)), cuda.local.array(2, f32)
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
-        mean, log = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
         kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
-        begin(barriers, 3)
         fetch(kept, smem, qkv, row0 + t0, last, h * D)
         fetch(kept, smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
         fetch(kept, smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D)       # for a moment
         arrived(kept, 0)                     # Q, dO and O are there
         left(a, 0, smem + u32(2 * TILE_BYTES))
         left(a, LEFT, smem + u32(TILE_BYTES))
-        for i in range(2):
-            mean[i] = f32(0)
         for i in range(LEFT):
             (u, v), (x, y) = halves(a[i]), halves(a[LEFT + i])
             mean[i % 2] += u * x + v * y
@@ -1816,15 +1777,13 @@ def tensor_attention(D, hopper):
             if lane % 4 == 0 and r + 8 * i < T:
                 delta[h, t] = mean[i]
         hold(a, smem)
-        for i in range(OUT):
-            acc[i] = f32(0)
         cuda.syncthreads()                   # O is read: K may come
         for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
             next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
+            s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
             mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
             for i in range(32):
                 s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
@@ -1839,25 +1798,20 @@ def tensor_attention(D, hopper):
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))
+        smem, barriers = begin(2)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
-        s, acc = cuda.local.array(64, f32), cuda.local.array(BOTH_OUT, f32)      # acc: dV, dK
+        acc = filled(BOTH_OUT, f32(0))                                           # dV, dK
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
-        log, mean = cuda.local.array(2, f32), cuda.local.array(2, f32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
         source = global_address(lse) if warp < 2 else global_address(delta)
-        begin(barriers, 2)
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                   k_col + i * G * D)
         arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
-        for i in range(BOTH_OUT):
-            acc[i] = f32(0)
         h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
         for n in range(-1, count):           # -1 only orders what 0 works on
             t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
@@ -1873,7 +1827,7 @@ def tensor_attention(D, hopper):
                 order(smem, barriers, n + 1, qkv, h * D, do, h * D, row0 + t, last)
             if n < 0:
                 continue
-            by_rows(s, a, smem, tile, tile + u32(TILE_BYTES))
+            s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
                 before = i32(k0 + warp * 16 + lane // 4 - t0 - lane % 4 * 2)     # key - query
                 end = i32(T - t0 - lane % 4 * 2)
@@ -1882,8 +1836,8 @@ def tensor_attention(D, hopper):
                             i32(i // 4 * 8 + i % 2) >= end):
                         s[i] = -INF
             for j in range(8):
-                load_two(log, numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
-                load_two(mean, numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
+                log = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
+                mean = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
                 for i in range(4):
                     s[4 * j + i] = exp2(s[4 * j + i] * scale2 - log[i % 2] * LOG2E)
                     s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - mean[i % 2])
@@ -1894,8 +1848,8 @@ def tensor_attention(D, hopper):
             t = k0 + warp * 16 + lane // 4 + 8 * i
             if t < T:
                 for j in range(CHUNKS):
-                    store(dqkv, acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1], row0 + t,
-                          v_col + j * 8 + lane % 4 * 2)
+                    n = 4 * j + 2 * i
+                    store(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
                 store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
 
     return Attention(forward, dq, dkv, True, 128, 128, 64, *[6 * TILE_BYTES + 1024] * 2)
@@ -1959,39 +1913,36 @@ def softmax_backward_kernel(ds, p, scale):
         for j in range(lane, T, WARP):
             row[j] = stored(row, value(prob[j]) * (value(row[j]) - s) * scale)
 
-def heads_of(x, T, first, heads, D, step=1, swap=False):
-    """Every step-th head of x (BT, columns), from column `first` on, as (B, heads, T, D), or with
-    its last axes swapped: a view."""
+def heads_of(x, T, D):
+    """x (BT, heads D) as (B, heads, T, D): a view."""
     BT, width = x.shape
-    shape, strides = [BT // T, heads, T, D], [T * width, step * D, width, 1]
-    if swap:
-        shape[2:], strides[2:] = (D, T), (1, width)
-    return view(x, first, tuple(shape), strides)
+    return view(x, 0, (BT // T, width // D, T, D), (T * width, D, width, 1))
+
+def split_heads(qkv, T, D, H):
+    """Q (B, H, T, D), K and V (B, G, T, D): views."""
+    heads, G = heads_of(qkv, T, D), (qkv.shape[1] // D - H) // 2
+    return heads[:, :H], heads[:, H:-G], heads[:, -G:]
 
 def naive_forward(o, probs, qkv, T, D):
-    HD, (B, H, _, _) = o.shape[1], probs.shape
-    G = (qkv.shape[1] - HD) // (2 * D)
-    batched_matmul(probs, heads_of(qkv, T, 0, H, D), heads_of(qkv, T, HD, G, D, swap=True))
-    launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs,
-           number(probs, 1 / math.sqrt(D)))
-    batched_matmul(heads_of(o, T, 0, H, D), probs, heads_of(qkv, T, HD + G * D, G, D))
+    """P = softmax(Q K^T / sqrt(D)),   O = P V     probs (B, H, T, T)"""
+    (B, H, _, _), scale = probs.shape, number(probs, 1 / math.sqrt(D))
+    q, k, v = split_heads(qkv, T, D, H)
+    batched_matmul(probs, q, transposed(k))
+    launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs, scale)
+    batched_matmul(heads_of(o, T, D), probs, v)
 
 def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
-    (B, H, _, _), HD = probs.shape, do.shape[1]
-    G = (qkv.shape[1] - HD) // (2 * D)
-    step, square = H // G, [T * T * n for n in (H, H // G)]
-    batched_matmul(dprobs, heads_of(do, T, 0, H, D), heads_of(qkv, T, HD + G * D, G, D, swap=True))
-    # head r of each group, its T x T matrix transposed
-    group = lambda x, r: view(x, r * T * T, (B, G, T, T), (*square, 1, T))
-    dk, dv = heads_of(dqkv, T, HD, G, D), heads_of(dqkv, T, HD + G * D, G, D)
+    """dP = dO V^T,   dV = sum P^T dO,   dK = sum dS^T Q,   dQ = dS K: sums over a group's heads"""
+    (B, H, _, _), scale = probs.shape, number(probs, 1 / math.sqrt(D))
+    (q, k, v), (dq, dk, dv) = (split_heads(x, T, D, H) for x in (qkv, dqkv))
+    do, step = heads_of(do, T, D), H // k.shape[1]       # a group's r-th heads: r, r + step, ...
+    batched_matmul(dprobs, do, transposed(v))
     for r in range(step):
-        batched_matmul(dv, group(probs, r), heads_of(do, T, r * D, G, D, step), add=r > 0)
-    launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs,
-           number(probs, 1 / math.sqrt(D)))
+        batched_matmul(dv, transposed(probs[:, r::step]), do[:, r::step], add=r > 0)
+    launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs, scale)
     for r in range(step):
-        batched_matmul(dk, group(dprobs, r), heads_of(qkv, T, r * D, G, D, step), add=r > 0)
-    batched_matmul(heads_of(dqkv, T, 0, H, D), dprobs, heads_of(qkv, T, HD, G, D))
-
+        batched_matmul(dk, transposed(dprobs[:, r::step]), q[:, r::step], add=r > 0)
+    batched_matmul(dq, dprobs, k)
 
 # ==== 4.6 SwiGLU ====
 @made_once
@@ -2002,11 +1953,9 @@ def swiglu_kernels(W):
     def forward(y, gate_up):
         """y = silu(gate) * up     one block a row, a thread W elements
         math: nanoeuler.swiglu_forward"""
-        z, up = cuda.local.array(W, ctype(y)), cuda.local.array(W, ctype(y))
         bt, F, one = cuda.blockIdx.x, y.shape[1], ctype(y).type(1)
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
-            load(z, gate_up, bt * 2 * F + f)
-            load(up, gate_up, bt * 2 * F + F + f)
+            z, up = load(gate_up, bt * 2 * F + f), load(gate_up, bt * 2 * F + F + f)
             for i in range(W):
                 z[i] = z[i] / (one + exp(-z[i])) * up[i]
             store(y, bt * F + f, z)
@@ -2014,13 +1963,10 @@ def swiglu_kernels(W):
     @kernel
     def backward(gate_up, dy):
         """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
-        z, up = cuda.local.array(W, ctype(dy)), cuda.local.array(W, ctype(dy))
-        d, one = cuda.local.array(W, ctype(dy)), ctype(dy).type(1)
-        bt, F = cuda.blockIdx.x, dy.shape[1]
+        bt, F, one = cuda.blockIdx.x, dy.shape[1], ctype(dy).type(1)
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
-            load(z, gate_up, bt * 2 * F + f)
-            load(up, gate_up, bt * 2 * F + F + f)
-            load(d, dy, bt * F + f)
+            z, up = load(gate_up, bt * 2 * F + f), load(gate_up, bt * 2 * F + F + f)
+            d = load(dy, bt * F + f)
             for i in range(W):
                 s = one / (one + exp(-z[i]))
                 g = d[i] * up[i] * s * (one + z[i] * (one - s))
@@ -2038,7 +1984,6 @@ def swiglu_backward(gate_up, dy):
     _, backward = swiglu_kernels(width(dy.shape[1]))
     launch(backward, dy.shape[0], 256, gate_up, dy)
 
-
 # ==== 4.7 Cross-entropy ====
 @made_once
 def cross_entropy_kernel(W):
@@ -2052,19 +1997,17 @@ def cross_entropy_kernel(W):
         nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P) float64   grid (R, P)"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
         start, y = r * logits.shape[1] + k * V, targets[k, row0 + r]
-        z, zero = cuda.local.array(W, ctype(logits)), ctype(logits).type(0)
+        zero = ctype(logits).type(0)
         if y < 0:
-            for i in range(W):
-                z[i] = zero
+            z = filled(W, zero)
             for v in range(x, V, 256 * W):
                 store(logits, start + v, z)
             if x == 0:
                 nll[k, row0 + r] = zero
             return
-        tops, sums = cuda.shared.array(8, ctype(logits)), cuda.shared.array(8, ctype(logits))
         m, l = -ctype(logits).type(math.inf), zero
         for v in range(x, V, 256 * W):       # a running maximum and sum, as in attention
-            load(z, logits, start + v)
+            z = load(logits, start + v)
             top = m
             for i in range(W):
                 top = max(top, z[i])
@@ -2072,12 +2015,12 @@ def cross_entropy_kernel(W):
             m = top
             for i in range(W):
                 l += exp(z[i] - m)
-        top = block_max(m, tops)
-        l = block_sum(l * exp(m - top) if x < V else zero, sums)
+        top = block_max(m)
+        l = block_sum(l * exp(m - top) if x < V else zero)
         zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[(row0 + r) // T, k])
         cuda.syncthreads()                   # everybody has read z[y], which is overwritten below
         for v in range(x, V, 256 * W):
-            load(z, logits, start + v)
+            z = load(logits, start + v)
             for i in range(W):
                 z[i] = exp(z[i] - top) * (g / l)
                 if v + i == y:
@@ -2090,10 +2033,10 @@ def cross_entropy_kernel(W):
 @kernel
 def sum_loss_kernel(results, nll):
     """results[k] += sum_bt nll[k, bt]     one block of 256 threads per head; float64"""
-    sums, k, s = cuda.shared.array(8, ctype(results)), cuda.blockIdx.x, 0.0
+    k, s = cuda.blockIdx.x, 0.0
     for bt in range(cuda.threadIdx.x, nll.shape[1], 256):
         s += nll[k, bt]
-    s = block_sum(s, sums)
+    s = block_sum(s)
     if cuda.threadIdx.x == 0:
         results[k] += s
 
@@ -2102,7 +2045,6 @@ def cross_entropy(nll, logits, targets, weight, row0, V, T):
     R, PV = logits.shape
     launch(cross_entropy_kernel(width(V)), (R, PV // V), 256, nll, logits, targets, weight, row0, V,
            T)
-
 
 # ==== 5 Model ====
 class Model:
@@ -2118,30 +2060,29 @@ class Model:
             dtype, naive = options.dtype, options.attention == "naive"
             for name, values in (("dtype", DTYPES), ("attention", ("flash", "naive")),
                                  ("matmul", RUNGS)):
-                if getattr(options, name) not in values:
-                    raise UserError(f"--{name} is {getattr(options, name)}, expected "
-                                    f"{' or '.join(values)}")
+                given = getattr(options, name)
+                need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
             global highest
             highest = options.matmul
-        if dtype == "bf16" and capability() < (8, 0):
-            raise UserError(f"bfloat16 needs a GPU of capability 8.0, this one has "
-                            f"{capability()[0]}.{capability()[1]}; use --dtype f32")
+        major, minor = capability()
+        need(dtype != "bf16" or major >= 8, f"bfloat16 needs a GPU of capability 8.0, this one has "
+             f"{major}.{minor}; use --dtype f32")
         self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
-        self.table, self.n = ne.param_table(cfg), flat.size
-        self.master = computing(self.dtype)
-        self.flat, self.g_flat = self.put(flat), new(flat.size, self.master)
+        self.table, self.master = ne.param_table(cfg), computing(self.dtype)
+        zeros = np.zeros(flat.size, self.master)
+        self.flat, self.g_flat = self.put(flat), self.put(zeros)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
         self.p, self.g, self.w = (ne.views(x, self.table)
                                   for x in (self.flat, self.g_flat, self.copies))
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
-        zeros = np.zeros(flat.size, self.master)
-        self.g_flat.copy_to_device(zeros, stream=stream)
         self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
-        self.n_decay = sum(math.prod(shape) for _, shape, std in self.table if std is not None)
+        self.n_decay = sum(x.size for x in self.p[:6])   # the matrices come first
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.hyper = self.put(np.zeros(8), np.float64)
         self.partial, self.turns = new(SUMS, np.float64), to_device(np.zeros(TURNS, np.uint32))
-        self.zero, self.step, self.micro = np.zeros(cfg.n_mtp + 1), Graph(self.adamw), {}
+        self.zero, self.micro = np.zeros(cfg.n_mtp + 1), {}
+        self.step = Graph(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v,
+                                        self.n_decay, self.hyper, self.partial, self.results))
 
     def put(self, x, dtype=None):
         return to_device(x, dtype or self.master)
@@ -2158,10 +2099,9 @@ class Model:
             self.ids = new((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
             buffers.clear()
-            need = sum(size for _, size in self.memory(B, T))
-            raise UserError(
-                f"the GPU has no room for {B} sequences of {T} tokens, {need / 2**30:.1f} GiB in "
-                f"all ({e}); --micro-batch {self.fitting(T)} would fit") from None
+            total = sum(size for _, size in self.memory(B, T)) / 2**30
+            raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {total:.1f} GiB "
+                            f"in all ({e}); --micro-batch {self.fitting(T)} would fit") from None
         self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
         self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
         self.weight, self.shape = self.put(np.zeros((B, P)), np.float64), (B, T)
@@ -2220,24 +2160,22 @@ class Model:
     def heads(self, training):
         """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
         time: d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
-        a, d, V, (BT, C) = self.a, self.d, self.cfg.vocab_size, self.a.y.shape
-        R, width = a.logits.shape
-        pairs = [(0, width, self.w.lm_head, self.g.lm_head)]
-        if self.cfg.tie_embeddings:
-            pairs = [(0, V, self.w.wte, self.g.wte), (V, width, self.w.lm_head, self.g.lm_head)]
-        pairs = [(v0, v1, view(w, 0, (v1 - v0, C)), view(dw, 0, (v1 - v0, C)))
-                 for v0, v1, w, dw in pairs if v1 > v0]
+        a, V = self.a, self.cfg.vocab_size
+        (BT, C), (R, width) = a.y.shape, a.logits.shape
+        tied = V if self.cfg.tie_embeddings else 0       # columns of logits that wte makes
+        pairs = [(v0, v1, view(w, 0, (v1 - v0, C)), view(dw, 0, (v1 - v0, C))) for v0, v1, w, dw in
+                 ((0, tied, self.w.wte, self.g.wte),
+                  (tied, width, self.w.lm_head, self.g.lm_head)) if v1 > v0]
         for r0 in range(0, BT, R):
-            n = min(R, BT - r0)
-            rows, x = view(a.logits, 0, (n, width)), view(a.y, r0 * C, (n, C))
-            part = [view(a.logits, v0, (n, v1 - v0), (width, 1)) for v0, v1, _, _ in pairs]
-            for z, (_, _, w, _) in zip(part, pairs):
-                matmul(z, x, w)
-            cross_entropy(a.nll, rows, self.targets, self.weight, r0, V, self.shape[1])
+            x, dx = a.y[r0:r0 + R], self.d.norm[r0:r0 + R]
+            logits = a.logits[:len(x)]
+            for v0, v1, w, _ in pairs:
+                matmul(logits[:, v0:v1], x, w)
+            cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
-                for i, (z, (_, _, w, dw)) in enumerate(zip(part, pairs)):
-                    matmul_dx(view(d.norm, r0 * C, (n, C)), z, w, add=i > 0)
-                    matmul_dw(dw, z, x, self.turns)
+                for v0, v1, w, dw in pairs:
+                    matmul_dx(dx, logits[:, v0:v1], w, add=v0 > 0)
+                    matmul_dw(dw, logits[:, v0:v1], x, self.turns)
         if training:
             launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
 
@@ -2336,16 +2274,11 @@ class Model:
     def decoder(self):
         return Decoder(self.cfg, self.flat)
 
-    def adamw(self):
-        adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay, self.hyper,
-              self.partial, self.results)
-
 @kernel
 def fill_kernel(x, number):
     """x[i] = number     any grid"""
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         x[i] = stored(x, number)
-
 
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
@@ -2353,10 +2286,10 @@ SUMS = 512                                   # partial sums of |g|^2: fixed, so 
 @kernel
 def square_sums_kernel(partial, g):
     """partial[i] = sum of squares of what block i strides over; float64     grid SUMS, block 256"""
-    sums, s = cuda.shared.array(8, partial.dtype), 0.0
+    s = 0.0
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
         s += g[i] * g[i]
-    s = block_sum(s, sums)
+    s = block_sum(s)
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
 
@@ -2368,10 +2301,10 @@ def adamw_kernel(W):
     def step(p, w, g, m, v, n_decay, hyper, partial, results):
         """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
         from step to step is read from device memory: hyper (8,) float64.  w: p for the matmuls."""
-        sums, total, dtype = cuda.shared.array(8, partial.dtype), 0.0, p.dtype.type
+        total, dtype = 0.0, p.dtype.type
         for i in range(cuda.threadIdx.x, partial.size, 256):
             total += partial[i]
-        norm = math.sqrt(block_sum(total, sums))         # every block for itself
+        norm = math.sqrt(block_sum(total))         # every block for itself
         if cuda.grid(1) == 0:
             results[results.size - 1] = norm
         if not math.isfinite(norm):
@@ -2380,13 +2313,8 @@ def adamw_kernel(W):
         scale, rate = dtype(min(1.0, hyper[5] / (norm + 1e-30))), dtype(lr / hyper[6])
         b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
         root, one, keep = dtype(1 / math.sqrt(hyper[7])), dtype(1), dtype(1 - lr * hyper[4])
-        pi, gi = cuda.local.array(W, p.dtype), cuda.local.array(W, p.dtype)
-        mi, vi = cuda.local.array(W, p.dtype), cuda.local.array(W, p.dtype)
         for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
-            load(pi, p, i)
-            load(gi, g, i)
-            load(mi, m, i)
-            load(vi, v, i)
+            pi, gi, mi, vi = load(p, i), load(g, i), load(m, i), load(v, i)
             for j in range(W):
                 x, decay = gi[j] * scale, keep if i + j < n_decay else one
                 mi[j], vi[j], gi[j] = b1 * mi[j] + c1 * x, b2 * vi[j] + c2 * x * x, dtype(0)
@@ -2403,7 +2331,6 @@ def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     launch(square_sums_kernel, SUMS, 256, partial, g)
     launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
            partial, results)
-
 
 # ==== 10 Inference ====
 @kernel
@@ -2442,7 +2369,6 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
     """One query row against the cache.     one block of 256 threads per head
     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
-    sums, tops = cuda.shared.array(8, ctype(o)), cuda.shared.array(8, ctype(o))
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
     g, row = h * kc.shape[0] // cuda.gridDim.x, scores[h]
     m, l = -ctype(o).type(math.inf), ctype(o).type(0)
@@ -2456,11 +2382,11 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
     cuda.syncthreads()                       # all scores are there
     for t in range(x, n, 256):
         m = max(m, row[t])
-    m = block_max(m, tops)
+    m = block_max(m)
     for t in range(x, n, 256):
         row[t] = exp(row[t] - m)
         l += row[t]
-    l = block_sum(l, sums)                   # its barriers: all weights are there
+    l = block_sum(l)                   # its barriers: all weights are there
     for i in range(x, D, 256):
         s = ctype(o).type(0)
         for t in range(n):
@@ -2473,8 +2399,7 @@ class Decoder(ne.Decoder):
     def __init__(self, cfg, flat, weights="f32"):
         """flat: the parameters, on the device, or on the host if the matrices are to be bf16"""
         open_device()
-        if weights not in ("f32", "bf16"):
-            raise UserError(f"--weights is {weights}, expected f32 or bf16 on the GPU")
+        need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
         T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
         self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
@@ -2514,7 +2439,6 @@ class Decoder(ne.Decoder):
         self.at.copy_to_device(np.array([token, position], np.int32), stream=stream)
         self.graph()
         return self.device_logits.copy_to_host(stream=stream)
-
 
 # ==== 12 Self-tests ====
 TOLERANCE = {"bf16": 1e-2, "f32": 5e-6, "f64": 1e-12}    # |gpu - cpu| / |cpu|; the CPU is float64
@@ -2558,11 +2482,9 @@ def on_device(function, outputs, inputs, top, dtype):
     def put(x):
         if not isinstance(x, np.ndarray):
             return x
-        if x.dtype != np.float64:
-            return to_device(x)
-        if dtype == "bf16" and not isinstance(x, Sum):
-            return to_device(to_bf16(x))
-        return to_device(x, computing(DTYPES[dtype]))
+        if dtype == "bf16" and x.dtype == np.float64 and not isinstance(x, Sum):
+            x = to_bf16(x)
+        return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
     global highest
     outs, before, highest = [put(x) for x in outputs], highest, top
     try:
@@ -2577,20 +2499,22 @@ def op_tests(quick):
     rng, tests = np.random.default_rng(1), {}
     normal = lambda *shape: rng.standard_normal(shape)
 
-    def test(function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES)):
-        """function(*outputs, *inputs) should make `expected` of the outputs: what the function of
-        its name in nanoeuler.py makes, if not given.  Where wgmma is, `mma` below it as well."""
-        name = name or function.__name__
-        if expected is None:
+    def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
+        """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
+        function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
+        as well.  Returns what is expected."""
+        name, expected = name or function.__name__, twin
+        if not isinstance(twin, list):
             expected = [np.array(x) for x in outputs]
-            getattr(ne, name)(*expected, *[np.asarray(x) if isinstance(x, Sum) else x
-                                           for x in inputs])
+            (twin or getattr(ne, name))(*expected, *[np.asarray(x) if isinstance(x, Sum) else x
+                                                     for x in inputs])
         runs = [(name, highest, dtypes)]
         if rung() == "wgmma" and name.startswith(("matmul", "attention")):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for name, top, dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
             tests.setdefault(name, []).append((expected, run, dtypes))
+        return expected
 
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (1000, 1288, 2056)):          # the last two for tensor cores
@@ -2603,15 +2527,14 @@ def op_tests(quick):
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
         tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
         test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
-        expected = dwte.copy()
-        ne.embedding_backward(expected, dx[None], tokens[None])
-        test(embedding_backward, [exact(dwte)], [dx, tokens], [expected])
+        test(embedding_backward, [exact(dwte)], [dx, tokens],
+             lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
         y, rstd, dx, dgain, step = 0 * x, np.zeros(BT), 0 * x, dw.copy(), 0.1 * normal(BT, C)
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
         test(rmsnorm_forward, [step, 0 * x, exact(0 * rstd), exact(x - step)], [exact(w), 1e-5],
-             [y, x, rstd.copy(), x])
+             [y.copy(), x, rstd, x])
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
         test(rmsnorm_backward, [dnext, exact(dw), dy],
              [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
@@ -2621,15 +2544,14 @@ def op_tests(quick):
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         probs = np.zeros((B, H, T, T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
-        angles, turned = [exact(cos), exact(sin)], qkv.copy()
+        angles = [exact(cos), exact(sin)]
         attention_twin(o, lse, dqkv, do, qkv, T, D)
-        rope_twin(turned, cos, sin, T, H + G, 1.0)
-        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
-        test(rope, [turned], [*angles, T, H + G, -1], [qkv], "rope, backward")
+        turned = test(rope, [qkv], [*angles, T, H + G, 1], rope_twin)
+        test(rope, turned, [*angles, T, H + G, -1], [qkv], "rope, backward")
         test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
         test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, T, D], [o, dqkv.copy()],
              "naive attention")
-        rope_twin(dqkv, cos, sin, T, H + G, -1.0)
+        rope_twin(dqkv, cos, sin, T, H + G, -1)
         test(attention_backward, [0 * dqkv],
              [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
@@ -2667,13 +2589,13 @@ def op_tests(quick):
 
 def rope_twin(qkv, cos, sin, T, heads, sign):
     for b in range(0, len(qkv), T):
-        ne.rope(qkv[b:b + T], cos, sin, heads, sign)
+        ne.rope(qkv[b:b + T], cos, sin, heads, float(sign))
 
 def attention_twin(o, lse, dqkv, do, qkv, T, D):
     """Attention of every sequence, forward and backward"""
     W = ne.tile_width(np.float64)
-    square, panels = (ne.BR, T), (-(-T // W), D, W)
-    scores, dscores, kt, vt = map(np.zeros, (square, square, panels, panels))
+    scores, dscores = np.zeros((2, ne.BR, T))
+    kt, vt = np.zeros((2, -(-T // W), D, W))
     for b in range(0, len(qkv), T):
         s, one = slice(b, b + T), np.zeros((len(lse), T))
         ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
@@ -2722,43 +2644,39 @@ def gradient_check(cfg, B, T):
           + f"\n>>> gradient {'OK' if good else 'FAILED'} (< 5e-2, < 5e-6, < 1e-10)")
     return 0 if good else 1
 
-
 # ==== 13 Command line ====
 @dataclass
 class OnGpu:
-    """What the GPU's stages are started with beside the CPU's options."""
+    """What the GPU's stages are started with beside the CPU's options, some of which differ."""
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = field(default="bf16", metadata={"help": "bf16, f32 or f64"})
-    attention: str = field(default="flash", metadata={"help": "flash, or naive: T x T in memory"})
-    matmul: str = field(default="wgmma", metadata={
-        "help": "highest rung of tensor cores to use: wgmma, mma, or portable"})
-
-@dataclass
-class Options(OnGpu, ne.Options):
-    """`t`: the CPU's options with other defaults."""
-    data: str = field(default=ne.Options.data, metadata={
-        "help": "a text, UTF-8; data/pretrain.txt goes first, if there"})
-    steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
-    batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
-    holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
-    warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-
-@dataclass
-class SftOptions(OnGpu, ne.SftOptions):
-    """`s`"""
-
-@dataclass
-class DpoOptions(OnGpu, ne.DpoOptions):
-    """`d`"""
+    dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
+    attention: str = ne.setting("flash", 0, 0, "flash, or naive: T x T in memory")
+    matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
 
 class Run(ne.Run):
-    verb, Options, full = "t", Options, "data/pretrain.txt"
+    verb, full = "t", "data/pretrain.txt"
+
+    @dataclass
+    class Options(OnGpu, ne.Options):
+        data: str = ne.setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
+        steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
+        batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
+        holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
+        warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
 
 class SftRun(ne.SftRun):
-    verb, Options = "s", SftOptions
+    verb = "s"
+
+    @dataclass
+    class Options(OnGpu, ne.SftOptions):
+        pass
 
 class DpoRun(ne.DpoRun):
-    verb, Options = "d", DpoOptions
+    verb = "d"
+
+    @dataclass
+    class Options(OnGpu, ne.DpoOptions):
+        pass
 
 def pretrain(preset, **flags):
     if "minutes" in flags:
@@ -2780,7 +2698,7 @@ def add_verbs(add):
     preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
     learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
-    options, shape = (*fields(Options), *ne.SHAPE), ne.SHAPE[0]
+    options, shape = (*fields(Run.Options), *ne.SHAPE), ne.SHAPE[0]
     add("test", on_gpu(self_tests), "every kernel against the CPU",
         ne.arg("--quick", action="store_true", help="without the largest shapes"))
     add("g", on_gpu(check), "the gradient of the whole model against the CPU", preset,
@@ -2790,10 +2708,10 @@ def add_verbs(add):
         settings=options).set_defaults(resume=True)
     add("i", speak, "one continuation", ne.TEXT, ne.FILE, settings=speech)
     add("s", on_gpu(ne.launch, run=SftRun, engine=Model), "fine-tune: learn to answer", ne.FILE,
-        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftOptions), shape))
+        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftRun.Options), shape))
     add("d", on_gpu(ne.launch, run=DpoRun, engine=Model),
         "tune on preferences: learn the better of two answers", ne.CHAT,
-        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoOptions), shape))
+        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoRun.Options), shape))
     add("c", speak, "chat", ne.CHAT, settings=speech)
     add("doctor", doctor, "what this machine has for the GPU, and what it lacks")
 
