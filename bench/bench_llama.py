@@ -92,6 +92,9 @@ def transformers(folder, dtype, threads, place="cpu", compiled=False):
         else:
             cache[:] = [StaticCache(config=model.config, max_cache_len=CONTEXT) if compiled else
                         DynamicCache(config=model.config)]
+            if compiled:                     # it takes its memory at a first call: not a graph's
+                model(ids, past_key_values=cache[0], use_cache=True, position_ids=at[None])
+                cache[0].reset()
 
     return forget, step
 
