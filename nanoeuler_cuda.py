@@ -674,7 +674,7 @@ def matmul_kernel(out, a, b, add):
     One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
     out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
     a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
-    acc, zero, H = cuda.local.array(64, ctype(a)), ctype(a).type(0), out.shape[1]
+    zero, H = ctype(a).type(0), out.shape[1]
     z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
     A, B = a[z, h * a.shape[1] // H], b[z, h * b.shape[1] // H]
     C = out[z, h]
@@ -690,8 +690,7 @@ def matmul_kernel(out, a, b, add):
     if B.strides[0] == B.itemsize:
         bn, bk, bn_step, bk_step = t // 16, t % 16, 16, 0
     a_next, b_next = cuda.local.array(8, ctype(a)), cuda.local.array(8, ctype(a))
-    for i in range(64):
-        acc[i] = zero
+    acc = filled(64, zero)
     for k0 in range(-DEPTH, K, DEPTH):
         if k0 >= 0:
             for i in range(8):
@@ -878,7 +877,7 @@ def mma_kernel(a_mn, b_mn, single):
     def kernel(out, a, b, turns, M, N, K, splits):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc, i = cuda.local.array(128, f32), u32(cuda.blockIdx.x)
+        acc, i = filled(128, f32(0)), u32(cuda.blockIdx.x)
         m0, n0, begin, end = tile_at(i, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
@@ -887,8 +886,6 @@ def mma_kernel(a_mn, b_mn, single):
         b_from, b_to, b_row, b_col = begin_b(b, n0, begin * u32(BK))
         a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
         a_at, b_at = smem + first_a(m), smem + u32(MMA_STAGE // 2) + first_b(n)
-        for j in range(128):
-            acc[j] = f32(0)
         for s in range(2):
             ahead = u32(s * MMA_STAGE)
             a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
