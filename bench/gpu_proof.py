@@ -89,6 +89,7 @@ def bf16():
         for name in ("bf16", "f32")[:2 if run < 2 else 1]:
             losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8)
             out[name].append(losses.reshape(-1, 50).mean(1).tolist())
+            print(name, run, out[name][-1], flush=True)
             gc.collect()
         flat = flat * (1 + np.float32(1e-7) * noise.standard_normal(flat.size, np.float32))
     return out

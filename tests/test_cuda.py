@@ -813,6 +813,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
     with dry_run() as device:
         device.gpu.compute_capability = capability
         everything(replace(BASE, n_layer=1), 1, 512, dtype)
+        everything(ONE, 2, 128, dtype)       # heads of 32
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
         if dtype == "bf16" and capability == (9, 0):     # 128 is another kernel; once is enough
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
