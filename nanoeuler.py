@@ -1524,8 +1524,8 @@ def dot_rows(y, w, scale, x):
 
 @jit_parallel
 def dot_rows_parallel(y, w, scale, x):
-    for i in prange((len(y) + 63) // 64):
-        n0, n1 = 64 * i, min(len(y), 64 * i + 64)
+    for i in prange((len(y) + 15) // 16):
+        n0, n1 = 16 * i, min(len(y), 16 * i + 16)
         dot_rows(y[n0:n1], w[n0:n1], scale[n0:n1], x)
 
 @jit
@@ -1539,32 +1539,33 @@ def matvec_add(y, w, scale, x):
 
 @jit
 def attention_decode(o, q, kc, vc, pos, scores):
-    """One query row per head against the cache.   o, q (H, D), kc (G, D, T), vc (G, T, D)"""
+    """One query row per head against the cache, whose inner loops are over time.
+    o, q (H, D), kc, vc (G, D, T)"""
     (H, D), G = q.shape, kc.shape[0]
     n, scale, row = pos + 1, o.dtype.type(1 / math.sqrt(D)), scores[:pos + 1]
     for h in range(H):
         g, out, l = h * G // H, o[h], o.dtype.type(0)
         row[:] = 0
-        for i in range(D):                   # keys lie transposed: the inner loop is over time
+        for i in range(D):
             k, qi = kc[g, i, :n], q[h, i] * scale
             for t in range(n):
                 row[t] += qi * k[t]
         m = row_max(row)
-        out[:] = 0
         for t in range(n):
             row[t] = exp(row[t] - m)
             l += row[t]
-        for t in range(n):
-            v, w = vc[g, t], row[t] / l
-            for i in range(D):
-                out[i] += w * v[i]
+        for i in range(D):
+            v, total = vc[g, i, :n], o.dtype.type(0)
+            for t in range(n):
+                total += row[t] * v[t]
+            out[i] = total / l
 
 @jit
-def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, scores, logits, cos, sin, eps):
+def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, scores, logits, cos, sin,
+                eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,)     in: p, s as `stored`, of head 0     cache: kc (L, G, D, T), vc (L, G, T, D)
-    """
-    (L, G, D, _), H, F = kc.shape, att.shape[0], gate_up.shape[1] // 2
+    out: logits (V,)     in: p, s as `stored`, of head 0     cache: kc, vc (L, G, D, T)"""
+    (L, G, D, _), H = kc.shape, att.shape[0]
     rstd = np.empty(1, x.dtype)
     for c in range(x.size):
         x[0, c] = value(p.wte[token, c]) * s.wte[token]
@@ -1577,14 +1578,14 @@ def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, scores, logit
         for g in range(G):
             for i in range(D):
                 kc[l, g, i, pos] = heads[H + g, i]
-                vc[l, g, pos, i] = heads[H + G + g, i]
+                vc[l, g, i, pos] = heads[H + G + g, i]
         attention_decode(att, heads[:H], kc[l], vc[l], pos, scores)
         matvec_add(x[0], p.attn_proj[l], s.attn_proj[l], att.reshape(H * D))
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         gate_up[:] = 0
         matvec_add(gate_up[0], p.gate_up[l], s.gate_up[l], y[0])
-        swiglu_forward(gate_up[:, :F], gate_up)          # in place: the result lies over the gate
-        matvec_add(x[0], p.down[l], s.down[l], gate_up[0, :F])
+        swiglu_forward(swiglu, gate_up)
+        matvec_add(x[0], p.down[l], s.down[l], swiglu[0])
     rmsnorm_forward(y, rstd, x, p.final_norm, eps)
     logits[:] = 0
     matvec_add(logits, p.lm_head, s.lm_head, y[0])
@@ -1614,8 +1615,9 @@ class Decoder:
         matrices, scales = zip(*rows)
         self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
         self.buffers = (Params(*matrices, *p[6:]), Scales(*scales), new(L, G, D, T),
-                        new(L, G, T, D), new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D),
-                        new(1, 2 * F), new(T), self.logits, *rope_table(cfg, flat.dtype))
+                        new(L, G, D, T), new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D),
+                        new(1, 2 * F), new(1, F), new(T), self.logits,
+                        *rope_table(cfg, flat.dtype))
 
     def step(self, token):
         """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
