@@ -775,7 +775,7 @@ def mma_kernel(a_mn, b_mn, single):
         def fetch(to, source, place, r, c):
             """Orders 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
             Returns where the next 64 begin."""
-            left = types.int32(types.int32(source.shape[0]) - r if
+            left = types.int32(types.int32(source.shape[0]) - r if           # else 64 bits wide
                                c < types.int32(source.shape[1]) else 0)
             row = place
             for i in range(8):
