@@ -1,11 +1,12 @@
 """The whole life of a model: tokenizer, pretraining, fine-tuning, preferences, and a report.
 
-    python bench/pipeline.py [--gpu] [--instructions FILE] [--pairs FILE]
+    python bench/pipeline.py [--gpu] [--minutes M] [--instructions FILE] [--pairs FILE]
 
 Runs the three verbs of the CPU program on the data that ship (10 minutes on two cores), or those of
-the GPU program on data/pretrain.txt.  After each stage it asks held-out questions, always with the
-template and the likeliest answer, and writes what came out to REPORT.  What is complete is not run
-again and what was interrupted is gone on with; --force begins anew.
+the GPU program, base preset, on data/pretrain.txt; --minutes is the length of pretraining.  After
+each stage it asks held-out questions, always with the template and the likeliest answer, and writes
+what came out to REPORT.  What is complete is not run again and what was interrupted is gone on
+with; --force begins anew.
 
     responses   bits per byte of the held-out responses, given their questions
     exact       held-out questions of skill (sort, count, add) answered as the key does
@@ -26,10 +27,11 @@ sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 
 REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
-# title, verbs of the CPU and of the GPU program, file, flags of the short run on the CPU
-STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"]),
-          ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"]),
-          ("preferences", "dpo", "d", "pipeline_dpo.bin", [])]
+# title, verbs of the CPU and of the GPU program, file, flags of the one and of the other
+STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"], []),
+          ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"],
+           ["--seq-len", "256"]),
+          ("preferences", "dpo", "d", "pipeline_dpo.bin", [], [])]
 
 
 def complete(path):
@@ -41,15 +43,17 @@ def complete(path):
 
 def run_stage(stage, before, args):
     """One verb as a user types it.  Seconds it took, in this and in earlier sittings."""
-    _, verb, gpu_verb, out, flags = stage
+    _, verb, gpu_verb, out, *flags = stage
     command = [sys.executable, str(ROOT / ("nanoeuler_cuda.py" if args.gpu else "nanoeuler.py")),
                gpu_verb if args.gpu else verb]
     if os.path.exists(out) and not args.force:
         flags = ["--resume"]
     else:
-        flags = ([before] if before else []) + ([] if args.gpu else flags) + ["--force"]
+        flags = ([before] if before else []) + flags[args.gpu] + ["--force"]
         if data := {"sft": args.instructions, "dpo": args.pairs}.get(verb):
             flags += ["--data", data]
+        elif args.minutes:
+            flags += ["--minutes", str(args.minutes)]
     command += flags + ["--out", out]
     print("\n$ " + " ".join(command), flush=True)
     if subprocess.run(command).returncode or not complete(out):
@@ -117,6 +121,7 @@ def report(rows, answers, out, minutes, program):
 def main():
     parser = argparse.ArgumentParser(description="pretraining, SFT, DPO, report")
     parser.add_argument("--gpu", action="store_true", help="with nanoeuler_cuda.py")
+    parser.add_argument("--minutes", type=float, help="of pretraining")
     parser.add_argument("--instructions", default="data/instructions.json", metavar="FILE")
     parser.add_argument("--pairs", default="data/preferences_sample.jsonl", metavar="FILE")
     parser.add_argument("--force", action="store_true", help="begin anew")
