@@ -812,9 +812,9 @@ class Model:
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
         return self.run(LOSS, tokens, targets[None], heads=1)[:, 0]
 
-    def micro_batch(self, B):
+    def micro_batch(self, B, asked=0):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
-        return B
+        return asked or B
 
     def buffers(self):
         """What a checkpoint holds: parameters and AdamW's moments."""
@@ -1081,6 +1081,7 @@ class State(Settings):
     step: int = 0
     n_steps: int = 0
     tokens_seen: int = 0
+    micro_batch: int = 0       # sequences at a time: where they are summed apart, bits depend on it
     elapsed: float = 0.0       # seconds of training
     bits_per_byte: float = 0.0         # the latest validation, 0: none yet
     text_sha256: str = ""
@@ -1309,7 +1310,8 @@ class Run:
     def advance(self):
         """One step: gradient, clip, AdamW.  Returns its log record."""
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
-        (tokens, targets), micro = self.next, o.micro_batch or model.micro_batch(self.B)
+        micro = s.micro_batch = model.micro_batch(self.B, o.micro_batch or s.micro_batch)
+        tokens, targets = self.next
         lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
         weight = self.weights(tokens, targets, micro)
         for b in range(0, self.B, micro):
@@ -1475,14 +1477,15 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     if resume:
         start = read_checkpoint(out)
         s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
+        free = {*longer, "micro_batch"}      # another machine may have less memory
         with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
             options = run.Options(**s.options).check()
         for name, old in {**asdict(start.cfg), **asdict(options)}.items():
-            need(name in longer or chosen.get(name, old) == old, f"{out} was started with {name} "
+            need(name in free or chosen.get(name, old) == old, f"{out} was started with {name} "
                  f"{old}, not {chosen.get(name)}; drop the flag, or start with --out NAME")
         if longer:
             s.n_steps, options.steps = 0, 0
-            options = replace(options, **{name: chosen[name] for name in longer}).check()
+        options = replace(options, **{k: v for k, v in chosen.items() if k in free}).check()
         if s.step >= (options.steps or s.n_steps or s.step + 1):
             return print_done(out, s, engine)
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
@@ -1644,7 +1647,7 @@ class Sampling(Settings):
     min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
     tokens: int = setting(200, 0, 1 << 40, "longest reply")
     seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16 or int8")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
 def sample(logits, rng, o):
@@ -1997,7 +2000,8 @@ def add_verb(verbs, name, call, text, *args, settings=()):
         v.add_argument(*names, **options)
     for f in settings:
         v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-                       help=f"{f.metadata['help']} (default: {f.default})")
+                       help=f"{f.metadata['help']} "
+                            f"(default: {'of the model' if f in SHAPE else f.default})")
     return v
 
 def bench(name):

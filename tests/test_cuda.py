@@ -815,7 +815,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
         everything(replace(BASE, n_layer=1), 1, 512, dtype)
         everything(ONE, 2, 128, dtype)       # heads of 32
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
-        if dtype == "bf16" and capability == (9, 0):     # 128 is another kernel; once is enough
+        if dtype == "bf16":                  # heads of 128 are another kernel
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
     out = {}
     for x in device.launches:
@@ -991,6 +991,53 @@ def test_without_room_a_batch_that_fits_is_named(B):
         fits = int(re.search(r"--micro-batch (\d+)", said)[1])
         assert 27 <= fits <= 32, said
         model.prepare(fits, 256)             # and the model is none the worse
+
+
+def test_without_room_for_one_sequence_other_remedies_are_named():
+    with dry_run(needed(BIG, 1, 64) + (1 << 20)):
+        model = blank(BIG)
+        with pytest.raises(nc.UserError, match="--seq-len") as e:
+            model.prepare(1, 256)
+        assert "--micro-batch" not in str(e.value)
+
+
+def test_without_room_for_the_weights_a_smaller_preset_is_named():
+    size = 4 * 4 * ne.n_params(BIG)          # parameters, gradients, two moments; float32
+    for total, room in ((size - 1, False), (size + (1 << 20), True)):
+        with dry_run(total), contextlib.nullcontext() if room else pytest.raises(
+                nc.UserError, match="--preset"):
+            blank(BIG)
+
+
+def test_what_is_asked_for_is_taken_and_said(dry, capsys):
+    model = blank(SMALL)
+    assert model.micro_batch(40, 7) == 7 and model.micro_batch(40, 7) == 7
+    said = capsys.readouterr().out
+    assert said.count("memory of 7 sequences at a time") == 1 and "together" in said
+    assert model.micro_batch(4, 9) == 4      # no more than there are
+
+
+@pytest.mark.parametrize("old", [(7, 5), (8, 0)])
+def test_bfloat16_is_left_out_where_there_is_none(old, dry, monkeypatch, capsys):
+    dry.gpu.compute_capability, seen = old, set()
+    monkeypatch.setattr(nc, "op_tests", lambda quick: {"one": [
+        ([np.ones(1)], lambda dtype: seen.add(dtype) or [np.ones(1)], tuple(nc.DTYPES))]})
+    assert nc.self_tests() == 0
+    assert seen == {"f32", "f64"} | ({"bf16"} if old == (8, 0) else set())
+    zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
+    monkeypatch.setattr(ne.Model, "run", zeros)
+    assert nc.gradient_check(TINY, 2, 8) == 0
+    assert ("bfloat16" in capsys.readouterr().out.split("tensor")[-1]) == (old == (8, 0))
+
+
+def test_a_gpu_for_which_nothing_compiles_is_a_problem_with_a_remedy(dry, monkeypatch):
+    assert nc.gpu_problem() == ""
+
+    def configure(kernel, key):
+        raise OSError("libnvJitLink.so is not here")
+
+    monkeypatch.setattr(Dispatcher, "__getitem__", configure)
+    assert "libnvJitLink" in nc.gpu_problem() and nc.PIP in nc.gpu_problem()
 
 
 # ---- a machine without a driver, or without the packages

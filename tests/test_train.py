@@ -333,7 +333,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
                          "device"):
                 setattr(self, name, getattr(model, name))
 
-        def micro_batch(self, B):
+        def micro_batch(self, B, asked=0):
             return 3
 
     set_num_threads(1)
@@ -344,6 +344,26 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
     for x, y in zip((one.flat, *one.moments), (other.flat, *other.moments)):
         assert np.array_equal(x, y)
     assert one.state.bits_per_byte == other.state.bits_per_byte
+
+
+def test_a_resumed_run_keeps_its_micro_batch(text, elsewhere):
+    """On a GPU the order of sums depends on it, and the memory that is free on the day."""
+    class Other(ne.Model):
+        free, asked = 3, []
+
+        def micro_batch(self, B, asked=0):
+            self.asked.append(asked)
+            return asked or self.free
+
+    go = lambda **more: ne.launch(ne.Run, Other, "small", out="x.bin", force=False, data=str(text),
+                                  seq_len=16, vocab_size=280, batch=64, **more)
+    go(resume=False, steps=2)
+    assert ne.read_checkpoint("x.bin").state.micro_batch == 3 and Other.asked == [0, 3]
+    Other.free, Other.asked[:] = 1, []
+    go(resume=True, steps=4)
+    assert Other.asked == [3, 3]
+    go(resume=True, steps=6, micro_batch=2)  # less memory today
+    assert Other.asked == [3, 3, 2, 2] and ne.read_checkpoint("x.bin").state.micro_batch == 2
 
 
 def test_minutes_end_a_run(text, tmp_path):
