@@ -142,9 +142,9 @@ def ablation_table(rows, results):
         out.append(f"| {name} | {ms(r)} | {1e3 * r['tokens'] / r['ms']:,.0f} | "
                    f"{base / r['ms']:.2f} | {peer} | {r['buffers'] / 2**30:.1f} | "
                    f"{r['driver'] / 2**30:.1f} |")
-    return out + ["", "64 x 512 unless a row says otherwise; all have 32,768 tokens a step.  The T x T "
-                  "matrices of naive attention are multiplied by the portable kernels; gpu_proof.md "
-                  "compares it in float32, where all products are."]
+    return out + ["", "64 x 512 unless a row says otherwise; all have 32,768 tokens a step.  The T "
+                  "x T matrices of naive attention are multiplied by the portable kernels; "
+                  "gpu_proof.md compares it in float32, where all products are."]
 
 def decode_table(rows):
     out = ["| | ms a token | tokens/s |", "|---|---:|---:|"]
