@@ -104,6 +104,19 @@ def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
         assert state(f"{verb}2.bin") == state(f"{verb}.bin") and state(f"{verb}.bin")[0] == 60
 
 
+def test_both_programs_take_the_same_steps(tmp_path):
+    """The float32 losses of 50 steps; gpu_proof.py has 200, float64 and a control beside it."""
+    args = ("--data", ROOT / "data/shakespeare.txt", "--steps", 50, "--batch", 2048, "--lr", 3e-3,
+            "--warmup", 50, "--holdout", 0.1)
+    cli("t", "--preset", "small", "--dtype", "f32", *args, "--out", tmp_path / "gpu.bin")
+    result = nanoeuler("train", "small", *args, "--out", tmp_path / "cpu.bin", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    gpu, cpu = ([r["loss"] for r in ne.read_log(str(tmp_path / name)) if "loss" in r]
+                for name in ("gpu.jsonl", "cpu.jsonl"))
+    assert len(gpu) == len(cpu) == 50 and cpu[-1] < cpu[0] - 1
+    assert np.abs(np.subtract(gpu, cpu)).max() < 5e-5
+
+
 def gradient_errors(cfg, dtype, naive):
     """|gpu - cpu| / |cpu| of each tensor, of all together, and of the losses."""
     flat, (tokens, targets) = ne.init_params(cfg, 1, np.float64), batch(cfg, 3, 2)
