@@ -1020,9 +1020,10 @@ def read_examples(path, *answers):
     remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
     with reading(path, remedy):
         text = pathlib.Path(path).read_bytes()
-        listed = text.lstrip()[:1] == b"["
-        lines = [(f"line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
-        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))] if listed else lines
+        body = text.removeprefix(codecs.BOM_UTF8)
+        listed = body.lstrip()[:1] == b"["
+        lines = [(f"line {i}", s) for i, s in enumerate(body.splitlines(), 1) if s.strip()]
+        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(body))] if listed else lines
     for name, e in entries:
         with reading(f"{path}, {name}", remedy):
             e = e if listed else json.loads(e)
@@ -1259,6 +1260,8 @@ class Run:
 
     def __init__(self, out, start, options, engine=Model):
         self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
+        need(os.path.realpath(self.log) not in map(os.path.realpath, (out, options.data)),
+             f"the log of {out} would replace {self.log}; choose another --out")
         self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
         o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
         self.began, self.B = time.perf_counter() - s.elapsed, R * max(1, round(o.batch / T / R))
@@ -1361,7 +1364,9 @@ class Run:
         first, s.n_steps = s.step, s.n_steps or 1 << 40
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
         ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
+        save_if = lambda kind, *_: kind and issubclass(kind, OSError) and self.save()
         with open(self.log, "w", encoding="utf-8") as self.log_file, contextlib.ExitStack() as end:
+            end.push(save_if)                # nobody reads what is printed, or it cannot be written
             for number in (signal.SIGINT, signal.SIGTERM):
                 end.callback(signal.signal, number, signal.signal(number, ask))
             for r in log:                    # a killed run may have logged steps it did not save
@@ -1389,10 +1394,12 @@ class Run:
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
             final = s.step >= s.n_steps and self.validate()
+            s.n_steps %= 1 << 40             # 0: not yet planned
             self.save()
         if not final:
-            return print(f"\nstopped at step {s.step} of {s.n_steps}, and saved.  Go on with:\n    "
-                         f"python {self.model.program} {self.verb} --resume --out {self.out}")
+            return print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.  Go on "
+                         f"with:\n    python {self.model.program} {self.verb} --resume --out "
+                         f"{self.out}")
         print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")
         print_done(self.out, s, self.model)
@@ -1426,7 +1433,7 @@ class SftRun(Run):
         o.steps = o.steps or math.ceil(o.epochs * R * len(train) / self.B)
         empty = len(examples) - len(train) - len(val) - len(long)
         return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
-                ("left out", f"{len(long):,} examples longer than {T} tokens, {empty:,} empty"))
+                ("left out", f"{len(long):,} examples longer than --seq-len {T}, {empty:,} empty"))
 
     def sample(self, n):
         """The likeliest answer to a held-out instruction."""
@@ -1477,7 +1484,7 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     if resume:
         start = read_checkpoint(out)
         s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
-        free = {*longer, "micro_batch"}      # another machine may have less memory
+        free = {*longer, "data", "micro_batch"}          # of another machine
         with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
             options = run.Options(**s.options).check()
         for name, old in {**asdict(start.cfg), **asdict(options)}.items():
@@ -1486,6 +1493,8 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
         if longer:
             s.n_steps, options.steps = 0, 0
         options = replace(options, **{k: v for k, v in chosen.items() if k in free}).check()
+        if "minutes" in longer and s.elapsed:            # at the pace there was
+            s.n_steps = max(s.step, int(s.step * 60 * options.minutes / s.elapsed))
         if s.step >= (options.steps or s.n_steps or s.step + 1):
             return print_done(out, s, engine)
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
@@ -1508,11 +1517,16 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     run(out, start, options, engine).go()
 
 def read_log(path):
-    """The records of a JSON-lines log; a last line that a killed run left unfinished is skipped."""
+    """The records of a JSON-lines log.  What a killed run left unfinished is skipped."""
+    records = []
     with reading(path, "name a log that train, sft or dpo wrote"):
-        with open(path, encoding="utf-8") as f:
-            records = [json.loads(line) for line in f if line.endswith("\n")]
-        return [{"step": r["step"], **r} for r in records]
+        with open(path, encoding="utf-8", errors="replace") as f:
+            for line in f:
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    r = json.loads(line)
+                    records.append({"step": int(r["step"]), **r})
+            need(records or not f.tell(), "no line of it is the record of a step")
+    return records
 
 # ==== 10 Inference ====
 SHARED = 1 << 16     # bytes of a matrix; two threads that are awake need 2 us to start and to meet
@@ -1749,6 +1763,8 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
     print(f"{file}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
           f"{'answers' if answers else 'continues'} what you type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+    with contextlib.suppress(ImportError):   # arrow keys
+        importlib.import_module("readline")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while (text := input("\n> ")).strip() != "/quit":
             if text.strip() == "/reset":
@@ -1917,7 +1933,7 @@ def export(file, folder, gguf, matrices, force):
     if not (folder or gguf) or matrices not in ("f32", "f16", "q8_0"):
         raise UserError("name a directory or --gguf FILE, and --matrices f32, f16 or q8_0")
     c, remedy, at = read_checkpoint(file), "free space or name another place", os.path.join
-    for path in (gguf, folder and at(folder, "config.json")):
+    for path in (gguf, *(folder and at(folder, x) for x in ("config.json", "model.safetensors"))):
         keep(path or "", force)
     if gguf:
         with replacing(gguf, remedy) as temporary:
@@ -1930,6 +1946,10 @@ def export(file, folder, gguf, matrices, force):
     ends = {f"{end}_token": x for end, x in (("bos", s.bos), ("eos", s.eos)) if x in words}
     ids = {f"{end}_id": words[x] for end, x in ends.items()}
     chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
+    heads = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
+    for name, tensors in (("mtp.safetensors", heads), ("model.safetensors", weights)):
+        if tensors:
+            write_tensors(at(folder, name), {"format": "pt"}, tensors, remedy)
     for name, content in (
             ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
                              **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
@@ -1942,10 +1962,6 @@ def export(file, folder, gguf, matrices, force):
             ("tokenizer.json", json.loads(c.tokenizer.to_json()))):
         with replacing(at(folder, name), remedy) as temporary:
             pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    heads = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
-    for name, tensors in (("mtp.safetensors", heads), ("model.safetensors", weights)):
-        if tensors:
-            write_tensors(at(folder, name), {"format": "pt"}, tensors, remedy)
     print(f"{folder}: a LlamaForCausalLM" + f", and its heads 1 to {len(heads)}" * bool(heads))
 
 # ==== 13 Command line ====
@@ -1969,7 +1985,8 @@ def compile_kernels():
         return
     print("compiling the kernels: once, about 20 seconds", flush=True)
     code, folder = "import nanoeuler; nanoeuler.compile_part", os.path.dirname(__file__) or "."
-    parts = [subprocess.Popen([sys.executable, "-c", f"{code}({i})"], cwd=folder) for i in (1, 2)]
+    parts = [subprocess.Popen([sys.executable, "-c", f"{code}({i})"], cwd=folder,
+                              start_new_session=True) for i in (1, 2)]       # Ctrl-C is for us
     need(not any([p.wait() for p in parts]), "the kernels do not compile; see above, or report it")
     print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
 
@@ -2034,6 +2051,8 @@ def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     """Another engine hands in its own verbs."""
     root = argparse.ArgumentParser(description=text)
     add_verbs(partial(add_verb, root.add_subparsers(required=True, metavar="VERB")))
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="replace")             # a terminal may know ASCII only
     a, most = vars(root.parse_args(argv)), get_num_threads()
     call, threads = a.pop("call"), a.pop("threads")
     try:
@@ -2048,7 +2067,7 @@ def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     except UserError as e:
         problem = e
     except MemoryError as e:
-        problem = f"out of memory ({e}); use a smaller --micro-batch, or --weights int8"
+        problem = f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
     except OSError as e:
         problem = f"{e.filename or 'a file'}: {e.strerror}; see --out"
     print(f"nanoeuler: {problem}", file=sys.stderr)

@@ -44,21 +44,32 @@ def complete(path):
 def run_stage(stage, before, args):
     """One verb as a user types it.  Seconds it took, in this and in earlier sittings."""
     _, verb, gpu_verb, out, *flags = stage
+    data = {"sft": args.instructions, "dpo": args.pairs}.get(verb)
     command = [sys.executable, str(ROOT / ("nanoeuler_cuda.py" if args.gpu else "nanoeuler.py")),
                gpu_verb if args.gpu else verb]
     if os.path.exists(out) and not args.force:
         flags = ["--resume"]
     else:
+        for _, _, _, later, *_ in STAGES[STAGES.index(stage) + 1:]:      # it came from another
+            Path(later).unlink(missing_ok=True)
         flags = ([before] if before else []) + flags[args.gpu] + ["--force"]
-        if data := {"sft": args.instructions, "dpo": args.pairs}.get(verb):
+        if data:
             flags += ["--data", data]
         elif args.minutes:
             flags += ["--minutes", str(args.minutes)]
     command += flags + ["--out", out]
     print("\n$ " + " ".join(command), flush=True)
-    if subprocess.run(command).returncode or not complete(out):
+    child = subprocess.Popen(command)
+    try:
+        child.wait()
+    except KeyboardInterrupt:                # which the stage got as well: it saves
+        child.wait()
+    if child.returncode or not complete(out):
         sys.exit(f"{out} is not complete; the same command goes on")
-    return ne.read_checkpoint(out).state.elapsed
+    made = ne.read_checkpoint(out).state
+    if data and made.options["data"] != data:
+        sys.exit(f"{out} was made of {made.options['data']}, not of {data}; --force begins anew")
+    return made.elapsed
 
 
 def summed(model, tokenizer, e, key):
@@ -84,7 +95,7 @@ def measure(path, engine, examples, pairs):
     model = engine.Model(ne.replace(c.cfg, seq_len=max(256, c.cfg.seq_len)), c.flat)
     nats = [(summed(model, c.tokenizer, e, "output"), len(e["output"].encode())) for e in examples]
     fit = [(x, n) for x, n in nats if x is not None]
-    skill = [e for e in examples if e["source"] == "skill"]
+    skill = [e for e in examples if e.get("source") == "skill"]
     exact = sum(answer(model, c.tokenizer, e) == e["output"] for e in skill)
     margins = [(summed(model, c.tokenizer, e, "rejected"), summed(model, c.tokenizer, e, "chosen"))
                for e in pairs]
@@ -119,6 +130,13 @@ def report(rows, answers, out, minutes, program):
 
 
 def main():
+    try:
+        pipeline()
+    except ne.UserError as e:
+        sys.exit(f"pipeline: {e}")
+
+
+def pipeline():
     parser = argparse.ArgumentParser(description="pretraining, SFT, DPO, report")
     parser.add_argument("--gpu", action="store_true", help="with nanoeuler_cuda.py")
     parser.add_argument("--minutes", type=float, help="of pretraining")
@@ -129,9 +147,10 @@ def main():
     engine = importlib.import_module("nanoeuler_cuda") if args.gpu else ne
     if args.gpu:
         engine.open_device()
-    held = [[e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)]
-            for path, keys in ((args.instructions, ["output"]),
-                                (args.pairs, ["chosen", "rejected"]))]
+    held = []
+    for path, *keys in ((args.instructions, "output"), (args.pairs, "chosen", "rejected")):
+        held.append([e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)])
+        ne.need(held[-1], f"{path}: no example of it is held out; use more")
     rows, answers, before, began = [], [], None, time.perf_counter()
     for stage in STAGES:
         before, seconds = stage[3], run_stage(stage, before, args)

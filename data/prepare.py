@@ -7,7 +7,7 @@ A document ends with two blank lines. Duplicates (but for case and blanks) and w
 dropped. The rest is ordered by sha256: a shuffle that needs no seed, and a document stays on its
 side of the split when others come or go. Token file and tokenizer are those of nanoeuler.py.
 """
-import hashlib, mmap, re, sys
+import hashlib, mmap, re, shlex, sys
 from pathlib import Path
 import download as dl
 
@@ -110,6 +110,8 @@ def main(argv=None):
     if not files:
         raise dl.DataError(f"there is no {' and no '.join(CORPORA)} in {o.to}; run "
                            f"get_gutenberg.py and get_web.py first, or name texts")
+    if (o.to / o.out).resolve() in [f.resolve() for f in files]:
+        raise dl.DataError(f"{o.to / o.out} would replace what it is made of; choose another --out")
     corpus = Corpus(files)
     n, path = corpus.split(o.holdout), o.to / o.out
     gap = corpus.write(path, n)
@@ -128,7 +130,9 @@ def main(argv=None):
             print(f"{n:,} tokens of {len(text) / n:.2f} bytes; tokenizer {tokenizer.hash()[:12]}")
         else:
             print("short enough to be tokenized whenever a run starts")
-    print(f"Learn it with:\n    python nanoeuler.py train base --data {path} --holdout {holdout}")
+    size = f" --vocab-size {o.vocab_size}" if o.vocab_size not in (0, 4096) else ""
+    print(f"Learn it with:\n    python nanoeuler.py train base --data {shlex.quote(str(path))} "
+          f"--holdout {holdout}{size}")
 
 if __name__ == "__main__":
     sys.exit(dl.run(main))

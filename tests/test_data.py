@@ -564,7 +564,9 @@ def test_a_run_finds_the_tokens(tmp_path, capsys, monkeypatch):
     make(tmp_path, "web.txt", [prose(i, 600) for i in range(100)])
     prepared(tmp_path, "--vocab-size", "300", "--holdout", "0.05")
     out = capsys.readouterr().out
-    holdout, file = float(out.split("--holdout ")[1]), tmp_path / "pretrain.txt"
+    flags = out.split("--holdout ")[1].split()
+    assert flags[1:] == ["--vocab-size", "300"]
+    holdout, file = float(flags[0]), tmp_path / "pretrain.txt"
     cache, = tmp_path.glob("pretrain.txt.*.tokens")
     cfg = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=12, seq_len=16,
                     vocab_size=300, n_mtp=2)

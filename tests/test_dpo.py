@@ -230,7 +230,7 @@ def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path):  # n
     write(copy_of(base, tmp_path), [*bad, *PAIRS])
     result = nanoeuler(*RUN, "--steps", 1, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert re.search(r"left out +2 examples longer than 160 tokens, 1 empty", result.stdout)
+    assert re.search(r"left out +2 examples longer than --seq-len 160, 1 empty", result.stdout)
 
 
 def test_a_json_list_is_fine_too(base, tuned, tmp_path):  # noqa: F811

@@ -517,13 +517,77 @@ def test_an_existing_checkpoint_is_never_replaced_unasked(copy, text, monkeypatc
 @pytest.mark.parametrize("flags, words", [
     (["--lr", "0.5"], ["lr", "0.5"]), (["--batch", "128"], ["batch", "128", "64"]),
     (["--seq-len", "32"], ["seq_len", "32", "16"]), (["--n-mtp", "1"], ["n_mtp"]),
-    (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"]),
-    (["--data", "other.txt"], ["data", "other.txt"])])
+    (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"])])
 def test_changed_flags_on_resume(flags, words, copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     before = (copy / "nanoeuler.bin").read_bytes()
     refused(capsys, "train", "--resume", "--steps", 30, *flags, words=[*words, "--out"])
     assert (copy / "nanoeuler.bin").read_bytes() == before
+
+
+def test_a_text_may_move_but_not_change(text, copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    (copy / "moved.txt").write_bytes(text.read_bytes())
+    (copy / "other.txt").write_bytes(text.read_bytes()[1:])
+    again = ["train", "--resume", "--threads", "1", "--steps"]
+    assert ne.main([*again, "21", "--data", "moved.txt"]) in (0, None)
+    refused(capsys, *again[:2], "--steps", 22, "--data", "other.txt", words=["other.txt", "sha256"])
+    assert ne.main([*again, "22"]) in (0, None)          # where it was last
+
+
+@pytest.mark.parametrize("data, out", [("a.jsonl", "a.bin"), ("b.txt", "run.jsonl")])
+def test_a_log_replaces_neither_text_nor_checkpoint(data, out, text, elsewhere, capsys):
+    (elsewhere / data).write_bytes(text.read_bytes())
+    refused(capsys, "train", "--data", data, "--out", out, *FAST[:-1], 1, words=[".jsonl", "--out"])
+    assert [p.name for p in elsewhere.iterdir()] == [data]
+    assert (elsewhere / data).read_bytes() == text.read_bytes()
+
+
+def test_more_minutes_go_on_where_the_schedule_is(text, elsewhere, capsys):
+    run = ["--out", "m.bin", *FAST[:-4], "--threads", "1", "--warmup", "2"]
+    assert ne.main(["train", "--data", str(text), "--minutes", "0.03", *run]) in (0, None)
+    before = ne.read_checkpoint("m.bin").state
+    assert ne.main(["train", "--resume", "--out", "m.bin", "--minutes", "0.01"]) in (0, None)
+    assert "is complete" in capsys.readouterr().out
+    minutes = 2 * before.elapsed / 60
+    assert ne.main(["train", "--resume", "--out", "m.bin", "--minutes", f"{minutes}"]) in (0, None)
+    rates = [r["lr"] for r in ne.read_log("m.jsonl") if "lr" in r][before.step:]
+    assert len(rates) > 5 and max(rates) < 0.8 * 6e-3    # half of the cosine, not its top
+
+
+@pytest.mark.parametrize("stdout", ["closed", "full"])
+def test_a_run_whose_output_ends_is_saved(stdout, text, tmp_path):
+    full = open("/dev/full", "wb") if os.path.exists("/dev/full") else None
+    if stdout == "full" and not full:
+        pytest.skip("no /dev/full here")
+    process = subprocess.Popen(
+        command("train", "--data", text, "--steps", 100000, *FAST), cwd=tmp_path,
+        stdout=full if stdout == "full" else subprocess.PIPE, stderr=subprocess.PIPE)
+    if stdout == "closed":
+        while b"step" not in process.stdout.readline():
+            assert process.poll() is None
+        process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(timeout=60)
+    if stdout == "closed":                   # with /dev/full it may end before it begins
+        assert ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.step >= 5
+
+
+def test_a_terminal_that_knows_ascii_only(text, tmp_path):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = nanoeuler("train", "--data", text, "--steps", 4, "--eval-every", 2, *FAST, env=env,
+                       cwd=tmp_path)
+    assert result.returncode == 0 and "?" in result.stdout, result.stderr
+
+
+def test_a_damaged_line_of_the_log_stops_no_run(copy):
+    log = copy / "nanoeuler.jsonl"
+    lines = log.read_text("utf-8").splitlines()
+    lines[3:5] = ['{"step": null}', lines[3][:9]]
+    log.write_text("\n".join(lines) + "\n", "utf-8")
+    result = nanoeuler("train", "--resume", "--steps", 22, "--threads", 1, cwd=copy)
+    assert result.returncode == 0, result.stderr
+    assert [r["step"] for r in ne.read_log(str(log))][-1] == 22
 
 
 def test_same_flags_on_resume_are_fine(copy, monkeypatch, capsys):

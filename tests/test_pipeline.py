@@ -1,0 +1,84 @@
+"""The whole life in one command, at a size of seconds."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import FAST, ROOT, TEXT
+
+CODE = """
+import sys; sys.path[:0] = [{bench!r}]
+import pipeline
+tiny = [["--data", {text!r}, *{fast}, "--steps", {steps!r}],
+        ["--seq-len", "160", "--batch", "320", "--steps", "2"], ["--batch", "320", "--steps", "2"]]
+pipeline.STAGES = [(*stage[:4], flags, []) for stage, flags in zip(pipeline.STAGES, tiny)]
+sys.argv[1:] = ["--instructions", "ask.json", "--pairs", "pairs.json", *{args}]
+pipeline.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    asked = [dict(instruction=f"Add {a}.", input="", output="1", source="skill") for a in range(99)]
+    pairs = [dict(instruction=e["instruction"], input="", chosen="1", rejected="2") for e in asked]
+    for name, what in (("ask", asked), ("pairs", pairs), ("others", pairs[:98])):
+        (folder / f"{name}.json").write_text(json.dumps(what), "utf-8")
+    (folder / "text.txt").write_bytes(TEXT.read_bytes()[:40_000])
+    return folder
+
+
+def start(folder, *args, steps="3"):
+    code = CODE.format(bench=str(ROOT / "bench"), text="text.txt", fast=list(FAST), steps=steps,
+                       args=list(args))
+    return subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def finish(process):
+    out, _ = process.communicate(timeout=240)
+    assert "Traceback" not in out, out
+    return process.returncode, out
+
+
+def times(folder):
+    return {p.name: p.stat().st_mtime_ns for p in folder.glob("pipeline*.bin")}
+
+
+def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder):
+    code, out = finish(start(folder))
+    assert code == 0, out
+    report = (folder / "pipeline.md").read_text("utf-8")
+    assert all(f"| {stage} |" in report for stage in ("pretrained", "fine-tuned", "preferences"))
+    made = times(folder)
+    code, out = finish(start(folder))
+    assert code == 0 and times(folder) == made and len(made) == 3
+    code, out = finish(start(folder, "--pairs", "others.json"))
+    assert code and "pairs.json" in out and "--force" in out and times(folder) == made
+    (folder / "pipeline.bin").unlink()
+    code, out = finish(start(folder))
+    assert code == 0 and all(times(folder)[name] > made[name] for name in made)
+
+
+def test_a_stage_that_is_interrupted_saves(folder):
+    (folder / "pipeline.bin").unlink(missing_ok=True)
+    process, log = start(folder, steps="100000"), folder / "pipeline.jsonl"
+    log.unlink(missing_ok=True)
+    began = time.monotonic()
+    while not (log.exists() and log.read_text("utf-8").count("\n") > 3):
+        assert process.poll() is None and time.monotonic() - began < 60
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)    # as a terminal does
+    code, out = finish(process)
+    assert code and "the same command goes on" in out and (folder / "pipeline.bin").exists(), out
+
+
+def test_what_cannot_work_is_said_before_any_training(folder, tmp_path):
+    for name, text, word in (("none.json", None, "none.json"), ("few.json", "[]", "few.json")):
+        if text:
+            (tmp_path / name).write_text(text, "utf-8")
+        code, out = finish(start(folder, "--pairs", str(tmp_path / name)))
+        assert code and word in out and "step" not in out, out
