@@ -439,7 +439,7 @@ def main():
     parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
     parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
                         "the others: a .json file, or a directory for vocab.json, merges.txt")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()    # the file may stand behind the flags
     with open(0 if args.file == "-" else args.file, "rb") as f:
         data = f.read()
     if args.verb == "train":

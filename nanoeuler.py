@@ -1729,6 +1729,7 @@ def chat_ids(template, messages, state, tokenizer):
         special = tokenizer.specials.get(piece)
         text = piece.translate(said)
         ids += tokenizer.encode(text).tolist() if special is None else [special]
+    need(ids, "the model's chat template makes no text of it; choose --template alpaca or chatml")
     return ids
 
 def speak(file, prompt=None, decoder=Decoder, **chosen):
@@ -2050,10 +2051,14 @@ def add_verbs(add):
 def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     """Another engine hands in its own verbs."""
     root = argparse.ArgumentParser(description=text)
-    add_verbs(partial(add_verb, root.add_subparsers(required=True, metavar="VERB")))
+    verbs = root.add_subparsers(required=True, metavar="VERB")
+    add_verbs(partial(add_verb, verbs))
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.reconfigure(errors="replace")             # a terminal may know ASCII only
-    a, most = vars(root.parse_args(argv)), get_num_threads()
+    argv = sys.argv[1:] if argv is None else argv
+    v = verbs.choices.get(argv[0]) if argv else None     # its files may stand behind its flags
+    a = vars(v.parse_intermixed_args(argv[1:]) if v else root.parse_args(argv))
+    most = get_num_threads()
     call, threads = a.pop("call"), a.pop("threads")
     try:
         need(0 <= threads <= most, f"--threads is {threads}, expected 0 to {most}")

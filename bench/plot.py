@@ -30,7 +30,10 @@ def plot(logs, out):
         axes.plot(*xy.T, label=name, marker="o" if "val" in name else None, linewidth=1)
     axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
     axes.legend()
-    figure.savefig(out, dpi=120, bbox_inches="tight")
+    try:
+        figure.savefig(out, dpi=120, bbox_inches="tight")
+    except ValueError as e:                  # a format that it does not know
+        raise ne.UserError(f"{out}: {e}") from None
     print(f"wrote {out}")
 
 

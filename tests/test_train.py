@@ -742,6 +742,20 @@ def test_what_is_no_log_is_named(content, tmp_path):
         ne.read_log(tmp_path / "a.jsonl")
 
 
+def test_files_may_stand_behind_flags(copy):
+    (copy / "nanoeuler.bin").rename(copy / "mine.bin")
+    flags = ("--tokens", 3, "--threads", 1)
+    said = [nanoeuler("generate", *args, cwd=copy) for args in (
+        ("To", *flags, "mine.bin"), (*flags, "To", "mine.bin"), ("To", "mine.bin", *flags))]
+    assert [x.returncode for x in said] == [0, 0, 0] and len({x.stdout for x in said}) == 1
+    complains(nanoeuler("generate", "To", *flags, cwd=copy), "nanoeuler.bin")
+    (copy / "text.txt").write_bytes(b"a b a b")
+    for args in (("train", "--vocab-size", 258, "text.txt"), ("encode", "--tokenizer",
+                                                              "tokenizer.json", "text.txt")):
+        result = nanoeuler(*args, cwd=copy, program="bpe.py")
+        assert result.returncode == 0 and result.stdout, result.stderr
+
+
 def test_every_verb_has_help(capsys):
     def text(*args):
         with pytest.raises(SystemExit) as e:
