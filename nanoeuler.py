@@ -1242,6 +1242,8 @@ class DpoOptions(Optimization):
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
 
+UNPLANNED = 1 << 40  # steps of a run of --minutes, before its pace is known; none in a checkpoint
+
 def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
     Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
@@ -1341,7 +1343,8 @@ class Run:
 
     def save(self):
         self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        state = replace(self.state, n_steps=self.state.n_steps % UNPLANNED)
+        write_checkpoint(self.out, self.model.cfg, self.tokenizer, state, flat, moments)
 
     def say(self, prompt, n, sampling):
         """What the model says next, up to </s>."""
@@ -1361,7 +1364,7 @@ class Run:
         """The training loop.  With --minutes it plans as many steps as the time left allows, and
         no longer in the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
         o, s, asked = self.options, self.state, []
-        first, s.n_steps = s.step, s.n_steps or 1 << 40
+        first, s.n_steps = s.step, s.n_steps or UNPLANNED
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
         ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
         save_if = lambda kind, *_: kind and issubclass(kind, OSError) and self.save()
@@ -1394,11 +1397,10 @@ class Run:
                 if s.step % o.save_every == 0 and s.step < s.n_steps:
                     self.save()
             final = s.step >= s.n_steps and self.validate()
-            s.n_steps %= 1 << 40             # 0: not yet planned
             self.save()
         if not final:
-            return print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.  Go on "
-                         f"with:\n    python {self.model.program} {self.verb} --resume --out "
+            print(f"\nstopped at step {s.step} of {s.n_steps % UNPLANNED or '?'}, and saved.")
+            return print(f"Go on with:\n    python {self.model.program} {self.verb} --resume --out "
                          f"{self.out}")
         print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")

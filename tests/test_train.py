@@ -555,6 +555,20 @@ def test_more_minutes_go_on_where_the_schedule_is(text, elsewhere, capsys):
     assert len(rates) > 5 and max(rates) < 0.8 * 6e-3    # half of the cosine, not its top
 
 
+def test_a_run_that_stops_before_it_has_a_plan(text, elsewhere, capsys, monkeypatch):
+    """--minutes is made steps after the fifth; the checkpoint of an earlier stop knows of none."""
+    advance = ne.Run.advance
+    monkeypatch.setattr(ne.Run, "advance", lambda self: (
+        advance(self), self.state.step == 2 and signal.raise_signal(signal.SIGINT))[0])
+    start = ["train", "--data", str(text), "--minutes", "0.03", *FAST]
+    assert ne.main([*start, "--save-every", "1"]) in (0, None)
+    state = ne.read_checkpoint("nanoeuler.bin").state
+    assert (state.step, state.n_steps) == (2, 0) and "step 2 of ?" in capsys.readouterr().out
+    assert ne.main(["train", "--resume"]) in (0, None)
+    state = ne.read_checkpoint("nanoeuler.bin").state
+    assert 2 < state.step == state.n_steps < 10_000
+
+
 @pytest.mark.parametrize("stdout", ["closed", "full"])
 def test_a_run_whose_output_ends_is_saved(stdout, text, tmp_path):
     full = open("/dev/full", "wb") if os.path.exists("/dev/full") else None
