@@ -1558,32 +1558,29 @@ def matvec_add(y, w, scale, x):
 
 @jit
 def attention_decode(o, q, kc, vc, pos, scores):
-    """One query row per head against the cache, whose inner loops are over time.
-    o, q (H, D), kc, vc (G, D, T)"""
-    (H, D), G = q.shape, kc.shape[0]
-    n, scale, row = pos + 1, o.dtype.type(1 / math.sqrt(D)), scores[:pos + 1]
-    for h in range(H):
-        g, out, l = h * G // H, o[h], o.dtype.type(0)
-        row[:] = 0
-        for i in range(D):
-            k, qi = kc[g, i, :n], q[h, i] * scale
+    """One query row per head against the cache, the heads of a key together.
+    o, q (H, D), kc (G, D, T), vc (G, T, D)     scratch: scores (H / G, T)"""
+    (H, D), G, n, scale = q.shape, kc.shape[0], pos + 1, o.dtype.type(1 / math.sqrt(o.shape[1]))
+    for g in range(G):
+        h0, h1 = g * H // G, (g + 1) * H // G
+        matmul(scores[:, :n], q[h0:h1], kc[g, :, :n])
+        for h in range(h1 - h0):
+            row, l = scores[h, :n], o.dtype.type(0)
+            m = row_max(row)
             for t in range(n):
-                row[t] += qi * k[t]
-        m = row_max(row)
-        for t in range(n):
-            row[t] = exp(row[t] - m)
-            l += row[t]
-        for i in range(D):
-            v, total = vc[g, i, :n], o.dtype.type(0)
+                row[t] = exp((row[t] - m) * scale)
             for t in range(n):
-                total += row[t] * v[t]
-            out[i] = total / l
+                l += row[t]
+            norm = o.dtype.type(1) / l
+            for t in range(n):
+                row[t] *= norm
+        matmul(o[h0:h1], scores[:, :n], vc[g, :n])
 
 @jit
 def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, scores, logits, cos, sin,
                 eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,)     in: p, s as `stored`, of head 0     cache: kc, vc (L, G, D, T)"""
+    out: logits (V,)     in: p, s as `stored`, of head 0     kc (L, G, D, T), vc (L, G, T, D)"""
     (L, G, D, _), H = kc.shape, att.shape[0]
     rstd = np.empty(1, x.dtype)
     for c in range(x.size):
@@ -1597,7 +1594,7 @@ def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, score
         for g in range(G):
             for i in range(D):
                 kc[l, g, i, pos] = heads[H + g, i]
-                vc[l, g, i, pos] = heads[H + G + g, i]
+                vc[l, g, pos, i] = heads[H + G + g, i]
         attention_decode(att, heads[:H], kc[l], vc[l], pos, scores)
         matvec_add(x[0], p.attn_proj[l], s.attn_proj[l], att.reshape(H * D))
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
@@ -1634,8 +1631,8 @@ class Decoder:
         matrices, scales = zip(*rows)
         self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
         self.buffers = (Params(*matrices, *p[6:]), Scales(*scales), new(L, G, D, T),
-                        new(L, G, D, T), new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D),
-                        new(1, 2 * F), new(1, F), new(T), self.logits,
+                        new(L, G, T, D), new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D),
+                        new(1, 2 * F), new(1, F), new(H // G, T), self.logits,
                         *rope_table(cfg, flat.dtype))
 
     def step(self, token):
