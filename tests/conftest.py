@@ -46,6 +46,12 @@ def complains(result, *words):
     return lines[0]
 
 
+def needs(name):
+    """A package that the programs do not need, only a test that compares with it."""
+    extra = name if name == "torch" else "llama-cpp" if name == "llama_cpp" else "dev"
+    return pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
+
+
 def random_flat(cfg, seed, dtype=np.float64, scale=0.3):
     """Parameters at which nothing is nearly linear."""
     flat = ne.aligned((ne.n_params(cfg),), dtype)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import needs
 
-torch = pytest.importorskip("torch", reason="the extra torch brings it")
-pytest.importorskip("numba_cuda", reason="the extra cuda brings it")
+torch = needs("torch")
+needs("numba_cuda")
 
 import bench_gpu as bench
 import gpu_report

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import FAST, ROOT, TINY, command, complains, nanoeuler, random_flat
+from conftest import FAST, ROOT, TINY, command, complains, nanoeuler, needs, random_flat
 
 import bpe
 import nanoeuler as ne
@@ -60,7 +60,7 @@ def test_same_bytes_twice(checkpoint, tmp_path):
 @pytest.mark.parametrize("tied", [False, True])
 def test_safetensors_reads_llama_tensors(tied, tmp_path):
     """The library that everyone uses sees the names, shapes and values of a LlamaForCausalLM."""
-    safetensors = pytest.importorskip("safetensors.numpy")
+    safetensors = needs("safetensors.numpy")
     from dataclasses import replace
     cfg, path = replace(TINY, tie_embeddings=tied, n_mtp=3), tmp_path / "a.bin"
     tokenizer = bpe.train(b"to be or not to be, that is the question", cfg.vocab_size)

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, complains, nanoeuler
+from conftest import ROOT, TINY, complains, nanoeuler, needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -758,7 +758,7 @@ def compiled(kernel, kinds, cc):
 def assembled(kernel, kinds, arch):
     """What the assembler says of a kernel, linked as a launch links it: as a whole program.  (As a
     part of one, its tensor core instructions would wait for each other: C7509.)"""
-    core = pytest.importorskip("cuda.core", reason="the extra cuda brings it")
+    core = needs("cuda.core")
     code = core.ObjectCode.from_ltoir(library(kernel, kinds).get_ltoir(cc=ARCHS[arch][0]))
     linker = core.Linker(code, options=core.LinkerOptions(
         arch=arch, link_time_optimization=True, ptxas_options=["-v"], verbose=True))

@@ -10,10 +10,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import ROOT, TEXT, command, complains, nanoeuler
+from conftest import ROOT, TEXT, command, complains, nanoeuler, needs
 
 for package in ("duckdb", "requests", "tqdm"):
-    pytest.importorskip(package, reason=f"{package} is in the extra: pip install -e .[data]")
+    needs(package)
 
 sys.path.insert(0, str(ROOT / "data"))
 import download as dl

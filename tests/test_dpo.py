@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import TINY, command, complains, nanoeuler, random_flat
+from conftest import TINY, command, complains, nanoeuler, needs, random_flat
 from test_checkpoint import wait_for_step
 from test_sft import ADD, FLAGS, copy_of, refused
 from test_sft import base  # noqa: F401 (a fixture)
@@ -82,7 +82,7 @@ def test_gradient_at_the_reference():
 
 def test_gradient_equals_pytorchs():
     """autograd through -logsigmoid, from the logits back; float64."""
-    torch = pytest.importorskip("torch")
+    torch = needs("torch")
     tokens, targets = batch_of(TINY.n_mtp)
     model = ne.Model(TINY, random_flat(TINY, 4))
     logits = torch.tensor(model.logits(tokens)[:, 0].copy(), requires_grad=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, nanoeuler
+from conftest import ROOT, TINY, nanoeuler, needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bpe import TORTURE
@@ -76,7 +76,7 @@ def refused(capsys, *args):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers_computes_the_same_logits(name, tokenizer, tmp_path):
     """At every position of a full context; nothing but the directory goes from here to there."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch, transformers = needs("torch"), needs("transformers")
     cfg = CONFIGS[name]
     path = write(tmp_path / "a.bin", replace(cfg, vocab_size=512), tokenizer)
     run("export", path, tmp_path / "hf")
@@ -95,7 +95,7 @@ def test_transformers_computes_the_same_logits(name, tokenizer, tmp_path):
 
 
 def test_transformers_reads_tokenizer_and_template(tokenizer, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer, kind="chat")
     run("export", path, tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -113,7 +113,7 @@ def test_transformers_reads_tokenizer_and_template(tokenizer, tmp_path):
 
 def test_heads_travel_beside_the_llama(tokenizer, tmp_path):
     """safetensors opens both files; import gives the same model back, moments apart."""
-    safetensors = pytest.importorskip("safetensors.numpy")
+    safetensors = needs("safetensors.numpy")
     cfg = replace(TINY, n_mtp=3, vocab_size=512, tie_embeddings=True, rope_theta=5e5)
     path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template="hi", bos="<|im_start|>")
     run("export", path, tmp_path / "hf")
@@ -135,7 +135,7 @@ def test_heads_travel_beside_the_llama(tokenizer, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_sharded_model_of_transformers_runs_here(dtype, tokenizer, tmp_path):
     """Written by save_pretrained alone, in any of its types, several files."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch, transformers = needs("torch"), needs("transformers")
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         vocab_size=512, hidden_size=48, intermediate_size=80, num_hidden_layers=3, head_dim=20,
@@ -264,7 +264,7 @@ def test_llama_cpp_says_the_same(name, tokenizer, tmp_path):
 
 # ---- digits
 def test_words_around_digits_are_those_of_tokenizers():
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = needs("tokenizers")
     plain = bpe.train(TORTURE.encode(), 2000, SPECIALS)
     ours = bpe.Tokenizer(plain._ids, plain._lines, SPECIALS, digits=True)
     peer = tokenizers.Tokenizer.from_str(ours.to_json())
@@ -289,7 +289,7 @@ def test_digits_need_a_file_that_says_so(tokenizer, tmp_path):
 
 
 def test_a_byte_without_an_id_is_left_out():
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = needs("tokenizers")
     names = [c for c in bpe.CHARS if c not in "bq"] + ["ac"]
     ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, ["a c"])
     peer = tokenizers.Tokenizer.from_str(ours.to_json())
@@ -317,7 +317,7 @@ STATE = ne.State(kind="chat", bos="<|im_start|>", eos="</s>")
 
 @pytest.mark.parametrize("template", [SMOL, SMOL.replace("\n", "\\n"), PLAIN, OTHER])
 def test_templates_are_rendered_as_jinja_does(template):
-    jinja2 = pytest.importorskip("jinja2")
+    jinja2 = needs("jinja2")
     theirs = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
     for messages in (HELLO[:1], HELLO, [("system", "Be brief."), *HELLO]):
         want = theirs.render(messages=dicts(messages), add_generation_prompt=True,
@@ -342,7 +342,7 @@ def test_chatml_and_alpaca_need_no_package(monkeypatch):
     "{% if %}", "{{ 1 / 0 }}", "{{ x.y.z }}", "{{ messages[9].role }}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}"])
 def test_a_bad_template_gives_one_line(template):
-    pytest.importorskip("jinja2")
+    needs("jinja2")
     with pytest.raises(ne.UserError, match="--template") as error:
         ne.render(template, HELLO, STATE)
     assert "\n" not in str(error.value)
@@ -420,7 +420,7 @@ def test_rounding_is_to_the_nearest():
     x = np.random.default_rng(1).standard_normal((50, 40)).astype(np.float32)
     w, _ = ne.stored(x, "bf16")
     assert np.all(np.abs(ne.from_bf16(w) - x) <= np.abs(x) * 2.0 ** -8)
-    torch = pytest.importorskip("torch")
+    torch = needs("torch")
     assert np.array_equal(ne.from_bf16(w), torch.tensor(x).bfloat16().float().numpy())
     w, scale = ne.stored(x, "int8")
     assert np.all(np.abs(w * scale[:, None] - x) <= 0.5001 * scale[:, None])
@@ -700,8 +700,8 @@ def test_smollm_says_paris(smollm, tmp_path):
 
 def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
     """Weights by the gguf package, rows turned here, run by transformers; ids by tokenizers."""
-    gguf, torch = package(), pytest.importorskip("torch")
-    transformers, tokenizers = (pytest.importorskip(x) for x in ("transformers", "tokenizers"))
+    gguf, torch = package(), needs("torch")
+    transformers, tokenizers = (needs(x) for x in ("transformers", "tokenizers"))
     f = gguf.GGUFReader(smollm[0])
     value = lambda key: f.fields[f"tokenizer.ggml.{key}"].contents()
     tokens = value("tokens")

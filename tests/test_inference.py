@@ -10,7 +10,7 @@ from dataclasses import replace
 import naive
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, command, complains, nanoeuler, random_flat
+from conftest import ROOT, TINY, command, complains, nanoeuler, needs, random_flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -309,7 +309,7 @@ def test_plot_in_the_terminal(trained, tmp_path, monkeypatch, capsys):
 
 
 def test_plot_with_matplotlib(trained, tmp_path):
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     result = nanoeuler("plot", trained / "nanoeuler.jsonl", "--out", tmp_path / "a.png",
                        cwd=tmp_path)
     assert result.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -344,7 +344,7 @@ def test_plot_of_one_step(tmp_path, monkeypatch, capsys):
 ])
 def test_what_the_verbs_refuse(args, words, copy, monkeypatch, capsys):
     if "a.png" in args[-1]:
-        pytest.importorskip("matplotlib")
+        needs("matplotlib")
     monkeypatch.chdir(copy)
     code = ne.main([*args, "--threads", "1"])
     lines = capsys.readouterr().err.splitlines()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import naive
 import numpy as np
 import pytest
-from conftest import TEXT, nanoeuler, random_flat
+from conftest import TEXT, nanoeuler, needs, random_flat
 from numba import get_num_threads, set_num_threads
 
 import nanoeuler as ne
@@ -61,7 +61,7 @@ def torch_loss(peer, tokens, targets, mtp_weight):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_forward_and_backward_equal_pytorch(name):
-    torch = pytest.importorskip("torch")
+    torch = needs("torch")
     import torch_peer
     changes, B, T = SHAPES[name]
     cfg = replace(BASE, **changes)

@@ -12,7 +12,7 @@ import time
 import naive
 import numpy as np
 import pytest
-from conftest import FAST, ROOT, TEXT, TINY, command, complains, nanoeuler, random_flat
+from conftest import FAST, ROOT, TEXT, TINY, command, complains, nanoeuler, needs, random_flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import get_num_threads, set_num_threads
@@ -35,7 +35,7 @@ def hyper(t, lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, wd=0.1, clip=1e9):
 
 
 def test_adamw_equals_pytorch():
-    torch = pytest.importorskip("torch")
+    torch = needs("torch")
     rng, N, n_decay = np.random.default_rng(1), 5000, 3111
     p, m, v = rng.standard_normal(N), np.zeros(N), np.zeros(N)
     parts = [torch.nn.Parameter(torch.tensor(x)) for x in (p[:n_decay].copy(), p[n_decay:].copy())]
@@ -569,22 +569,15 @@ def test_a_run_that_stops_before_it_has_a_plan(text, elsewhere, capsys, monkeypa
     assert 2 < state.step == state.n_steps < 10_000
 
 
-@pytest.mark.parametrize("stdout", ["closed", "full"])
-def test_a_run_whose_output_ends_is_saved(stdout, text, tmp_path):
-    full = open("/dev/full", "wb") if os.path.exists("/dev/full") else None
-    if stdout == "full" and not full:
-        pytest.skip("no /dev/full here")
-    process = subprocess.Popen(
-        command("train", "--data", text, "--steps", 100000, *FAST), cwd=tmp_path,
-        stdout=full if stdout == "full" else subprocess.PIPE, stderr=subprocess.PIPE)
-    if stdout == "closed":
-        while b"step" not in process.stdout.readline():
-            assert process.poll() is None
-        process.stdout.close()
+def test_a_run_whose_output_nobody_reads_is_saved(text, tmp_path):
+    process = subprocess.Popen(command("train", "--data", text, "--steps", 100000, *FAST),
+                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while b"step" not in process.stdout.readline():
+        assert process.poll() is None
+    process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
     process.wait(timeout=60)
-    if stdout == "closed":                   # with /dev/full it may end before it begins
-        assert ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.step >= 5
+    assert 5 <= ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.step < 250
 
 
 def test_a_terminal_that_knows_ascii_only(text, tmp_path):
@@ -661,7 +654,7 @@ def test_an_unwritable_directory(copy):
 
 def test_file_size_limit_keeps_the_old_checkpoint(copy):
     """The file system gives out in the middle of a checkpoint."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="limits of POSIX")
     before = (copy / "nanoeuler.bin").read_bytes()
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2,) * 2)
     result = nanoeuler("train", "--resume", "--steps", 40, "--threads", 1, cwd=copy,

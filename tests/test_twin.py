@@ -8,12 +8,12 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, nanoeuler, random_flat
+from conftest import ROOT, TINY, nanoeuler, needs, random_flat
 from test_checkpoint import wait_for_step
 from test_dpo import PAIRS
 from test_sft import ADD
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 import twin
 
