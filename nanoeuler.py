@@ -1241,6 +1241,7 @@ class DpoOptions(Optimization):
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
+    nll: float = setting(0.0, 0, 1e3, "share of -log pi(chosen) a token in the loss")
 
 UNPLANNED = 1 << 40  # steps of a run of --minutes, before its pace is known; none in a checkpoint
 
@@ -1468,6 +1469,7 @@ class DpoRun(SftRun):
         reference = self.learned[self.batches.pick(self.state.step * self.B, self.B)]
         ce, weight = self.losses(tokens, targets, micro), np.zeros((self.B, len(targets)))
         self.measures, weight[:, 0] = dpo_loss(ce, reference, self.options.beta)     # head 0 only
+        weight[::2, 0] += 2 * self.options.nll / self.B / (targets[0, ::2] >= 0).sum(1)
         return weight
 
     def validate(self, rows=None):
