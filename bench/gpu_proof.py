@@ -9,7 +9,7 @@ parity     The small preset, trained on Shakespeare for 200 steps from one set o
            the CPU against itself in float32 with weights changed by 1e-7 of their size, because
            training amplifies any rounding.
 bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32,
-           on the same batches; each type again from weights changed by 1e-7 of their size, so
+           on the same batches, with the warm-up that `t` has; each type again from weights changed by 1e-7 of their size, so
            that what the type does to the loss stands beside what any rounding does.
 attention  A training step of the base preset in float32 with FlashAttention and with T x T matrices
            in memory, both through the same matmul: milliseconds (median of 5), measured and
@@ -39,14 +39,14 @@ from numba import cuda
 
 STEPS, LR = 200, 3e-3
 
-def train(model, batches, steps=STEPS, most=LR, B=16):
+def train(model, batches, steps=STEPS, most=LR, B=16, warmup=50):
     """The loss of head 0 at each step."""
     losses = []
     for step in range(steps):
         tokens, targets = batches.take(step * B, B)
         model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
         t = step + 1
-        lr = ne.lr_at(step, steps, most, 50, 0.1)
+        lr = ne.lr_at(step, steps, most, warmup, 0.1)
         ce, _ = model.update(np.array([lr, 0.9, 0.95, 1e-8, 0.1, 1.0, 1 - 0.9 ** t, 1 - 0.95 ** t]))
         losses.append(ce[0] / (targets[0] >= 0).sum())
     return np.array(losses)
@@ -87,7 +87,8 @@ def bf16():
     noise = np.random.default_rng(1)
     for run in range(12):
         for name in ("bf16", "f32")[:2 if run < 2 else 1]:
-            losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8)
+            losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8,
+                           nc.Run.Options.warmup)
             out[name].append(losses.reshape(-1, 50).mean(1).tolist())
             print(name, run, out[name][-1], flush=True)
             gc.collect()
