@@ -9,8 +9,9 @@ parity     The small preset, trained on Shakespeare for 200 steps from one set o
            the CPU against itself in float32 with weights changed by 1e-7 of their size, because
            training amplifies any rounding.
 bf16       The base preset on Shakespeare for 500 steps of 8 x 512 tokens, in bfloat16 and float32,
-           on the same batches, with the warm-up that `t` has; each type again from weights changed by 1e-7 of their size, so
-           that what the type does to the loss stands beside what any rounding does.
+           on the same batches, with the warm-up that `t` has; each type again from weights changed
+           by 1e-7 of their size, so that what the type does to the loss stands beside what any
+           rounding does.
 attention  A training step of the base preset in float32 with FlashAttention and with T x T matrices
            in memory, both through the same matmul: milliseconds (median of 5), measured and
            predicted memory.
