@@ -1009,6 +1009,12 @@ PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an i
 def prompt_of(example):
     return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
 
+def encode_cut(tokenizer, text, share, rng):
+    """Ids of a text of which this share of the characters, drawn anew each time, begin a token: so
+    a word is met in many spellings (subword regularization; Kudo 2018)."""
+    at = [0, *np.flatnonzero(rng.random(len(text)) < share), len(text)]
+    return np.concatenate([tokenizer.encode(text[i:j]) for i, j in zip(at, at[1:])])
+
 def held_out(example):
     """About one example in 50, by a hash: the same question is always on the same side."""
     question = f"{example['instruction']}\0{example['input']}".encode()
@@ -1234,6 +1240,7 @@ class SftOptions(Optimization):
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    cuts: float = setting(0.0, 0, 0.5, "share of characters that begin a token, drawn anew")
 
 @dataclass
 class DpoOptions(Optimization):
@@ -1416,16 +1423,27 @@ class SftRun(Run):
         o, end, T, R = self.options, self.state.eos, cfg.seq_len, self.R
         examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
-        encode, end = self.tokenizer.encode, np.int32(self.tokenizer.specials[end])
+        end, rng = np.int32(self.tokenizer.specials[end]), np.random.default_rng(o.seed)
+
+        def rows_of(e, share=0.0):
+            """[(prompt, response)] of an example, None if it is too long; </s> is a target only"""
+            prompt, *answers = (encode_cut(self.tokenizer, text, share, rng) for text in (
+                prompt_of(e), *(e[key] for key in self.answers)))
+            fits = len(prompt) + max(map(len, answers)) <= T
+            return [(prompt, np.append(answer, end)) for answer in answers] if fits else None
+
         train, val, long = parts = [], [], []
         for e in examples:
-            prompt, answers = encode(prompt_of(e)), [e[key] for key in self.answers]
-            rows = [(prompt, np.append(encode(answer), end)) for answer in answers]
-            fits = max(len(prompt) + len(answer) for _, answer in rows) <= T + 1     # </s> is a
-            if all(answers) and e["instruction"] or not fits:                        # target only
-                parts[held_out(e) if fits else 2].append((e, rows))
+            rows = rows_of(e)
+            if all(e[key] for key in self.answers) and e["instruction"] or not rows:
+                parts[held_out(e) if rows else 2].append((e, rows))
         need(train and val, f"{o.data}: {len(train)} examples to learn, {len(val)} held out, "
              f"{len(long)} longer than {T} tokens; use more, or a longer --seq-len")
+        n, empty = len(train), len(examples) - sum(map(len, parts))
+        o.steps = o.steps or math.ceil(o.epochs * R * n / self.B)
+        if share := vars(o).get("cuts"):         # each epoch is cut elsewhere
+            train = [(e, rows_of(e, share) or rows) for _ in range(math.ceil(o.epochs))
+                     for e, rows in train]
         size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
         self.batches, self.test = (Examples([row for _, rows in part for row in rows], T,
                                             cfg.n_mtp, o.seed, R) for part in (train, val))
@@ -1433,9 +1451,7 @@ class SftRun(Run):
         self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
         self.questions = [e for e, _ in val]
         self.bytes_per_token = size(train, self.answers) / (self.batches.answers >= 0).sum()
-        o.steps = o.steps or math.ceil(o.epochs * R * len(train) / self.B)
-        empty = len(examples) - len(train) - len(val) - len(long)
-        return (("examples", f"{o.data}, {len(train):,} and {len(val):,} held out"),
+        return (("examples", f"{o.data}, {n:,} and {len(val):,} held out"),
                 ("left out", f"{len(long):,} examples longer than --seq-len {T}, {empty:,} empty"))
 
     def sample(self, n):

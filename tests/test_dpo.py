@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,8 +81,9 @@ def test_gradient_at_the_reference():
     assert not model.g.lm_head[1:].any()
 
 
-def test_gradient_equals_pytorchs():
-    """autograd through -logsigmoid, from the logits back; float64."""
+@pytest.mark.parametrize("nll", [0.0, 1.5])
+def test_gradient_equals_pytorchs(nll):
+    """autograd through -logsigmoid and the chosen's mean loss, from the logits back; float64."""
     torch = needs("torch")
     tokens, targets = batch_of(TINY.n_mtp)
     model = ne.Model(TINY, random_flat(TINY, 4))
@@ -92,11 +94,15 @@ def test_gradient_equals_pytorchs():
     reference = np.random.default_rng(5).normal(log_pi.detach().numpy(), 3)
     ratio = log_pi - torch.tensor(reference)
     loss = -torch.nn.functional.logsigmoid(0.7 * (ratio[::2] - ratio[1::2])).mean()
-    loss.backward()
-    ce, weight = model.losses(tokens, targets[0]), np.zeros((len(tokens), TINY.n_mtp))
+    (loss - nll * (log_pi / (y >= 0).sum(1))[::2].mean()).backward()
+    ce = model.losses(tokens, targets[0])
     assert ce == pytest.approx(-log_pi.detach().numpy(), rel=1e-12)
-    measures, weight[:, 0] = ne.dpo_loss(ce, -reference, 0.7)
-    assert measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    run = SimpleNamespace(
+        learned=-reference, B=len(tokens), state=SimpleNamespace(step=0),
+        batches=SimpleNamespace(pick=lambda i, n: np.arange(i, i + n)),
+        losses=lambda x, y, micro: model.losses(x, y[0]), options=ne.DpoOptions(beta=0.7, nll=nll))
+    weight = ne.DpoRun.weights(run, tokens, targets, 0)
+    assert run.measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
     model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place
     assert np.allclose(model.a.logits[:, 0], logits.grad.numpy(), rtol=1e-10, atol=1e-15)
     assert not model.a.logits[:, 1:].any()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,6 +132,41 @@ def test_examples_come_in_shuffled_epochs():
     assert not np.array_equal(taken[0], taken[1])
     again = ne.Examples(pairs, 4, 2, 5)
     assert np.array_equal(again.take(20, 6)[0], examples.take(20, 6)[0])   # the cursor is the step
+
+
+@settings(max_examples=60)
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60),
+       share=st.floats(0, 0.5))
+def test_cut_tokens_spell_the_same_text(checkpoint_tokenizer, text, share):
+    ids = ne.encode_cut(checkpoint_tokenizer, text, share, np.random.default_rng(1))
+    assert checkpoint_tokenizer.decode(ids) == text.encode()
+    if not share:
+        assert np.array_equal(ids, checkpoint_tokenizer.encode(text))
+
+
+def test_a_share_of_the_characters_begins_a_piece():
+    pieces = SimpleNamespace(encode=lambda text: np.array([len(text)]))
+    cut = lambda seed: ne.encode_cut(pieces, "x" * 100_000, 0.2, np.random.default_rng(seed))
+    assert cut(1).sum() == 100_000 and not np.array_equal(cut(1), cut(2))
+    assert len(cut(1)) == pytest.approx(20_000, rel=0.03)        # 4 standard deviations: 2.5 %
+
+
+def test_each_epoch_is_cut_elsewhere(base, tmp_path):
+    start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
+    start = start._replace(moments=(), state=ne.State(kind="chat", eos="</s>"))
+    batches = []
+    for cuts in (0.0, 0.1):
+        options = ne.SftOptions(data=str(base / "add.json"), epochs=1.5, cuts=cuts).check()
+        run = ne.SftRun(str(tmp_path / "x.bin"), start, options)
+        batches.append((run.batches.rows, run.test.rows, run.state.n_steps))
+    (plain, test, steps), (cut, cut_test, cut_steps) = batches
+    assert np.array_equal(test, cut_test) and steps == cut_steps         # asked as users ask
+    assert len(cut) == 2 * len(plain)
+    first, second = cut[:len(plain)], cut[len(plain):]
+    read = lambda rows: [start.tokenizer.decode(row[row >= 0]) for row in rows]
+    assert read(first) == read(second) == read(plain)
+    apart = lambda a, b: (a != b).any(1).mean()
+    assert apart(first, plain) > 0.9 and apart(second, plain) > 0.9 and apart(first, second) > 0.9
 
 
 def test_held_out_by_hand():
