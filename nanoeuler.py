@@ -1047,10 +1047,11 @@ class Examples(Batches):
     Targets are the tokens of the response alone, for every head; a row knows of no other.  The R
     responses to one prompt stay together."""
 
-    def __init__(self, pairs, T, n_mtp, seed, R=1):
-        """pairs: (prompt, response) as arrays of ids, T + 1 at most together"""
+    def __init__(self, pairs, T, n_mtp, seed, R=1, copies=1):
+        """pairs: (prompt, response) as arrays of ids, T + 1 at most together; one copy of them
+        after the other, epoch e reads copy e"""
         self.T, self.P, self.R, self.seed, self.epoch = T, n_mtp, R, seed, None
-        self.n = len(pairs) // R
+        self.n, self.copies = len(pairs) // R // copies, copies
         self.rows = np.full((len(pairs), T + n_mtp), -1, np.int32)
         self.answers = self.rows.copy()
         for row, answer, (prompt, response) in zip(self.rows, self.answers, pairs):
@@ -1063,8 +1064,11 @@ class Examples(Batches):
 
     def pick(self, i, B):
         """Which rows are i to i + B of the run."""
-        R = self.R
-        return [R * self.shuffled(j // R) + j % R for j in range(i, i + B)]
+        R, rows = self.R, []
+        for j in range(i, i + B):
+            k = self.shuffled(j // R)                # and sets self.epoch
+            rows.append(R * (self.epoch % self.copies * self.n + k) + j % R)
+        return rows
 
     def take(self, i, B):
         return self.batch(self.pick(i, B))
@@ -1219,7 +1223,7 @@ class Optimization(Settings):
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
     warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
-    weight_decay: float = setting(0.1, 0, 1, "of matrices only")
+    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
     beta1: float = setting(0.9, 0, 0.9999, "memory of the gradient")
     beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
     clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
@@ -1248,7 +1252,7 @@ class DpoOptions(Optimization):
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
-    nll: float = setting(0.0, 0, 1e3, "share of -log pi(chosen) a token in the loss")
+    nll: float = setting(0.0, 0, 1e3, "times -log pi(chosen) a token, added to the loss shown")
 
 UNPLANNED = 1 << 40  # steps of a run of --minutes, before its pace is known; none in a checkpoint
 
@@ -1420,10 +1424,10 @@ class SftRun(Run):
     answers = ["output"]
 
     def load(self, cfg):
-        o, end, T, R = self.options, self.state.eos, cfg.seq_len, self.R
+        o, T, R, rng = self.options, cfg.seq_len, self.R, np.random.default_rng(self.options.seed)
         examples, digest = read_examples(o.data, *self.answers)
         self.same_data(digest)
-        end, rng = np.int32(self.tokenizer.specials[end]), np.random.default_rng(o.seed)
+        end = np.int32(self.tokenizer.specials[self.state.eos])
 
         def rows_of(e, share=0.0):
             """[(prompt, response)] of an example, None if it is too long; </s> is a target only"""
@@ -1435,18 +1439,21 @@ class SftRun(Run):
         train, val, long = parts = [], [], []
         for e in examples:
             rows = rows_of(e)
-            if all(e[key] for key in self.answers) and e["instruction"] or not rows:
-                parts[held_out(e) if rows else 2].append((e, rows))
+            if not rows:
+                long.append(e)
+            elif e["instruction"] and all(e[key] for key in self.answers):
+                parts[held_out(e)].append((e, rows))
         need(train and val, f"{o.data}: {len(train)} examples to learn, {len(val)} held out, "
              f"{len(long)} longer than {T} tokens; use more, or a longer --seq-len")
-        n, empty = len(train), len(examples) - sum(map(len, parts))
+        n, empty, copies = len(train), len(examples) - sum(map(len, parts)), 1
         o.steps = o.steps or math.ceil(o.epochs * R * n / self.B)
-        if share := vars(o).get("cuts"):         # each epoch is cut elsewhere
-            train = [(e, rows_of(e, share) or rows) for _ in range(math.ceil(o.epochs))
-                     for e, rows in train]
+        if share := vars(o).get("cuts"):         # 16 epochs are cut each in its own way
+            copies = min(16, math.ceil(o.steps * self.B / R / n))
+            train = [(e, rows_of(e, share) or rows) for _ in range(copies) for e, rows in train]
         size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
-        self.batches, self.test = (Examples([row for _, rows in part for row in rows], T,
-                                            cfg.n_mtp, o.seed, R) for part in (train, val))
+        self.batches, self.test = (
+            Examples([row for _, rows in part for row in rows], T, cfg.n_mtp, o.seed, R, k)
+            for part, k in ((train, copies), (val, 1)))
         tokens, targets = self.test.batch(slice(None))
         self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
         self.questions = [e for e, _ in val]

@@ -2677,6 +2677,7 @@ class Run(ne.Run):
         batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
         holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
         warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
+        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; much: books are reread")
 
 class SftRun(ne.SftRun):
     verb = "s"

@@ -30,8 +30,10 @@ REPORT = "pipeline.md"                       # git ignores it, and the checkpoin
 # title, verbs of the CPU and of the GPU program, file, flags of the one and of the other
 STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"], []),
           ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"],
-           ["--seq-len", "256"]),
-          ("preferences", "dpo", "d", "pipeline_dpo.bin", [], [])]
+           ["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
+           "--mtp-weight", "0", "--cuts", "0.04"]),
+          ("preferences", "dpo", "d", "pipeline_dpo.bin", [],
+           ["--batch", "4096", "--lr", "6e-5", "--nll", "1"])]
 
 
 def complete(path):

@@ -169,6 +169,22 @@ def test_each_epoch_is_cut_elsewhere(base, tmp_path):
     assert apart(first, plain) > 0.9 and apart(second, plain) > 0.9 and apart(first, second) > 0.9
 
 
+def test_an_epoch_reads_a_copy_of_its_own():
+    """Each example once an epoch, epoch e from copy e, in the order of examples without copies."""
+    n, row = 11, lambda i: (np.array([i], np.int32), np.array([1], np.int32))
+    plain = ne.Examples([row(i) for i in range(n)], 4, 2, 5)
+    for copies in (2, 3):
+        cut = ne.Examples([row(i) for i in range(copies * n)], 4, 2, 5, 1, copies)
+        picked = np.array(cut.pick(0, 5 * n))
+        assert np.array_equal(picked % n, plain.pick(0, 5 * n))
+        assert (picked.reshape(5, n) // n == np.arange(5)[:, None] % copies).all()
+        assert cut.pick(n - 3, 7) == picked[n - 3:n + 4].tolist()        # across two epochs
+    pairs = ne.Examples([row(i) for i in range(2 * 2 * n)], 4, 2, 5, 2, 2)
+    picked = np.array(pairs.pick(0, 4 * n)).reshape(2, n, 2)
+    assert (picked[:, :, 1] == picked[:, :, 0] + 1).all() and (picked[:, :, 0] % 2 == 0).all()
+    assert (np.sort(picked[:, :, 0]) == 2 * np.arange(2 * n).reshape(2, n)).all()
+
+
 def test_held_out_by_hand():
     e = dict(instruction="Name a colour.", input="not \u00e9")
     digest = hashlib.sha256("Name a colour.\0not \u00e9".encode()).hexdigest()
