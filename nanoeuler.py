@@ -24,12 +24,13 @@ Contents
     4.3  RMSNorm                              9    Training: from a text, and from examples
     4.4  RoPE                                 10   Inference
     4.5  Attention                            11   Import and export
-    4.6  SwiGLU                               13   Command line
+    4.6  SwiGLU                               13   Command line; 12, self-tests, is the GPU's
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
+        In 4.5 P, S and dS are the matrices of the papers.
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
-        w the weights packed for the matmul.
+        w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
         task of its gradient.  Each number is written by one task, in one order: the result does not
         depend on how many threads there are or which of them takes which task.
@@ -721,31 +722,13 @@ def run(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, task
                 matrix_gradient(kind, l, n0, n1, g, a, d, scratch.dy[i])
                 n = next_task(counter, 8)
         embedding_backward(g.wte, d.x[:, 0], tokens)
-        for b in range(B):
-            for l in range(g.attn_norm.shape[0]):
-                for c in range(g.final_norm.size):
-                    g.attn_norm[l, c] += d.attn_norm[b, l, c]
-                    g.mlp_norm[l, c] += d.mlp_norm[b, l, c]
-            for c in range(g.final_norm.size):
-                g.final_norm[c] += d.final_norm[b, c]
 
 @jit_parallel
 def pack_weights(w, wt, p):
-    """Every matrix W and W^T into its panels; once after each update of the parameters."""
-    L, P = w.qkv.shape[0], w.lm_head.shape[0]
-    for i in prange(L + P):
-        if i < L:
-            pack(w.qkv[i], p.qkv[i])
-            pack(wt.qkv[i], p.qkv[i].T)
-            pack(w.attn_proj[i], p.attn_proj[i])
-            pack(wt.attn_proj[i], p.attn_proj[i].T)
-            pack(w.gate_up[i], p.gate_up[i])
-            pack(wt.gate_up[i], p.gate_up[i].T)
-            pack(w.down[i], p.down[i])
-            pack(wt.down[i], p.down[i].T)
-        else:
-            pack(w.lm_head[i - L], head_matrix(p, i - L, P))
-            pack(wt.lm_head[i - L], head_matrix(p, i - L, P).T)
+    """Each W (N, K) of p, and W^T, into its panels."""
+    for i in prange(len(p)):
+        pack(w[i], p[i])
+        pack(wt[i], p[i].T)
 
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
@@ -763,16 +746,20 @@ class Model:
         self.g, self.shape = views(self.g_flat, param_table(cfg)), None
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.tasks = np.array([(kind, l, n, min(n + NB, N))
-                               for kind, (w, name) in enumerate(zip(self.w, Panels._fields))
-                               for N in getattr(self.p, name).shape[1:2]
-                               for l in range(len(w)) for n in range(0, N, NB)])
+                               for kind, (L, _, N, _) in enumerate(w.shape for w in self.w)
+                               for l in range(L) for n in range(0, N, NB)])
         self.pack()
 
     def new(self, shapes):
         return type(shapes)(*(aligned(shape, self.flat.dtype) for shape in shapes))
 
     def pack(self):
-        pack_weights(self.w, self.wt, self.p)
+        """Every matrix into its panels; once after each update of the parameters."""
+        p, tied = self.p, int(self.cfg.tie_embeddings)
+        for w, wt, x in zip(self.w, self.wt, p[1:5]):
+            pack_weights(w, wt, x)
+        for part, heads in (slice(tied), p.wte[None][:tied]), (slice(tied, None), p.lm_head):
+            pack_weights(self.w.lm_head[part], self.wt.lm_head[part], heads)
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
         """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""
@@ -788,6 +775,10 @@ class Model:
         run(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets), weight,
             self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks, self.cos[:T],
             self.sin[:T], self.cfg.norm_eps)
+        if until == GRADIENT:                # the gains, in the order of the batch
+            for gain, rows in zip(self.g[6:], self.d[2:]):
+                for row in rows:
+                    gain += row
         return losses
 
     def logits(self, tokens):
@@ -827,14 +818,17 @@ class Model:
         return f"{get_num_threads()} threads, {self.flat.dtype}"
 
     def first_bad_tensor(self):
-        """The first entry, in the order of the computation, that is a NaN or an infinity."""
-        for kind, group in (("parameter", self.p), ("activation", self.a),
-                            ("its gradient", self.d), ("gradient", self.g)):
-            for name, x in group._asdict().items():
-                if not np.isfinite(x).all():
-                    at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-                    return f"{kind} {name}{list(at)} is {x[at]}"
-        return "the loss is not finite"
+        return first_bad_tensor(self)
+
+def first_bad_tensor(model, host=np.asarray):
+    """The first entry, in the order of the computation, that is a NaN or an infinity."""
+    for kind, group in (("parameter", model.p), ("activation", model.a),
+                        ("its gradient", model.d), ("gradient", model.g)):
+        for name, x in zip(group._fields, map(host, group)):
+            if not np.isfinite(x).all():
+                at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+                return f"{kind} {name}{list(at)} is {x[at]}"
+    return "the loss is not finite"
 
 # ==== 6 Optimizer ====
 def lr_at(step, n_steps, lr, warmup, floor):
@@ -1026,10 +1020,9 @@ def read_examples(path, *answers):
     remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
     with reading(path, remedy):
         text = pathlib.Path(path).read_bytes()
-        body = text.removeprefix(codecs.BOM_UTF8)
-        listed = body.lstrip()[:1] == b"["
-        lines = [(f"line {i}", s) for i, s in enumerate(body.splitlines(), 1) if s.strip()]
-        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(body))] if listed else lines
+        listed = text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"["
+        lines = [(f"line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
+        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))] if listed else lines
     for name, e in entries:
         with reading(f"{path}, {name}", remedy):
             e = e if listed else json.loads(e)
@@ -1237,6 +1230,7 @@ class Options(Optimization):
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    weight_decay: float = setting(0.3, 0, 10, "of matrices only")
 
 @dataclass
 class SftOptions(Optimization):
@@ -1254,7 +1248,7 @@ class DpoOptions(Optimization):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "times -log pi(chosen) a token, added to the loss shown")
 
-UNPLANNED = 1 << 40  # steps of a run of --minutes, before its pace is known; none in a checkpoint
+UNPLANNED = 1 << 40  # steps of a run of --minutes while State.n_steps is 0: its pace is not known
 
 def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
@@ -1329,7 +1323,7 @@ class Run:
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
         micro = s.micro_batch = model.micro_batch(self.B, o.micro_batch or s.micro_batch)
         tokens, targets = self.next
-        lr = lr_at(s.step, s.n_steps, self.lr, o.warmup, o.floor)
+        lr = lr_at(s.step, s.n_steps or UNPLANNED, self.lr, o.warmup, o.floor)
         weight = self.weights(tokens, targets, micro)
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
@@ -1355,18 +1349,14 @@ class Run:
 
     def save(self):
         self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
-        state = replace(self.state, n_steps=self.state.n_steps % UNPLANNED)
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, state, flat, moments)
+        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
-    def say(self, prompt, n, sampling):
+    def sample(self, n, prompt="\n", **sampling):
         """What the model says next, up to </s>."""
-        rng = np.random.default_rng(self.state.step)
+        rng, ids = np.random.default_rng(self.state.step), self.tokenizer.encode(prompt)
         stop = self.tokenizer.specials.get(self.state.eos)
-        ids = generate(self.model.decoder(), self.tokenizer.encode(prompt), n, rng, sampling, stop)
+        ids = generate(self.model.decoder(), ids, n, rng, Sampling(**sampling), stop)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
-
-    def sample(self, n):
-        return self.say("\n", n, Sampling())
 
     def record(self, **values):
         self.log_file.write(json.dumps(values) + "\n")
@@ -1375,19 +1365,18 @@ class Run:
     def go(self):
         """The training loop.  With --minutes it plans as many steps as the time left allows, and
         no longer in the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
-        o, s, asked = self.options, self.state, []
-        first, s.n_steps = s.step, s.n_steps or UNPLANNED
+        o, s, first, asked = self.options, self.state, self.state.step, []
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
         ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
         save_if = lambda kind, *_: kind and issubclass(kind, OSError) and self.save()
         with open(self.log, "w", encoding="utf-8") as self.log_file, contextlib.ExitStack() as end:
-            end.push(save_if)                # nobody reads what is printed, or it cannot be written
+            end.push(save_if)                # as __exit__: nobody reads what is printed, or so
             for number in (signal.SIGINT, signal.SIGTERM):
                 end.callback(signal.signal, number, signal.signal(number, ask))
             for r in log:                    # a killed run may have logged steps it did not save
                 if r["step"] <= s.step:
                     self.record(**r)
-            while s.step < s.n_steps and not asked:
+            while s.step < (s.n_steps or UNPLANNED) and not asked:
                 r, done = self.advance(), s.step - first
                 self.record(**r)
                 if done == 1:
@@ -1395,23 +1384,23 @@ class Run:
                 if done == 5 or done > 5 and s.step % 20 == 0:
                     pace = (self.elapsed() - began) / (done - 1)     # with validations and samples
                     if not o.steps and not s.step > 0.9 * s.n_steps > 0:
-                        final = pace * self.val[0].size / (3 * self.next[0].size)
-                        left = 60 * o.minutes - self.elapsed() - final
+                        check = pace * self.val[0].size / (3 * self.next[0].size)
+                        left = 60 * o.minutes - self.elapsed() - check       # check: at the end
                         s.n_steps = s.step + max(1, int(left / pace))
                     left = int((s.n_steps - s.step) * pace)
                     print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
                           f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
                           f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  ETA {left // 60}:{left % 60:02d}",
                           flush=True)
-                if s.step % o.eval_every == 0 and s.step < s.n_steps:
+                if s.step % o.eval_every == 0 and s.step != s.n_steps:
                     print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
                           f"{self.sample(40)!r}", flush=True)
-                if s.step % o.save_every == 0 and s.step < s.n_steps:
+                if s.step % o.save_every == 0 and s.step != s.n_steps:
                     self.save()
-            final = s.step >= s.n_steps and self.validate()
+            final = 0 < s.n_steps <= s.step and self.validate()
             self.save()
         if not final:
-            print(f"\nstopped at step {s.step} of {s.n_steps % UNPLANNED or '?'}, and saved.")
+            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.")
             return print(f"Go on with:\n    python {self.model.program} {self.verb} --resume --out "
                          f"{self.out}")
         print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
@@ -1463,8 +1452,9 @@ class SftRun(Run):
 
     def sample(self, n):
         """The likeliest answer to a held-out instruction."""
-        e, greedy = self.questions[self.state.step % len(self.questions)], Sampling(temperature=0.0)
-        return f"> {e['instruction']} {e['input']}\n{self.say(prompt_of(e), n, greedy)}"
+        e = self.questions[self.state.step % len(self.questions)]
+        return (f"> {e['instruction']} {e['input']}\n"
+                f"{super().sample(n, prompt_of(e), temperature=0.0)}")
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
@@ -1479,24 +1469,24 @@ class DpoRun(SftRun):
         if not self.state.reference:
             print("the reference reads every pair once\n", flush=True)
             self.state.reference = [ce for examples in (self.batches, self.test)
-                                    for ce in self.losses(*examples.batch(slice(None)))]
+                                    for ce in self.losses(examples, range(len(examples.rows)))]
         self.learned, self.tested = np.split(self.state.reference, [len(self.batches.rows)])
 
-    def losses(self, tokens, targets, rows=16):
-        """-log pi of every response (B,), some rows at a time."""
-        return np.concatenate([self.model.losses(tokens[b:b + rows], targets[0, b:b + rows])
-                               for b in range(0, len(tokens), rows)])
+    def losses(self, examples, rows, some=16):
+        """-log pi of the responses in these rows, (B,), `some` of them at a time."""
+        batches = (examples.batch(rows[b:b + some]) for b in range(0, len(rows), some))
+        return np.concatenate([self.model.losses(tokens, y) for tokens, (y, *_) in batches])
 
     def weights(self, tokens, targets, micro):
         """A forward pass of its own: the weight of a row depends on both responses of its pair."""
-        reference = self.learned[self.batches.pick(self.state.step * self.B, self.B)]
-        ce, weight = self.losses(tokens, targets, micro), np.zeros((self.B, len(targets)))
-        self.measures, weight[:, 0] = dpo_loss(ce, reference, self.options.beta)     # head 0 only
+        rows = self.batches.pick(self.state.step * self.B, self.B)
+        ce, weight = self.losses(self.batches, rows, micro), np.zeros((self.B, len(targets)))
+        self.measures, weight[:, 0] = dpo_loss(ce, self.learned[rows], self.options.beta)
         weight[::2, 0] += 2 * self.options.nll / self.B / (targets[0, ::2] >= 0).sum(1)
         return weight
 
     def validate(self, rows=None):
-        text, ce = super().validate(rows), self.losses(*self.test.batch(slice(None)))
+        text, ce = super().validate(rows), self.losses(self.test, range(len(self.test.rows)))
         r, _ = dpo_loss(ce, self.tested, self.options.beta)
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in r.items()})
         return f"{self.line.format(**r)}  {text} of the chosen"
@@ -1508,6 +1498,8 @@ def print_done(out, s, engine):
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
     was started with: flags may make it longer and change nothing else."""
+    if "minutes" in chosen:
+        chosen.setdefault("steps", 0)
     if resume:
         start = read_checkpoint(out)
         s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
@@ -1547,12 +1539,12 @@ def read_log(path):
     """The records of a JSON-lines log.  What a killed run left unfinished is skipped."""
     records = []
     with reading(path, "name a log that train, sft or dpo wrote"):
-        with open(path, encoding="utf-8", errors="replace") as f:
-            for line in f:
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    r = json.loads(line)
-                    records.append({"step": int(r["step"]), **r})
-            need(records or not f.tell(), "no line of it is the record of a step")
+        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                r = json.loads(line)
+                records.append({**r, "step": int(r["step"])})
+        need(records or not lines, "no line of it is the record of a step")
     return records
 
 # ==== 10 Inference ====

@@ -14,21 +14,14 @@ checkpoints, training loops and chat (7 to 9 and most of 10 and 13) are imported
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
 Contents
-    1    Device: launches, graphs
-    2    Memory: buffers and views, the table of what a run needs
-    3    Building blocks: bfloat16, PTX, sums over warps and blocks, the register tile
-    4.1  Matmul
-    4.2  Embedding
-    4.3  RMSNorm
-    4.4  RoPE
+    1    Device: launches, graphs             4.6  SwiGLU
+    2    Memory: buffers, what a run needs    4.7  Cross-entropy
+    3    Building blocks: PTX, sums, tiles    5    Model: forward, heads, backward
+    4.1  Matmul                               6    Optimizer
+    4.2  Embedding                            10   Inference
+    4.3  RMSNorm                              12   Self-tests
+    4.4  RoPE                                 13   Command line
     4.5  Attention
-    4.6  SwiGLU
-    4.7  Cross-entropy
-    5    Model: forward, heads, backward
-    6    Optimizer
-    10   Inference
-    12   Self-tests
-    13   Command line
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
@@ -65,13 +58,8 @@ PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
 
 def doctor(problem=None):
     """Prints what the GPU programs need and what of it is here; returns the exit code."""
-    def version(name):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
-
-    rows = [(name, version(name)) for name in
+    here = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    rows = [(name, here.get(name, "not installed")) for name in
             ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
              "nvidia-nvvm", "nvidia-nvjitlink")]
     try:
@@ -190,9 +178,9 @@ class Graph:
         handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+            ok(driver.cuStreamBeginCapture(handle, mode))
             gc.disable()                     # neither freeing memory nor destroying the graph of a
-            ok(driver.cuStreamBeginCapture(handle, mode))            # dead model is allowed now
-            try:
+            try:                             # dead model is allowed now
                 with cuda.defer_cleanup():
                     self.function()
             finally:
@@ -281,12 +269,15 @@ def buffer_table(cfg, B, T, dtype, naive=False):
          ("logits", (R, P * V))]
     d = [("x", (BT, C)), ("norm", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
          ("swiglu", (BT, F))]
+    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
+           ("state", (BT, C)), ("nll", (P, BT))]
+    d32 = [("partial", (PARTS, C))]
     if naive:
         a.append(("probs", (L, B, H, T, T)))
         d.append(("probs", (B, H, T, T)))
-    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
-           ("lse", (L, H, BT)), ("state", (BT, C)), ("nll", (P, BT))]
-    d32 = [("delta", (H, BT)), ("partial", (PARTS, C))]
+    else:
+        a32.append(("lse", (L, H, BT)))
+        d32.append(("delta", (H, BT)))
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
@@ -1860,9 +1851,11 @@ def tensor_attention(D, hopper):
 
     return Attention(forward, dq, dkv, True, 128, 128, 64, *[6 * TILE_BYTES + 1024] * 2)
 
+FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
+
 def attention_of(D, *matrices):
     """The kernels for head size D, and the matrices, or what they want to know of them."""
-    if matrices[0].dtype != np.uint16 or rung() == "portable" or D not in (32, 64, 128):
+    if matrices[0].dtype != np.uint16 or rung() == "portable" or D not in FAST_HEADS:
         return portable_attention(D, computing(matrices[0].dtype).itemsize), *matrices
     if rung() == "wgmma" and D == 64:
         return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
@@ -2130,13 +2123,13 @@ class Model:
         return largest_batch(self.cfg, T, self.dtype, self.naive, 0.9 * free + self.held)
 
     def micro_batch(self, B, asked=0):
-        """Sequences in memory at once: as many as asked for, or the largest divisor of B that fits.
-        Says what they take."""
+        """Sequences in memory at once: as many as asked for, or as fit in equal parts of B.  Says
+        what they take."""
         T = self.cfg.seq_len
         if B not in self.micro:
             fits = self.fitting(T)
-            self.micro[B] = min(asked, B) or max(
-                [b for b in range(1, B + 1) if B % b == 0 and b <= fits], default=1)
+            parts = math.ceil(B / max(1, min(fits, B)))
+            self.micro[B] = min(asked, B) or math.ceil(B / parts)
             rows = self.memory(self.micro[B], T)
             ne.print_table(f"memory of {self.micro[B]} sequences at a time, {fits} would fit",
                            [(name, f"{size / 2**20:10,.0f} MiB") for name, size in
@@ -2144,16 +2137,20 @@ class Model:
         return self.micro[B]
 
     def device(self):
-        return f"{cuda.get_current_device().name}, {NAMES[self.dtype]}"
+        D, note = self.cfg.head_dim, ""
+        if self.dtype == np.uint16 and rung() != "portable" and D not in FAST_HEADS:
+            note = f", portable attention for heads of {D}, slower than for 32, 64 or 128"
+        return f"{cuda.get_current_device().name}, {NAMES[self.dtype]}{note}"
 
     def forward(self):
         """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer.  Each is taken
         by the RMSNorm that follows; after the last one, a.y goes into the heads."""
         cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
+        norm = lambda x, rstd, w, add=True: rmsnorm_forward(a.y, x, rstd, a.state, w, cfg.norm_eps,
+                                                            add)
         embedding_forward(a.state, self.tokens, p.wte)
         for l in range(cfg.n_layer):
-            rmsnorm_forward(a.y, a.x[2 * l], a.attn_rstd[l], a.state, p.attn_norm[l], cfg.norm_eps,
-                            add=l > 0)
+            norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
             matmul(a.qkv[l], a.y, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
             if self.naive:
@@ -2161,13 +2158,11 @@ class Model:
             else:
                 attention_forward(a.att[l], a.lse[l], a.qkv[l], T, D)
             matmul(a.y, a.att[l], w.attn_proj[l])
-            rmsnorm_forward(a.y, a.x[2 * l + 1], a.mlp_rstd[l], a.state, p.mlp_norm[l],
-                            cfg.norm_eps)
+            norm(a.x[2 * l + 1], a.mlp_rstd[l], p.mlp_norm[l])
             matmul(a.gate_up[l], a.y, w.gate_up[l])
             swiglu_forward(a.swiglu[l], a.gate_up[l])
             matmul(a.y, a.swiglu[l], w.down[l])
-        rmsnorm_forward(a.y, a.x[2 * cfg.n_layer], a.final_rstd, a.state, p.final_norm,
-                        cfg.norm_eps)
+        norm(a.x[2 * cfg.n_layer], a.final_rstd, p.final_norm)
 
     def heads(self, training):
         """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
@@ -2196,16 +2191,15 @@ class Model:
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
         launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), number(d.x, 0))
-        rmsnorm_backward(d.x, g.final_norm, d.norm, d.partial, a.x[2 * L], p.final_norm,
-                         a.final_rstd)
+        norm = lambda dw, x, w, rstd: rmsnorm_backward(d.x, dw, d.norm, d.partial, x, w, rstd)
+        norm(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
             matmul_dw(g.down[l], d.x, a.swiglu[l], self.turns)
             swiglu_backward(a.gate_up[l], d.swiglu)
             matmul_dx(d.norm, a.gate_up[l], w.gate_up[l])
-            rmsnorm_backward(d.x, g.mlp_norm[l], d.norm, d.partial, a.x[2 * l + 1], p.mlp_norm[l],
-                             a.mlp_rstd[l])
-            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now its input
+            norm(g.mlp_norm[l], a.x[2 * l + 1], p.mlp_norm[l], a.mlp_rstd[l])
+            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now y, computed again
             matmul_dx(d.att, d.x, w.attn_proj[l])
             matmul_dw(g.attn_proj[l], d.x, a.att[l], self.turns)
             if self.naive:
@@ -2215,9 +2209,8 @@ class Model:
                 attention_backward(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos,
                                    self.sin, T, D)
             matmul_dx(d.norm, d.qkv, w.qkv[l])
-            rmsnorm_backward(d.x, g.attn_norm[l], d.norm, d.partial, a.x[2 * l], p.attn_norm[l],
-                             a.attn_rstd[l])
-            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now its input
+            norm(g.attn_norm[l], a.x[2 * l], p.attn_norm[l], a.attn_rstd[l])
+            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now y, computed again
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
@@ -2254,7 +2247,7 @@ class Model:
     def losses(self, tokens, targets):
         """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
         (n, T), out = tokens.shape, []
-        self.prepare(min(n, self.shape[0] if self.shape else n), T)
+        self.prepare(min(n, self.shape[0] if self.shape else max(1, self.fitting(T))), T)
         for b in range(0, n, self.shape[0]):
             y = np.full((self.cfg.n_mtp, *tokens[b:b + self.shape[0]].shape), -1, np.int32)
             y[0] = targets[b:b + self.shape[0]]
@@ -2271,17 +2264,7 @@ class Model:
                 for x in (self.flat, self.m, self.v)]
 
     def first_bad_tensor(self):
-        """The first entry, in the order of the computation, that is a NaN or an infinity."""
-        for kind, group in (("parameter", self.p), ("activation", self.a), ("its gradient", self.d),
-                            ("gradient", self.g)):
-            for name, x in group._asdict().items():
-                if name == "partial" or self.naive and name in ("lse", "delta"):
-                    continue                 # scratch, or not written at all
-                host = from_bf16(x.copy_to_host(stream=stream))
-                if not np.isfinite(host).all():
-                    at = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
-                    return f"{kind} {name}{list(at)} is {host[at]}"
-        return "the loss is not finite"
+        return ne.first_bad_tensor(self, lambda x: from_bf16(x.copy_to_host(stream=stream)))
 
     def decoder(self):
         return Decoder(self.cfg, self.flat)
@@ -2649,7 +2632,7 @@ def gradient_check(cfg, B, T):
         for name, x, y in zip(errors, (*ne.views(grads, gpu.table), losses), (*cpu.g, expected)):
             element = float(np.abs(x - y).max() / (np.abs(y).max() or 1))
             errors[name].append((relative_error(x, y), element))
-        del gpu
+        del gpu                              # a cycle: Model.fitting collects it
     for name, row in errors.items():
         print(f"{name:<12}" + "".join(f"   {norm:.1e} {element:.1e} " for norm, element in row))
     worst = [np.max([norm for norm, _ in column]) for column in zip(*errors.values())]
@@ -2677,7 +2660,7 @@ class Run(ne.Run):
         batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
         holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
         warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; much: books are reread")
+        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
 
 class SftRun(ne.SftRun):
     verb = "s"
@@ -2692,11 +2675,6 @@ class DpoRun(ne.DpoRun):
     @dataclass
     class Options(OnGpu, ne.DpoOptions):
         pass
-
-def pretrain(preset, **flags):
-    if "minutes" in flags:
-        flags.setdefault("steps", 0)
-    ne.launch(Run, Model, preset, **flags)
 
 def check(preset, batch):
     cfg = ne.PRESETS[preset]
@@ -2714,19 +2692,19 @@ def add_verbs(add):
     preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
     learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
+    stage = lambda run: on_gpu(ne.launch, run=run, engine=Model)
     options, shape = (*fields(Run.Options), *ne.SHAPE), ne.SHAPE[0]
     add("test", on_gpu(self_tests), "every kernel against the CPU",
         ne.arg("--quick", action="store_true", help="without the largest shapes"))
     add("g", on_gpu(check), "the gradient of the whole model against the CPU", preset,
         ne.arg("--batch", type=int, default=1, help="sequences"))
-    add("t", on_gpu(pretrain), "pretrain; writes a checkpoint and a log", *learn, settings=options)
-    add("tr", on_gpu(pretrain), "go on with the run of t", *learn,
+    add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, settings=options)
+    add("tr", stage(Run), "go on with the run of t", *learn,
         settings=options).set_defaults(resume=True)
     add("i", speak, "one continuation", ne.TEXT, ne.FILE, settings=speech)
-    add("s", on_gpu(ne.launch, run=SftRun, engine=Model), "fine-tune: learn to answer", ne.FILE,
-        ne.out("nanoeuler_chat.bin"), *ne.RUN, settings=(*fields(SftRun.Options), shape))
-    add("d", on_gpu(ne.launch, run=DpoRun, engine=Model),
-        "tune on preferences: learn the better of two answers", ne.CHAT,
+    add("s", stage(SftRun), "fine-tune: learn to answer", ne.FILE, ne.out("nanoeuler_chat.bin"),
+        *ne.RUN, settings=(*fields(SftRun.Options), shape))
+    add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", ne.CHAT,
         ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoRun.Options), shape))
     add("c", speak, "chat", ne.CHAT, settings=speech)
     add("doctor", doctor, "what this machine has for the GPU, and what it lacks")

@@ -360,7 +360,7 @@ def side_of(side, Run, follow, Model, args):
 
         def go(self):
             super().go()
-            if self.state.step >= self.state.n_steps:
+            if 0 < self.state.n_steps <= self.state.step:
                 self.finish()                # else Ctrl-C: --resume goes on
 
         def finish(self):
@@ -414,14 +414,12 @@ def run_side(side, chosen, args):
         chosen = {}                          # the checkpoint knows them
     elif follow is not None:
         chosen = {**chosen, "steps": len(follow)}
-    elif "minutes" in chosen:
-        chosen = {"steps": 0, **chosen}      # the GPU program's default is a number of steps
     start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
     path, run = args.folder / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
                                             program.Model, args)
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
-    if c.state.step >= c.state.n_steps and "end" not in ne.read_log(f"{path}.jsonl")[-1]:
+    if 0 < c.state.n_steps <= c.state.step and "end" not in ne.read_log(f"{path}.jsonl")[-1]:
         engine = program.Model if side == "control" else engine          # stopped in `finish`
         run(f"{path}.bin", c, run.Options(**c.state.options), engine).finish()
 

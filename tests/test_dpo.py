@@ -98,10 +98,12 @@ def test_gradient_equals_pytorchs(nll):
     ce = model.losses(tokens, targets[0])
     assert ce == pytest.approx(-log_pi.detach().numpy(), rel=1e-12)
     run = SimpleNamespace(
-        learned=-reference, B=len(tokens), state=SimpleNamespace(step=0),
-        batches=SimpleNamespace(pick=lambda i, n: np.arange(i, i + n)),
-        losses=lambda x, y, micro: model.losses(x, y[0]), options=ne.DpoOptions(beta=0.7, nll=nll))
-    weight = ne.DpoRun.weights(run, tokens, targets, 0)
+        learned=-reference, B=len(tokens), state=SimpleNamespace(step=0), model=model,
+        batches=SimpleNamespace(pick=lambda i, n: np.arange(i, i + n),
+                                batch=lambda rows: (tokens[rows], targets[:, rows])),
+        losses=lambda *args: ne.DpoRun.losses(run, *args),
+        options=ne.DpoOptions(beta=0.7, nll=nll))
+    weight = ne.DpoRun.weights(run, tokens, targets, 2)
     assert run.measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
     model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place
     assert np.allclose(model.a.logits[:, 0], logits.grad.numpy(), rtol=1e-10, atol=1e-15)
