@@ -417,7 +417,7 @@ def weight_gradient(dw, dy, x, n0, scratch):
     for b in range(B):
         for t in range(0, T, KC):
             e = min(T, t + KC)
-            pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])          # else a row in every page
+            pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])    # in dy each row has its own page
             for j in range(0, K, w):
                 for m in range(0, N, MR):
                     i, r, rows = m // PACKED, m % PACKED, dw[m:m + MR]
@@ -1597,7 +1597,8 @@ def attention_decode(o, q, kc, vc, pos, scores):
 def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, scores, logits, cos, sin,
                 eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,)     in: p, s as `stored`, of head 0     kc (L, G, D, T), vc (L, G, T, D)"""
+    out: logits (V,)     in: p matrices, lm_head of head 0, and s scales of their rows, by `stored`
+    in and out: kc (L, G, D, T), vc (L, G, T, D)"""
     (L, G, D, _), H = kc.shape, att.shape[0]
     rstd = np.empty(1, x.dtype)
     for c in range(x.size):
@@ -1696,6 +1697,7 @@ def sample(logits, rng, o):
 
 def generate(decoder, prompt, n, rng, sampling, stop=None):
     """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
+    need(len(prompt), "the tokenizer has no token for any byte of the prompt; choose other words")
     for token in prompt:
         logits = decoder.step(int(token))
     for _ in range(n):
@@ -1754,8 +1756,9 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
     need(prompt != "", "the prompt is empty; give at least one character")
     need(o.template in ("", "alpaca", "chatml"), f"--template {o.template} is not alpaca or chatml")
     c, rng, said = read_checkpoint(file), np.random.default_rng(o.seed), []
-    answers, state = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
-    c = c._replace(flat=None)                # the decoder has what it needs
+    answers, talker = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
+    stop = c.tokenizer.specials.get(c.state.eos)
+    c = c._replace(flat=None)                # the talker has the weights it needs
 
     def show(piece):
         said[-1] = "assistant", said[-1][1] + piece
@@ -1767,9 +1770,9 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
         ids, stream = c.tokenizer.encode(text), bpe.utf8_stream()
         if answers:                          # what the cache holds of the conversation, stays there
             ids = chat_ids(o.template or c.state.template, said[:-1], c.state, c.tokenizer)
-            same = [a == b for a, b in zip(state.tokens, ids[:-1])] + [False]
-            state.tokens, ids = state.tokens[:same.index(False)], ids[same.index(False):]
-        for token in generate(state, ids, o.tokens, rng, o, c.tokenizer.specials.get(c.state.eos)):
+            same = [a == b for a, b in zip(talker.tokens, ids[:-1])] + [False]
+            talker.tokens, ids = talker.tokens[:same.index(False)], ids[same.index(False):]
+        for token in generate(talker, ids, o.tokens, rng, o, stop):
             show(stream.decode(c.tokenizer.vocab[token]))
         show(stream.decode(b"", True))
         print()
@@ -1785,7 +1788,7 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while (text := input("\n> ")).strip() != "/quit":
             if text.strip() == "/reset":
-                state.tokens = said[:] = []
+                talker.tokens = said[:] = []
             elif text.strip():
                 with contextlib.suppress(KeyboardInterrupt):
                     reply(text)

@@ -258,8 +258,8 @@ def buffer_table(cfg, B, T, dtype, naive=False):
 
     a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]),
     which advances in `state`, in the type of sums: a step is small beside x, and would be lost in
-    the rounding of bfloat16.  y holds what goes into a block, then f of it: the backward pass makes
-    the former again.
+    the rounding of bfloat16.  y is first a block's normalized input, then its output: the backward
+    pass makes the former again.
     d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
@@ -551,7 +551,7 @@ def swizzled(row, chunk):
 def descriptor(tile):
     """What wgmma is told of an operand at this address of shared memory, 64 columns of bfloat16 in
     rows of 128 bytes: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run
-    along M or N, 8,192 bytes between columns of 64.  All in units of 16 bytes."""
+    along M or N, 8,192 bytes between columns of 64.  From bit 62, 32, 16, 0; in units of 16."""
     return u64((1 << 62) | (64 << 32) | (512 << 16)) | u64(tile >> u32(4))
 
 @functools.cache
@@ -661,7 +661,7 @@ def register_tile(ROWS, COLS):
     return tile
 
 # ==== 4.1 Matmul ====
-TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column of 16 hits 8 banks, a row any
+TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column's 16 numbers lie in 8 banks, not 1
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
@@ -689,7 +689,7 @@ def matmul_kernel(out, a, b, add):
         bn, bk, bn_step, bk_step = t // 16, t % 16, 16, 0
     a_next, b_next = cuda.local.array(8, ctype(a)), cuda.local.array(8, ctype(a))
     acc = filled(64, zero)
-    for k0 in range(-DEPTH, K, DEPTH):
+    for k0 in range(-DEPTH, K, DEPTH):       # the round before k0 = 0 only fetches
         if k0 >= 0:
             for i in range(8):
                 a_smem[(ak + i * ak_step) * STRIDE + am + i * am_step] = a_next[i]
@@ -1725,7 +1725,7 @@ def tensor_attention(D, hopper):
                   h * D)
         arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
-        for n in range(-1, count):
+        for n in range(-1, count):           # -1 only orders what 0 works on
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
             next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
@@ -1810,7 +1810,7 @@ def tensor_attention(D, hopper):
         arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
         h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):           # -1 only orders what 0 works on
+        for n in range(-1, count):
             t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
             if n >= 0:
                 arrived(barriers + u32(n % 2 * 8), n // 2 % 2)

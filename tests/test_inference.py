@@ -83,6 +83,12 @@ def test_generate_is_greedy_at_temperature_zero():
     assert len(out) == 5
 
 
+def test_a_prompt_without_tokens_is_refused():
+    decoder = ne.Decoder(TINY, random_flat(TINY, 2))
+    with pytest.raises(ne.UserError, match="no token"):
+        next(ne.generate(decoder, [], 3, None, ne.Sampling(temperature=0.0)))
+
+
 def test_generate_ends_at_the_stop_token():
     model = ne.Model(TINY, random_flat(TINY, 3))
 
