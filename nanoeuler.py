@@ -1236,7 +1236,7 @@ class Options(Optimization):
 class SftOptions(Optimization):
     data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(4e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of characters that begin a token, drawn anew")
 
