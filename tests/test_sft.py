@@ -361,7 +361,7 @@ def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_chat.bin").read_bytes())
     refused(capsys, "train", "--resume", "--out", "chat.bin", words=["not made by train", "--out"])
     refused(capsys, "sft", "--resume", "--out", "chat.bin", "--lr", 0.5, "--steps", 70,
-            words=["lr", "0.5", "0.004"])
+            words=["lr", "0.5", "0.002"])
     (tmp_path / "add.json").write_text(json.dumps(ADD[1:]), encoding="utf-8")
     refused(capsys, "sft", "--resume", "--out", "chat.bin", "--steps", 70,
             words=["add.json", "sha256", "--out"])
