@@ -1370,7 +1370,7 @@ class Run:
         ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
         save_if = lambda kind, *_: kind and issubclass(kind, OSError) and self.save()
         with open(self.log, "w", encoding="utf-8") as self.log_file, contextlib.ExitStack() as end:
-            end.push(save_if)                # as __exit__: nobody reads what is printed, or so
+            end.push(save_if)                # as __exit__: a closed pipe or a full disk saves, too
             for number in (signal.SIGINT, signal.SIGTERM):
                 end.callback(signal.signal, number, signal.signal(number, ask))
             for r in log:                    # a killed run may have logged steps it did not save
@@ -1436,7 +1436,7 @@ class SftRun(Run):
              f"{len(long)} longer than {T} tokens; use more, or a longer --seq-len")
         n, empty, copies = len(train), len(examples) - sum(map(len, parts)), 1
         o.steps = o.steps or math.ceil(o.epochs * R * n / self.B)
-        if share := vars(o).get("cuts"):         # 16 epochs are cut each in its own way
+        if share := vars(o).get("cuts"):         # up to 16 epochs, each cut elsewhere
             copies = min(16, math.ceil(o.steps * self.B / R / n))
             train = [(e, rows_of(e, share) or rows) for _ in range(copies) for e, rows in train]
         size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)

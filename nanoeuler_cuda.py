@@ -2632,7 +2632,8 @@ def gradient_check(cfg, B, T):
         for name, x, y in zip(errors, (*ne.views(grads, gpu.table), losses), (*cpu.g, expected)):
             element = float(np.abs(x - y).max() / (np.abs(y).max() or 1))
             errors[name].append((relative_error(x, y), element))
-        del gpu                              # a cycle: Model.fitting collects it
+        del gpu
+        gc.collect()                         # the graph of its step refers back to it
     for name, row in errors.items():
         print(f"{name:<12}" + "".join(f"   {norm:.1e} {element:.1e} " for norm, element in row))
     worst = [np.max([norm for norm, _ in column]) for column in zip(*errors.values())]
