@@ -910,13 +910,28 @@ def excerpt(text, pieces=256):
     parts = [bytes(text[i:i + n]) for i in starts]
     return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
 
-def tokenize(path, parts, tokenizer, text_sha256):
-    """Tokens of the training and the validation part of the text at `path`.
+def encode_cut(tokenizer, text, share, rng):
+    """Ids of a text, bytes, in which this share of the words, and a fifth as many of the characters
+    inside of words, must begin a token: so each word is met in many spellings, also in those of a
+    line's begin (subword regularization; Kudo 2018).  A zero byte cuts: no merge has one."""
+    if not share:
+        return tokenizer.encode(text)
+    x = np.frombuffer(text, np.uint8)
+    at = rng.integers(len(x), size=rng.binomial(len(x), share))
+    at = at[(x[at] & 0xC0 != 0x80) & ((x[at - 1] == 32) | (rng.random(len(at)) < 0.2))]
+    ids = tokenizer.encode(np.insert(x, np.unique(at), 0).tobytes())
+    return ids[~np.isin(ids, tokenizer.encode(b"\0"))]
+
+def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
+    """Tokens of the training part of the text at `path`, cut, and of the validation part.
     Those of a large text are kept beside it, for this text, tokenizer and split, and mapped."""
+    rng, shares = np.random.default_rng(seed), (cuts, 0.0)
+    encoded = (encode_cut(tokenizer, part, share, rng) for part, share in zip(parts, shares))
     if sum(map(len, parts)) <= LARGE:
-        return [tokenizer.encode(part) for part in parts]
+        return list(encoded)
     meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
-            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(parts[0]))}
+            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(parts[0])),
+            "cuts": str(cuts and (cuts, seed))}
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
     remedy = "free space, or move the text to where there is some"
 
@@ -930,8 +945,8 @@ def tokenize(path, parts, tokenizer, text_sha256):
         return read()
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    write_tensors(cache, meta, {name: tokenizer.encode(part).astype(dtype)
-                                for name, part in zip(("train", "val"), parts)}, remedy)
+    write_tensors(cache, meta, {name: ids.astype(dtype)
+                                for name, ids in zip(("train", "val"), encoded)}, remedy)
     return read()
 
 def later(rows, T):
@@ -1002,12 +1017,6 @@ PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an i
 
 def prompt_of(example):
     return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
-
-def encode_cut(tokenizer, text, share, rng):
-    """Ids of a text of which this share of the characters, drawn anew each time, begin a token: so
-    a word is met in many spellings (subword regularization; Kudo 2018)."""
-    at = [0, *np.flatnonzero(rng.random(len(text)) < share), len(text)]
-    return np.concatenate([tokenizer.encode(text[i:j]) for i, j in zip(at, at[1:])])
 
 def held_out(example):
     """About one example in 50, by a hash: the same question is always on the same side."""
@@ -1231,6 +1240,7 @@ class Options(Optimization):
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
+    cuts: float = setting(0.0, 0, 0.5, "share of words whose first token has no space before it")
 
 @dataclass
 class SftOptions(Optimization):
@@ -1238,7 +1248,7 @@ class SftOptions(Optimization):
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    cuts: float = setting(0.0, 0, 0.5, "share of characters that begin a token, drawn anew")
+    cuts: float = setting(0.0, 0, 0.5, "as in pretraining, drawn anew each epoch")
 
 @dataclass
 class DpoOptions(Optimization):
@@ -1294,7 +1304,8 @@ class Run:
         self.same_data(hashlib.sha256(text).hexdigest())
         train, val = parts = split_text(memoryview(text), o.holdout)
         self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
-        tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256)
+        tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256, o.cuts,
+                                o.seed)
         self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
         tail = np.append(tokens[-1:], tail)
         x, (y,) = windows(tail, range(0, len(tail) - 1, cfg.seq_len), cfg.seq_len, 1)
@@ -1420,8 +1431,9 @@ class SftRun(Run):
 
         def rows_of(e, share=0.0):
             """[(prompt, response)] of an example, None if it is too long; </s> is a target only"""
-            prompt, *answers = (encode_cut(self.tokenizer, text, share, rng) for text in (
-                prompt_of(e), *(e[key] for key in self.answers)))
+            prompt, *answers = (
+                encode_cut(self.tokenizer, text.encode(), share, rng)
+                for text in (prompt_of(e), *(e[key] for key in self.answers)))
             fits = len(prompt) + max(map(len, answers)) <= T
             return [(prompt, np.append(answer, end)) for answer in answers] if fits else None
 

@@ -195,9 +195,19 @@ def test_another_split_tokenizer_or_text_has_another_file(large):
     path, parts, tokenizer, digest = large
     text = b"".join(map(bytes, parts))
     for other in (large, (path, ne.split_text(text, 0.2), tokenizer, digest),
-                  (path, parts, bpe.train(text, 290), digest), (path, parts, tokenizer, "cd" * 32)):
+                  (path, parts, bpe.train(text, 290), digest), (path, parts, tokenizer, "cd" * 32),
+                  (*large, 0.1, 1), (*large, 0.1, 2), (*large, 0.2, 1)):
         ne.tokenize(*other)
-    assert len(stored(path)) == 4
+    assert len(stored(path)) == 7
+    ne.tokenize(*large, 0.0, 2)              # without cuts no seed matters
+    assert len(stored(path)) == 7
+
+
+def test_cuts_are_of_the_training_part_alone(large):
+    path, parts, tokenizer, _ = large
+    (train, val), (cut, same), (again, _) = (ne.tokenize(*large, cuts, 1) for cuts in (0, 0.1, 0.1))
+    assert np.array_equal(val, same) and np.array_equal(cut, again)
+    assert len(cut) > len(train) and tokenizer.decode(cut) == bytes(parts[0])
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed", "text", "directory"])
