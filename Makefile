@@ -43,7 +43,7 @@ pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (
 	$(PY) bench/pipeline.py $(ARGS)
 
 gpu-pipeline: $(GPU_DEPS)  ## the same on the GPU, with data/pretrain.txt
-	$(PY) bench/pipeline.py --gpu $(ARGS)
+	$(PY) bench/pipeline.py --gpu --unseen 600 $(ARGS)
 
 bench: $(BENCH_DEPS)  ## side by side with PyTorch, transformers, nanoGPT's demo, tiktoken (50 minutes)
 	$(PY) bench/bench_cpu.py

@@ -1532,8 +1532,10 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
         if run.full and "data" not in chosen:
-            chosen["data"] = run.full if os.path.exists(run.full) else run.Options.data
-            print(f"learning {chosen['data']}; {run.full}, of make data, goes first\n")
+            if os.path.exists(run.full):
+                chosen["data"] = run.full
+            else:
+                print(f"learning {run.Options.data}; {run.full}, of make data, would go first\n")
         start = Checkpoint(PRESETS.get(preset), None, State(), None, ())
         if file:
             start = read_checkpoint(file)

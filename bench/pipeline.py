@@ -1,6 +1,6 @@
 """The whole life of a model: tokenizer, pretraining, fine-tuning, preferences, and a report.
 
-    python bench/pipeline.py [--gpu] [--minutes M] [--instructions FILE] [--pairs FILE]
+    python bench/pipeline.py [--gpu] [--minutes M] [--instructions FILE] [--pairs FILE] [--unseen N]
 
 Runs the three verbs of the CPU program on the data that ship (10 minutes on two cores), or those of
 the GPU program, base preset, on data/pretrain.txt; --minutes is the length of pretraining.  After
@@ -11,10 +11,15 @@ with; --force begins anew.
     responses   bits per byte of the held-out responses, given their questions
     exact       held-out questions of skill (sort, count, add) answered as the key does
     prefers     held-out pairs with log pi(chosen) > log pi(rejected), summed over the response
+
+The files hold few questions of skill: --unseen N makes N more after their pattern, none of them in
+the files, all held out by the same hash, each with a wrong answer for a pair.
 """
 import argparse
 import importlib
 import os
+import random
+import re
 import subprocess
 import sys
 import time
@@ -27,13 +32,17 @@ sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 
 REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
+KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
+         "count": "Count the words|How many words", "capitals": "Write the word",
+         "first letter": "What is the first letter"}
 # title, verbs of the CPU and of the GPU program, file, flags of the one and of the other
-STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"], []),
+STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"],
+           ["--cuts", "0.02"]),
           ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"],
            ["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
-           "--mtp-weight", "0", "--cuts", "0.04"]),
+           "--mtp-weight", "0", "--cuts", "0.1"]),
           ("preferences", "dpo", "d", "pipeline_dpo.bin", [],
-           ["--batch", "4096", "--lr", "6e-5", "--nll", "1"])]
+           ["--batch", "4096", "--lr", "1.2e-4", "--nll", "7"])]
 
 
 def complete(path):
@@ -84,42 +93,105 @@ def summed(model, tokenizer, e, key):
     return np.sum(model.losses(tokens, targets[0]))
 
 
-def answer(model, tokenizer, e, n=100):
-    ids = ne.generate(model.decoder(), tokenizer.encode(ne.prompt_of(e)), n, None,
+def unseen(n):
+    """n held-out questions of skill, as many of each kind, after those of the instruction file."""
+    shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
+    seen = {(e["instruction"], e["input"]) for e in shipped}
+    lists = [e["input"].split(", ") for e in shipped if e["source"] == "skill" and e["input"]]
+    common = sorted({word for words in lists for word in words})
+    # one word in 50 is held out for a question about it: these need more of them
+    known = sorted({w for e in shipped for w in re.findall(r"\b[a-z]{4,10}\b", e["output"])})
+    rng, out = random.Random(1), []
+    while len(out) < n:
+        kind, x, y = list(KINDS)[len(out) % len(KINDS)], rng.randint(2, 60), rng.randint(2, 60)
+        words = rng.sample(common, rng.randint(3, {"sort": 6, "count": 7}.get(kind, 5)))
+        word = rng.choice(known)
+        k = len(words)
+        instruction, chosen, rejected = {
+            "sort": ("Sort these words in alphabetical order.", ", ".join(sorted(words)),
+                     ", ".join(sorted(words)[::-1])),
+            "reverse": ("Reverse the order of this list.", ", ".join(words[::-1]),
+                        ", ".join(words)),
+            "add": (rng.choice([f"Add {x} and {y}.", f"What is {x} plus {y}?"]),
+                    f"{x} plus {y} is {x + y}.",
+                    f"{x} plus {y} is {x + y + rng.choice([-10, -2, -1, 1, 2, 10])}."),
+            "count": (rng.choice(["Count the words in the list.",
+                                  "How many words are in this list?"]),
+                      f"There are {k} words in the list.",
+                      f"There are {k + rng.choice([-1, 1, 2])} words in the list."),
+            "capitals": (f'Write the word "{word}" in capital letters.', word.upper(), word),
+            "first letter": (f'What is the first letter of "{word}"?',
+                             f'The first letter of "{word}" is "{word[0]}".',
+                             f'The first letter of "{word}" is "{word[-1]}".')}[kind]
+        e = dict(instruction=instruction, input=", ".join(words) if kind in (
+            "sort", "reverse", "count") else "", output=chosen, chosen=chosen, rejected=rejected,
+            source="skill")
+        question = instruction, e["input"]
+        if ne.held_out(e) and chosen != rejected and question not in seen:
+            seen.add(question)
+            out.append(e)
+    return out
+
+
+def answer(decoder, tokenizer, e, n=100):
+    ids = ne.generate(decoder, tokenizer.encode(ne.prompt_of(e)), n, None,
                       ne.Sampling(temperature=0.0), tokenizer.specials["</s>"])
     return tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
 
-def measure(path, engine, examples, pairs):
-    """A row of the table, and the answers to five questions."""
+def exact(decoder, tokenizer, examples):
+    """Is the likeliest reply the key?  Of each example."""
+    n = [len(tokenizer.encode(e["output"])) + 1 for e in examples]
+    return [answer(decoder, tokenizer, e, k) == e["output"] for e, k in zip(examples, n)]
+
+
+def prefers(model, tokenizer, pairs):
+    """How many of the pairs that fit have the likelier answer chosen."""
+    nats = [[summed(model, tokenizer, e, key) for key in ("rejected", "chosen")] for e in pairs]
+    fit = [r > c for r, c in nats if r is not None and c is not None]
+    return f"{sum(fit)} of {len(fit)}"
+
+
+def measure(path, engine, examples, pairs, more):
+    """A row of each table, and the answers to five questions."""
     c = ne.read_checkpoint(path)
     # every stage at the longest context: no weight depends on it
     model = engine.Model(ne.replace(c.cfg, seq_len=max(256, c.cfg.seq_len)), c.flat)
+    decoder = model.decoder()
     nats = [(summed(model, c.tokenizer, e, "output"), len(e["output"].encode())) for e in examples]
     fit = [(x, n) for x, n in nats if x is not None]
-    skill = [e for e in examples if e.get("source") == "skill"]
-    exact = sum(answer(model, c.tokenizer, e) == e["output"] for e in skill)
-    margins = [(summed(model, c.tokenizer, e, "rejected"), summed(model, c.tokenizer, e, "chosen"))
-               for e in pairs]
-    margins = [r - c for r, c in margins if r is not None and c is not None]
+    skill = exact(decoder, c.tokenizer, [e for e in examples if e.get("source") == "skill"])
+    row = (f"{sum(x for x, _ in fit) / np.log(2) / sum(n for _, n in fit):.3f}",
+           f"{sum(skill)} of {len(skill)}", prefers(model, c.tokenizer, pairs))
+    kinds = [exact(decoder, c.tokenizer, more[k::len(KINDS)]) for k in range(len(KINDS))]
+    unseen_row = (*(f"{sum(k)} of {len(k)}" for k in (*kinds, sum(kinds, []))),
+                  prefers(model, c.tokenizer, more)) if more else ()
     questions = [examples[i] for i in np.linspace(0, len(examples) - 1, 5).astype(int)]
-    return (sum(x for x, _ in fit) / np.log(2) / sum(n for _, n in fit), f"{exact} of {len(skill)}",
-            f"{sum(m > 0 for m in margins)} of {len(margins)}"), [
-                (e, answer(model, c.tokenizer, e)) for e in questions]
+    return row, unseen_row, [(e, answer(decoder, c.tokenizer, e)) for e in questions]
 
 
-def report(rows, answers, out, minutes, program):
-    """The Markdown text: a table of the stages, then questions with one answer a stage."""
+def table(head, rows):
+    return ["", "| after | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head),
+            *(f"| {title} | " + " | ".join(row) + " |" for (title, *_), row in zip(STAGES, rows))]
+
+
+def report(rows, out, gpu):
+    """The Markdown text: tables of the stages, then questions with one answer a stage."""
     c, text = ne.read_checkpoint(out), ne.read_checkpoint(STAGES[0][3]).state
     dpo = [r for r in ne.read_log(os.path.splitext(out)[0] + ".jsonl") if "val_loss" in r][-1]
+    seconds, rows, more, answers = zip(*rows)
+    program = "nanoeuler_cuda.py" if gpu else "nanoeuler.py"
     lines = [f"# {ne.n_params(c.cfg):,} parameters, from bytes to answers", "",
-             f"`{program}`, {minutes:.0f} minutes of training; tokenizer of {c.cfg.vocab_size:,} "
+             f"{sum(seconds) / 60:.0f} minutes of training; tokenizer of {c.cfg.vocab_size:,} "
              f"tokens.  Text: {text.options['data']}, {text.bits_per_byte:.4f} bits per byte held "
              f"out.", "",
-             "| after | minutes | responses, bits/byte | exact (skill) | prefers the chosen |",
-             "|---|---:|---:|---:|---:|"]
-    for (title, *_), (seconds, bits, exact, prefers) in zip(STAGES, rows):
-        lines.append(f"| {title} | {seconds / 60:.1f} | {bits:.3f} | {exact} | {prefers} |")
+             *("    " + " ".join((program, s[1 + gpu], *s[4 + gpu])) for s in STAGES), *table(
+                 ["minutes", "responses, bits/byte", "exact (skill)", "prefers the chosen"],
+                 [(f"{s / 60:.1f}", *row) for s, row in zip(seconds, rows)])]
+    if more[0]:
+        lines += ["", "Questions of skill that are in no file, made after the pattern of those "
+                  "that are; how many are answered as the key does:",
+                  *table([*KINDS, "together", "prefers the chosen"], more)]
     lines += ["", f"Held-out pairs after DPO: loss {dpo['val_loss']:.3f}, reward accuracy "
               f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}, KL "
               f"{dpo['val_kl']:.2f} nats a response.", "", "## Questions nobody trained on"]
@@ -144,6 +216,7 @@ def pipeline():
     parser.add_argument("--minutes", type=float, help="of pretraining")
     parser.add_argument("--instructions", default="data/instructions.json", metavar="FILE")
     parser.add_argument("--pairs", default="data/preferences_sample.jsonl", metavar="FILE")
+    parser.add_argument("--unseen", type=int, default=0, metavar="N", help="questions of skill")
     parser.add_argument("--force", action="store_true", help="begin anew")
     args = parser.parse_args()
     engine = importlib.import_module("nanoeuler_cuda") if args.gpu else ne
@@ -153,14 +226,11 @@ def pipeline():
     for path, *keys in ((args.instructions, "output"), (args.pairs, "chosen", "rejected")):
         held.append([e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)])
         ne.need(held[-1], f"{path}: no example of it is held out; use more")
-    rows, answers, before, began = [], [], None, time.perf_counter()
+    rows, before, began, more = [], None, time.perf_counter(), unseen(args.unseen)
     for stage in STAGES:
         before, seconds = stage[3], run_stage(stage, before, args)
-        row, said = measure(before, engine, *held)
-        rows.append((seconds, *row))
-        answers.append(said)
-    text = report(rows, answers, before, sum(r[0] for r in rows) / 60,
-                  "nanoeuler_cuda.py" if args.gpu else "nanoeuler.py")
+        rows.append((seconds, *measure(before, engine, *held, more)))
+    text = report(rows, before, args.gpu)
     Path(REPORT).write_text(text, encoding="utf-8")
     print(f"\n{text}\n{REPORT} holds this; {(time.perf_counter() - began) / 60:.0f} minutes.  "
           f"Talk to it with:\n    python nanoeuler.py chat {before}")

@@ -269,7 +269,7 @@ def captured(call, stream):
     finally:
         torch.cuda.set_stream(current)       # a capture that fails leaves the other one
 
-    def replay():
+    def replay(kept=call):                   # what call reads lives as long as its graph
         graph.replay()
         return out
 

@@ -39,7 +39,6 @@ import json
 import math
 import os
 import pathlib
-import random
 import re
 import subprocess
 import sys
@@ -54,13 +53,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 from bench_cpu import cpu_model
+from pipeline import KINDS, unseen
 from torch_peer import Peer, make_optimizer, peer_config
 
 STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
 SIDES = ("ours", "twin", "control", "lockstep", "cpu")
-KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
-         "count": "Count the words|How many words", "capitals": "Write the word",
-         "first letter": "What is the first letter"}
 LOSS_BAR, POINTS_BAR, END_BAR = 5e-3, 3, 0.5             # nats, points, percent
 EVERY = 10                                   # steps, of lockstep
 
@@ -222,46 +219,6 @@ def in_lockstep(Model):
 
 
 # ---- what a side ends with
-def unseen(n):
-    """n held-out questions of skill, as many of each kind, after those of the instruction file."""
-    shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
-    seen = {(e["instruction"], e["input"]) for e in shipped}
-    lists = [e["input"].split(", ") for e in shipped if e["source"] == "skill" and e["input"]]
-    common = sorted({word for words in lists for word in words})
-    # one word in 50 is held out for a question about it: these need more of them
-    known = sorted({w for e in shipped for w in re.findall(r"\b[a-z]{4,10}\b", e["output"])})
-    rng, out = random.Random(1), []
-    while len(out) < n:
-        kind, x, y = list(KINDS)[len(out) % len(KINDS)], rng.randint(2, 60), rng.randint(2, 60)
-        words = rng.sample(common, rng.randint(3, {"sort": 6, "count": 7}.get(kind, 5)))
-        word = rng.choice(known)
-        k = len(words)
-        instruction, chosen, rejected = {
-            "sort": ("Sort these words in alphabetical order.", ", ".join(sorted(words)),
-                     ", ".join(sorted(words)[::-1])),
-            "reverse": ("Reverse the order of this list.", ", ".join(words[::-1]),
-                        ", ".join(words)),
-            "add": (rng.choice([f"Add {x} and {y}.", f"What is {x} plus {y}?"]),
-                    f"{x} plus {y} is {x + y}.",
-                    f"{x} plus {y} is {x + y + rng.choice([-10, -2, -1, 1, 2, 10])}."),
-            "count": (rng.choice(["Count the words in the list.",
-                                  "How many words are in this list?"]),
-                      f"There are {k} words in the list.",
-                      f"There are {k + rng.choice([-1, 1, 2])} words in the list."),
-            "capitals": (f'Write the word "{word}" in capital letters.', word.upper(), word),
-            "first letter": (f'What is the first letter of "{word}"?',
-                             f'The first letter of "{word}" is "{word[0]}".',
-                             f'The first letter of "{word}" is "{word[-1]}".')}[kind]
-        e = dict(instruction=instruction, input=", ".join(words) if kind in (
-            "sort", "reverse", "count") else "", output=chosen, chosen=chosen, rejected=rejected,
-            source="skill")
-        question = instruction, e["input"]
-        if ne.held_out(e) and chosen != rejected and question not in seen:
-            seen.add(question)
-            out.append(e)
-    return out
-
-
 def gaps(model, run, examples):
     """[is it skill, log pi(chosen) - log pi(rejected)] of each pair that fits."""
     T, end = model.cfg.seq_len, np.int32(run.tokenizer.specials["</s>"])

@@ -49,12 +49,16 @@ def times(folder):
 
 
 def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder):
-    code, out = finish(start(folder))
+    code, out = finish(start(folder, "--unseen", "12"))
     assert code == 0, out
     report = (folder / "pipeline.md").read_text("utf-8")
     assert all(f"| {stage} |" in report for stage in ("pretrained", "fine-tuned", "preferences"))
+    [head, *rows] = [line for line in report.splitlines() if line.count("|") == 10 and "of" in line
+                     or "| count |" in line]
+    assert len(rows) == 3 and all(row.count(" of 2 |") == 6 for row in rows)     # two of each kind
     made = times(folder)
     code, out = finish(start(folder))
+    assert "| count |" not in (folder / "pipeline.md").read_text("utf-8")
     assert code == 0 and times(folder) == made and len(made) == 3
     code, out = finish(start(folder, "--pairs", "others.json"))
     assert code and "pairs.json" in out and "--force" in out and times(folder) == made

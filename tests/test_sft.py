@@ -319,8 +319,8 @@ def test_default_data(base, tmp_path):
     for name in ("instructions", "alpaca"):
         (folder / "data" / f"{name}.json").write_text(json.dumps(ADD), encoding="utf-8")
         result = nanoeuler("sft", "--steps", 1, "--force", *FLAGS, cwd=folder)
-        assert result.returncode == 0 and f"learning data/{name}.json" in result.stdout
-        assert "data/alpaca.json" in result.stdout
+        assert result.returncode == 0 and f"  data/{name}.json, " in result.stdout
+        assert ("data/alpaca.json, of make data" in result.stdout) == (name == "instructions")
 
 
 # ---- what can go wrong: in this process
