@@ -46,7 +46,7 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,21 +71,18 @@ def doctor(problem=None):
     if not problem:
         rows.append(("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}"))
         problem = gpu_problem()
-        if not problem:
-            major, minor = cuda.get_current_device().compute_capability
-            free, total = cuda.current_context().get_memory_info()
-            rows += [("capability", f"sm_{major}{minor}"),
-                     ("matmul, attention", rung()),
-                     ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
+    if not problem:
+        free, total = cuda.current_context().get_memory_info()
+        rows += [("capability", "sm_{}{}".format(*cuda.get_current_device().compute_capability)),
+                 ("matmul, attention", rung()),
+                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     ne.print_table("what nanoeuler_cuda.py finds here", rows)
     print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
     return 2 if problem else 0
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
 try:
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise ImportError("numba-cuda is not installed, and the CUDA target inside numba is not "
-                          "supported")
+    need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     from cuda.bindings import driver
     from llvmlite import ir
     from numba import cuda, types
@@ -195,26 +192,18 @@ class Graph:
             driver.cuGraphExecDestroy(self.graph)
             driver.cuGraphDestroy(self.recorded)
 
-@functools.cache
-def capability():
-    return cuda.get_current_device().compute_capability
-
 def has(dtype):
     """bfloat16 came with capability 8.0."""
-    return dtype != "bf16" or capability() >= (8, 0)
+    return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
 RUNGS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
 highest = "wgmma"                            # --matmul: none above this one
 
 def rung():
     """The highest that this GPU has, and that is allowed."""
-    major, minor = capability()
+    major, minor = cuda.get_current_device().compute_capability
     has = "wgmma" if (major, minor) == (9, 0) else "mma" if major >= 8 else "portable"
     return min(has, highest, key=RUNGS.index)
-
-@functools.cache
-def multiprocessors():
-    return cuda.get_current_device().MULTIPROCESSOR_COUNT
 
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
@@ -250,7 +239,7 @@ def rows_a_chunk(cfg, BT, itemsize):
     """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
     tiles of 128 x 256 of their product with lm_head, C wide, come in whole rounds."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
-    rounds = 128 * max(1, multiprocessors() // -(-cfg.n_embd // 256))
+    rounds = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // -(-cfg.n_embd // 256))
     return min(BT, max(128, rows - rows % rounds if rows > rounds else rows))
 
 def buffer_table(cfg, B, T, dtype, naive=False):
@@ -299,7 +288,8 @@ def largest_batch(cfg, T, dtype, naive, free):
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
-f32, u32, u64 = types.float32, types.uint32, types.uint64
+f32, u16, u32, u64 = types.float32, types.uint16, types.uint32, types.uint64
+LOG2E = 1 / math.log(2)
 
 def asm(builder, result, text, constraints, values, volatile=True):
     """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
@@ -314,34 +304,30 @@ def asm_into(builder, pointers, text, constraints, values):
     for i, pointer in enumerate(pointers):
         builder.store(builder.extract_value(out, i), pointer)
 
-def ex2(builder, x):
-    return asm(builder, x.type, "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], volatile=False)
-
 @intrinsic
 def exp2(typing, x):
-    """2^x, float32, relative error 2^-22     PTX ex2.approx"""
-    return x(x), lambda context, builder, sig, args: ex2(builder, args[0])
-
-@intrinsic
-def exp(typing, x):
-    """e^x of the type of x.  float32: 2^(x log2 e), relative error 2^-22 + |x| 2^-24, in two
-    instructions; float64: libdevice."""
+    """2^x of the type of x.  float32: PTX ex2.approx, relative error 2^-22; float64: libdevice."""
     def codegen(context, builder, sig, args):
-        [x] = args
-        if x.type == ir.DoubleType():
-            fnty = ir.FunctionType(x.type, [x.type])
-            exp64 = cgutils.get_or_insert_function(builder.module, fnty, "__nv_exp")
-            return builder.call(exp64, args)
-        return ex2(builder, builder.fmul(x, x.type(float(np.float32(1 / math.log(2))))))
+        t = args[0].type
+        if t == ir.FloatType():
+            return asm(builder, t, "ex2.approx.ftz.f32 $0, $1;", "=f,f", args, volatile=False)
+        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(t, [t]), "__nv_exp2")
+        return builder.call(fn, args)
     return x(x), codegen
 
-def memory(context, builder, sig, args, n):
-    """Where argument n, an array, begins."""
-    return context.make_array(sig.args[n])(context, builder, args[n]).data
+@inlined
+def exp(x):
+    """e^x of the type of x: in float32 two instructions, relative error 2^-22 + |x| 2^-24."""
+    return exp2(x * ctype(x).type(LOG2E))
 
-def elements(context, builder, sig, args, n, count):
-    """Where the first `count` elements of argument n are: registers, if it is a local array."""
-    start = memory(context, builder, sig, args, n)
+def memory(context, builder, kinds, args, n):
+    """Where argument n, an array, begins."""
+    return context.make_array(kinds[n])(context, builder, args[n]).data
+
+def elements(context, builder, kinds, args, n, count, first=None):
+    """Where `count` elements of argument n are, from the first on: registers of a local array."""
+    start = memory(context, builder, kinds, args, n)
+    start = builder.gep(start, [first]) if first else start
     return [builder.gep(start, [ir.IntType(32)(i)]) for i in range(count)]
 
 # bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
@@ -380,19 +366,19 @@ def vector(W):
     """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
     element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
     it takes.  v is a local array of type ctype(x)."""
-    def neighbours(context, builder, sig, args, n):
+    def neighbours(context, builder, kinds, args, n):
         """The place that arguments n and n + 1 mean, array and index, and its alignment."""
-        dtype = sig.args[n].dtype
-        at = builder.gep(memory(context, builder, sig, args, n), [args[n + 1]])
+        dtype = kinds[n].dtype
+        at = builder.gep(memory(context, builder, kinds, args, n), [args[n + 1]])
         whole = ir.VectorType(context.get_value_type(dtype), W).as_pointer()
         return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
 
     @intrinsic
     def load_into(typing, out, x, i):
         def codegen(context, builder, sig, args):
-            at, align = neighbours(context, builder, sig, args, 1)
+            at, align = neighbours(context, builder, sig.args, args, 1)
             bits = builder.load(at, align=align)
-            for j, to in enumerate(elements(context, builder, sig, args, 0, W)):
+            for j, to in enumerate(elements(context, builder, sig.args, args, 0, W)):
                 v = builder.extract_element(bits, ir.IntType(32)(j))
                 builder.store(widened(builder, v) if x.dtype == types.uint16 else v, to)
             return context.get_dummy_value()
@@ -401,9 +387,9 @@ def vector(W):
     @intrinsic
     def store(typing, x, i, v):
         def codegen(context, builder, sig, args):
-            at, align = neighbours(context, builder, sig, args, 0)
+            at, align = neighbours(context, builder, sig.args, args, 0)
             bits = ir.Constant(at.type.pointee, ir.Undefined)
-            for j, source in enumerate(elements(context, builder, sig, args, 2, W)):
+            for j, source in enumerate(elements(context, builder, sig.args, args, 2, W)):
                 y = builder.load(source)
                 y = rounded(builder, y) if x.dtype == types.uint16 else y
                 bits = builder.insert_element(bits, y, ir.IntType(32)(j))
@@ -465,20 +451,17 @@ give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
 stmatrix = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
                u32, u32, u32, u32, u32)
 
-def address(kind):
-    """The device function array -> its address; kind: "shared" (uint32) or "global" (uint64)."""
-    @intrinsic
-    def of(typing, array):
-        def codegen(context, builder, sig, args):
-            pointer = builder.ptrtoint(memory(context, builder, sig, args, 0), ir.IntType(64))
-            if kind == "global":
-                return pointer
-            return asm(builder, ir.IntType(32), "{ .reg .u64 t; cvta.to.shared.u64 t, $1; "
-                       "cvt.u32.u64 $0, t; }", "=r,l", [pointer])
-        return (u32 if kind == "shared" else u64)(array), codegen
-    return of
+@intrinsic
+def global_address(typing, array):
+    def codegen(context, builder, sig, args):
+        return builder.ptrtoint(memory(context, builder, sig.args, args, 0), ir.IntType(64))
+    return u64(array), codegen
 
-shared_address, global_address = address("shared"), address("global")
+to_shared = ptx("{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u64, result=u32)
+
+@inlined
+def shared_address(array):
+    return to_shared(global_address(array))
 
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
 cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
@@ -497,15 +480,15 @@ turn_wait = ptx("{ .reg .pred p; .reg .u32 turn; AGAIN: ld.acquire.gpu.global.u3
 
 def ldmatrix(transposed):
     """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
-    addresses of lanes 8 i to 8 i + 7, into out[0:4] of every lane.     PTX ldmatrix.x4"""
+    addresses of lanes 8 i to 8 i + 7, into out[j:j+4] of every lane.     PTX ldmatrix.x4"""
     @intrinsic
-    def load(typing, out, row):
+    def load(typing, out, j, row):
         def codegen(context, builder, sig, args):
-            asm_into(builder, elements(context, builder, sig, args, 0, 4),
+            asm_into(builder, elements(context, builder, sig.args, args, 0, 4, args[1]),
                      f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, "
-                     f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[1]])
+                     f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[2]])
             return context.get_dummy_value()
-        return types.void(out, u32), codegen
+        return types.void(out, types.intp, u32), codegen
     return load
 
 ldmatrix_rows, ldmatrix_columns = ldmatrix(""), ldmatrix(".trans")
@@ -517,27 +500,15 @@ def mma(typing, acc, i, a, j, b, k):
     Lane l holds, of acc, columns 2 (l % 4), + 1 of row l / 4 and then of row l / 4 + 8; of A the
     same of columns 0-7, then of 8-15; of B rows 2 (l % 4), + 1 of column l / 4, then 8 further."""
     def codegen(context, builder, sig, args):
-        def at(n, offset):
-            index = builder.add(args[n + 1], args[n + 1].type(offset))
-            return builder.gep(memory(context, builder, sig, args, n), [index])
-        sums = [at(0, n) for n in range(4)]
-        operands = [at(2, n) for n in range(4)] + [at(4, n) for n in range(2)] + sums
+        at = lambda n, count: elements(context, builder, sig.args, args, n, count, args[n + 1])
+        sums = at(0, 4)
+        operands = at(2, 4) + at(4, 2) + sums
         asm_into(builder, sums,
                  "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
                  "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
                  "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [builder.load(p) for p in operands])
         return context.get_dummy_value()
     return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
-
-@intrinsic
-def halves(typing, pair):
-    """The two bfloat16 of a uint32 as float32, low and high."""
-    def codegen(context, builder, sig, args):
-        low = builder.shl(args[0], args[0].type(16))
-        high = builder.and_(args[0], args[0].type(0xFFFF0000))
-        return context.make_tuple(builder, sig.return_type, [
-            builder.bitcast(x, ir.FloatType()) for x in (low, high)])
-    return types.UniTuple(types.float32, 2)(u32), codegen
 
 @inlined
 def swizzled(row, chunk):
@@ -568,10 +539,11 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
     n, total, given, strides = N // 2, N // 2 * count, a_kind == "registers", (2, 128)
 
     def codegen(context, builder, sig, args):
-        at, values = elements(context, builder, sig, args, 0, total), list(args[1:])
+        at = elements(context, builder, sig.args, args, 0, total)
+        values = cgutils.unpack_tuple(builder, args[1])
         if given:
-            a = elements(context, builder, sig, args, 1, 16 * count)
-            values = [*args[2:], *map(builder.load, a)]
+            a = elements(context, builder, sig.args[1], values, 0, 16 * count)
+            values = [*values[1:], *map(builder.load, a)]
         old = [builder.load(p) for p in at] if adds else []
         keep = f"${total + len(values) - 1}" if adds == "asked" else "0"
         text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
@@ -594,15 +566,11 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
         asm_into(builder, at, text, ",".join(constraints), [*values, *old])
         return context.get_dummy_value()
 
-    if adds == "asked":
-        return intrinsic(lambda typing, acc, a, b, keep: (
-            types.void(acc, u64, u64, u32), codegen))
-    if count == 1:
-        return intrinsic(lambda typing, acc, a, b: (
-            types.void(acc, a if given else u64, u64), codegen))
-    if given:
-        return intrinsic(lambda typing, acc, a, b, c: (types.void(acc, a, u64, u64), codegen))
-    return intrinsic(lambda typing, acc, a, b, c, d: (types.void(acc, u64, u64, u64, u64), codegen))
+    @intrinsic
+    def product(typing, acc, *operands):     # a tuple of them comes to codegen
+        kinds = operands[:given] + (u64,) * (2 * count - given * count) + (u32,) * (adds == "asked")
+        return types.void(acc, types.BaseTuple.from_types(kinds)), codegen
+    return product
 
 def butterfly(combine, steps):
     """The device function that combines x over 2^steps neighbouring lanes.  Every lane does it in
@@ -758,7 +726,10 @@ MMA_SMEM = 3 * MMA_STAGE + 1024
 @made_once
 def mma_kernel(a_mn, b_mn, single):
     """single: out is float32 and added to, and not bfloat16."""
-    def fetcher(mn):
+    def operand(mn, load, row_bit, chunk_bit):
+        """How A or B comes from memory to shared memory (begin, fetch), and to registers (first,
+        read).  There, steps along the chunks of a row flip bits of the address, as the swizzle has
+        it; 16 rows further it adds."""
         across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
 
         @inlined
@@ -783,17 +754,10 @@ def mma_kernel(a_mn, b_mn, single):
             if mn:
                 return row, r + types.int32(BK), c
             return place + u64(2 * BK), r, c + types.int32(BK)
-        return begin, fetch
 
-    begin_a, fetch_a = fetcher(a_mn)
-    begin_b, fetch_b = fetcher(b_mn)
-
-    def loader(mn, load, row_bit, chunk_bit):
-        """first(mn0): where a lane begins to read rows or columns mn0 and further of a tile, and
-        read(out, at, i, s): 16 of them, 16 i further, at k = 16 s to 16 s + 15.  Steps along the
-        chunks of a row flip bits of the address, as the swizzle has it; 16 rows further it adds."""
         @inlined
         def first(mn0):
+            """Where a lane begins to read rows or columns mn0 and further of a tile."""
             lane = u32(cuda.threadIdx.x) & u32(31)
             row = (lane & u32(7)) + (lane >> u32(row_bit) & u32(1)) * u32(8)
             chunk = lane >> u32(chunk_bit) & u32(1)
@@ -803,27 +767,23 @@ def mma_kernel(a_mn, b_mn, single):
 
         @inlined
         def read(out, at, i, s):
-            if mn:
-                load(out, (at ^ u32(32 * i)) + u32(2048 * s))
-            else:
-                load(out, (at ^ u32(32 * s)) + u32(2048 * i))
-        return first, read
+            """16 of them, 16 i further, at k = 16 s to 16 s + 15, into out[4 * i:]"""
+            across, down = (i, s) if mn else (s, i)
+            load(out, 4 * i, (at ^ u32(32 * across)) + u32(2048 * down))
+        return begin, fetch, first, read
 
-    first_a, read_a = loader(a_mn, *((ldmatrix_columns, 4, 3) if a_mn else (ldmatrix_rows, 3, 4)))
-    first_b, read_b = loader(b_mn, *((ldmatrix_columns, 3, 4) if b_mn else (ldmatrix_rows, 4, 3)))
+    begin_a, fetch_a, first_a, read_a = operand(
+        a_mn, *((ldmatrix_columns, 4, 3) if a_mn else (ldmatrix_rows, 3, 4)))
+    begin_b, fetch_b, first_b, read_b = operand(
+        b_mn, *((ldmatrix_columns, 3, 4) if b_mn else (ldmatrix_rows, 4, 3)))
 
     @inlined
     def read(a, b, a_at, b_at, s):
         """Rows and columns of the warp, 64 each, at k = 16 s to 16 s + 15, into registers"""
-        part = cuda.local.array(4, u32)
         for i in range(4):
-            read_a(part, a_at, i, s)
-            for n in range(4):
-                a[4 * i + n] = part[n]
+            read_a(a, a_at, i, s)
         for i in range(4):
-            read_b(part, b_at, i, s)
-            for n in range(4):
-                b[4 * i + n] = part[n]
+            read_b(b, b_at, i, s)
 
     @inlined
     def multiply(acc, a, b):
@@ -943,34 +903,43 @@ def wgmma_kernel(a_mn, b_mn, single):
     """single: out is float32 and added to, and not bfloat16."""
     multiply = wgmma(BN, int(a_mn), b_mn, adds="asked")
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
+    rounds, box, send = (2, 32, tma_add) if single else (1, 64, tma_store)
 
     @inlined
-    def add_to(map_out, n, m, acc, place, group, turn, part, splits):
-        """out += acc, 64 x 128 at a time, when the turn has come to this part."""
+    def finish(map_out, n, m, acc, place, group, turn, part, splits):
+        """out = acc, or out += acc, 64 x 128 at a time, when the turn has come to this part.
+        acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row, lane / 4, the
+        next two those of row + 8."""
         thread = u32(cuda.threadIdx.x)
-        line = (thread >> u32(5) & u32(3)) * u32(16) + (thread >> u32(2) & u32(7))
-        column, leads = thread & u32(3), thread & u32(127) == u32(0)
-        for half in range(2):
+        lane, line = thread & u32(31), (thread >> u32(5) & u32(3)) * u32(16)
+        leads = thread & u32(127) == u32(0)
+        for half in range(rounds):
             if leads:
                 tma_stored()                 # what was staged before has been read
             warpgroup_barrier(group)
             for j in range(16):
-                at = place + u32(8192 * (j // 4)) + line * u32(128) + (
-                    (u32(2 * (j % 4)) + column // u32(2) ^ line & u32(7)) << u32(4)) + (
-                    column % u32(2)) * u32(8)
-                store_two(at, acc[64 * half + 4 * j], acc[64 * half + 4 * j + 1])
-                store_two(at + u32(1024), acc[64 * half + 4 * j + 2], acc[64 * half + 4 * j + 3])
+                if single:
+                    at = place + swizzled(line + (lane >> u32(2)), u32(2 * j) + (
+                        lane >> u32(1) & u32(1))) + (lane & u32(1)) * u32(8)
+                    i = 64 * half + 4 * j
+                    store_two(at, acc[i], acc[i + 1])
+                    store_two(at + u32(1024), acc[i + 2], acc[i + 3])
+                else:
+                    at = place + swizzled(line + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
+                    i = 8 * j
+                    stmatrix(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
+                             pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
             fence_async()
             warpgroup_barrier(group)         # all 64 rows are there
             if leads:
-                if splits > 1 and half == 0:
+                if single and splits > 1 and half == 0:
                     turn_wait(turn, part)
                     fence_turn()
                 for j in range(4):
-                    tma_add(global_address(map_out), n + u32(128 * half + 32 * j), m,
-                            place + u32(8192 * j))
+                    send(global_address(map_out), n + u32(128 * half + box * j), m,
+                         place + u32(8192 * j))
                 tma_commit()
-        if splits > 1 and leads:
+        if single and splits > 1 and leads:
             tma_written()
             turn_set(turn, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
 
@@ -1013,9 +982,8 @@ def wgmma_kernel(a_mn, b_mn, single):
         else:
             keep_registers()
             acc = cuda.local.array(128, f32)
-            lane, warp, mine = thread & u32(31), thread >> u32(5) & u32(3), group - u32(1)
-            row, leads = u32(64) * mine, thread & u32(127) == u32(0)
-            place = staging + mine * u32(OUT_BYTES)
+            mine = group - u32(1)
+            row, place = u32(64) * mine, staging + mine * u32(OUT_BYTES)
             m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
             while i < pieces:
                 m += row
@@ -1025,41 +993,18 @@ def wgmma_kernel(a_mn, b_mn, single):
                     mbarrier_wait(full + u32(8) * stage, phase)
                     multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)),
                              u32(s) - u32(first))
-                    if lane == u32(0):
+                    if thread & u32(31) == u32(0):
                         mbarrier_arrive(done)
                     stage += u32(1)
                     if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
                     if u32(s) == first:      # while the other warpgroup multiplies
                         after = tile_at(i + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
-                # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row,
-                # lane / 4, the next two those of row + 8
-                if single:
-                    turn_at = global_address(turns) + u64(4) * u64(u32(2) * (i % tiles) + mine)
-                    add_to(map_out, n, m, acc, place, group, turn_at, i // tiles, splits)
-                else:
-                    if leads:
-                        tma_stored()         # the copy engine has read the last tile
-                    warpgroup_barrier(group)
-                    line = warp * u32(16) + lane % u32(16)
-                    for j in range(16):
-                        chunk = u32(2 * (j % 4)) + lane // u32(16)
-                        at = place + u32(8192 * (j // 4)) + line * u32(128) + (
-                            (chunk ^ (line & u32(7))) << u32(4))
-                        stmatrix(at, pack_bf16(acc[8 * j], acc[8 * j + 1]),
-                                 pack_bf16(acc[8 * j + 2], acc[8 * j + 3]),
-                                 pack_bf16(acc[8 * j + 4], acc[8 * j + 5]),
-                                 pack_bf16(acc[8 * j + 6], acc[8 * j + 7]))
-                    fence_async()
-                    warpgroup_barrier(group)             # all 64 rows are there
-                    if leads:
-                        for j in range(4):
-                            tma_store(global_address(map_out), n + u32(64 * j), m,
-                                      place + u32(8192 * j))
-                        tma_commit()
+                turn = global_address(turns) + u64(4) * u64(u32(2) * (i % tiles) + mine)
+                finish(map_out, n, m, acc, place, group, turn, i // tiles, splits)
                 m, n, first, last = after
                 i += u32(cuda.gridDim.x)
-            if leads:
+            if thread & u32(127) == u32(0):
                 tma_stored()                 # before the block and its memory are gone
     return kernel
 
@@ -1090,12 +1035,6 @@ def tensor_cores(*matrices):
         x.dtype == np.uint16 and x.strides[0] % 16 == x.shape[1] % 8 == 0 and x.strides[1] == 2
         and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
 
-@functools.cache
-def mma_blocks():
-    """Blocks of rung 1 that run at once: two a multiprocessor whose shared memory is enough."""
-    most = cuda.get_current_device().MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-    return multiprocessors() * min(2, most // (MMA_SMEM + 1024))
-
 def parts_of(tiles, slices, wait, blocks):
     """Into how many parts K is cut where there are few tiles: rounds of `blocks` pieces, measured
     in slices of K, of which storing takes about 4, and each part waits `wait` for its turn."""
@@ -1107,8 +1046,10 @@ def tensor_matmul(out, a, b, a_mn, b_mn, turns=None):
     for its tiles, several blocks may share one."""
     (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
     single, sizes = turns is not None, (M, N, K)
-    rows, columns, wait, blocks = (BM, BN, 2, multiprocessors()) if wide else (
-        MMA_TILE, MMA_TILE, 8, mma_blocks())
+    rows, columns, wait = (BM, BN, 2) if wide else (MMA_TILE, MMA_TILE, 8)
+    chip = cuda.get_current_device()         # rung 1: two blocks where shared memory is enough
+    most = 1 if wide else min(2, chip.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
+    blocks = chip.MULTIPROCESSOR_COUNT * most
     tiles = -(-M // rows) * -(-N // columns)
     shares = single and 2 * tiles <= turns.size          # a turn for each warpgroup of a tile
     splits = parts_of(tiles, -(-K // BK), wait, blocks) if shares else 1
@@ -1437,28 +1378,12 @@ def portable_attention(D, itemsize):
                 if x == 0:
                     lse[h, row0 + t] = m[i] + math.log(total)
 
-    @inlined
-    def probabilities(smem, lse, delta, h, row0, t0, k0, T, scale):
-        """Fills the tiles P = exp(Q K^T / sqrt(D) - lse), dS = P * (dO V^T - delta) / sqrt(D)."""
-        x, y, zero = cuda.threadIdx.x, cuda.threadIdx.y, ctype(smem).type(0)
-        s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
-        score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
-        score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
-        for i in range(ROWS):
-            r = y * ROWS + i
-            t = min(t0 + r, T - 1)
-            row_lse, row_delta = lse[h, row0 + t], delta[h, row0 + t]
-            for j in range(KEYS):
-                key, p = x + 16 * j, zero
-                if k0 + key <= t and t0 + r < T:
-                    p = exp(s[i * KEYS + j] * scale - row_lse)
-                smem[P1 + r * PS + key] = p
-                smem[DS1 + r * PS + key] = p * (dp[i * KEYS + j] - row_delta) * scale
-
     def backward(keys):
         @kernel
         def run(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
-            """dQ = dS K, and delta = <dO, O>     One block per N query rows of a head, as forward.
+            """P = exp(Q K^T / sqrt(D) - lse),   dS = P * (dO V^T - delta) / sqrt(D)
+
+            dQ = dS K, and delta = <dO, O>     One block per N query rows of a head, as forward.
             Or, `keys`: dK = sum_h dS^T Q,  dV = sum_h P^T dO     One block per N keys of a
             key/value head: it walks over the query heads of its group, their rows from the diagonal
             on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
@@ -1499,7 +1424,19 @@ def portable_attention(D, itemsize):
                         load_rows(smem, V1, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
-                    probabilities(smem, lse, delta, h, row0, t0, k0, T, scale)
+                    s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
+                    score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+                    score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
+                    for i in range(ROWS):
+                        r = y * ROWS + i
+                        t = min(t0 + r, T - 1)
+                        row_lse, row_delta = lse[h, row0 + t], delta[h, row0 + t]
+                        for j in range(KEYS):
+                            key, p = x + 16 * j, zero
+                            if k0 + key <= t and t0 + r < T:
+                                p = exp(s[i * KEYS + j] * scale - row_lse)
+                            smem[P1 + r * PS + key] = p
+                            smem[DS1 + r * PS + key] = p * (dp[i * KEYS + j] - row_delta) * scale
                     cuda.syncthreads()       # P and dS are whole
                     if keys:
                         out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
@@ -1544,12 +1481,10 @@ def tensor_attention(D, hopper):
     @inlined
     def left(a, i, tile):
         """a[i..] = the warp's 16 rows of a tile, as a left operand."""
-        lane, part = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
+        lane = u32(cuda.threadIdx.x) & u32(31)
         row = (u32(cuda.threadIdx.x) >> u32(5) << u32(4)) + (lane & u32(15))
         for k in range(STEPS):
-            ldmatrix_rows(part, tile + at(row, u32(2 * k) + (lane >> u32(4))))
-            for n in range(4):
-                a[i + 4 * k + n] = part[n]
+            ldmatrix_rows(a, i + 4 * k, tile + at(row, u32(2 * k) + (lane >> u32(4))))
 
     @inlined
     def begin(kept):
@@ -1631,10 +1566,10 @@ def tensor_attention(D, hopper):
             for k in range(STEPS):
                 for n in range(4):
                     where = at(row + u32(16 * n), chunk + u32(2 * k))
-                    ldmatrix_rows(b, first + where)
+                    ldmatrix_rows(b, 0, first + where)
                     multiply(s, 8 * n, a, 4 * k, b)
                     if second != first:
-                        ldmatrix_rows(b, second + where)
+                        ldmatrix_rows(b, 0, second + where)
                     multiply(s, 32 + 8 * n, a, LEFT + 4 * k, b)
         return s
 
@@ -1650,10 +1585,10 @@ def tensor_attention(D, hopper):
             for k in range(4):
                 for n in range(STEPS):
                     where = at(u32(16 * k) + (lane & u32(15)), u32(2 * n) + (lane >> u32(4)))
-                    ldmatrix_columns(b, first + where)
+                    ldmatrix_columns(b, 0, first + where)
                     multiply(acc, 8 * n, a, 4 * k, b)
                     if second != first:
-                        ldmatrix_columns(b, second + where)
+                        ldmatrix_columns(b, 0, second + where)
                     if count == 2:
                         multiply(acc, OUT + 8 * n, a, 16 + 4 * k, b)
 
@@ -1766,8 +1701,9 @@ def tensor_attention(D, hopper):
         left(a, 0, smem + u32(2 * TILE_BYTES))
         left(a, LEFT, smem + u32(TILE_BYTES))
         for i in range(LEFT):
-            (u, v), (x, y) = halves(a[i]), halves(a[LEFT + i])
-            mean[i % 2] += u * x + v * y
+            u, v = a[i], a[LEFT + i]         # two neighbours of O, two of dO
+            mean[i % 2] += value(u16(u)) * value(u16(v)) + (
+                value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
         for i in range(2):
             mean[i], t = quad_sum(mean[i]), row0 + min(r + 8 * i, T - 1)
             log[i] = lse[h, t] * LOG2E
@@ -1936,10 +1872,9 @@ def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
     (q, k, v), (dq, dk, dv) = (split_heads(x, T, D, H) for x in (qkv, dqkv))
     do, step = heads_of(do, T, D), H // k.shape[1]       # a group's r-th heads: r, r + step, ...
     batched_matmul(dprobs, do, transposed(v))
-    for r in range(step):
-        batched_matmul(dv, transposed(probs[:, r::step]), do[:, r::step], add=r > 0)
     launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs, scale)
     for r in range(step):
+        batched_matmul(dv, transposed(probs[:, r::step]), do[:, r::step], add=r > 0)
         batched_matmul(dk, transposed(dprobs[:, r::step]), q[:, r::step], add=r > 0)
     batched_matmul(dq, dprobs, k)
 
@@ -2148,15 +2083,13 @@ class Model:
         cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
         norm = lambda x, rstd, w, add=True: rmsnorm_forward(a.y, x, rstd, a.state, w, cfg.norm_eps,
                                                             add)
+        attend, saved = (naive_forward, a.probs) if self.naive else (attention_forward, a.lse)
         embedding_forward(a.state, self.tokens, p.wte)
         for l in range(cfg.n_layer):
             norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
             matmul(a.qkv[l], a.y, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
-            if self.naive:
-                naive_forward(a.att[l], a.probs[l], a.qkv[l], T, D)
-            else:
-                attention_forward(a.att[l], a.lse[l], a.qkv[l], T, D)
+            attend(a.att[l], saved[l], a.qkv[l], T, D)
             matmul(a.y, a.att[l], w.attn_proj[l])
             norm(a.x[2 * l + 1], a.mlp_rstd[l], p.mlp_norm[l])
             matmul(a.gate_up[l], a.y, w.gate_up[l])
@@ -2497,7 +2430,7 @@ def op_tests(quick):
     def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
         """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
         function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
-        as well.  Returns what is expected."""
+        as well."""
         name, expected = name or function.__name__, twin
         if not isinstance(twin, list):
             expected = [np.array(x) for x in outputs]
@@ -2509,7 +2442,6 @@ def op_tests(quick):
         for name, top, dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
             tests.setdefault(name, []).append((expected, run, dtypes))
-        return expected
 
     # the last three for tensor cores: edges; more tiles than blocks, and dW in parts; depth
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
@@ -2542,12 +2474,14 @@ def op_tests(quick):
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
         angles = [exact(cos), exact(sin)]
         attention_twin(o, lse, dqkv, do, qkv, T, D)
-        turned = test(rope, [qkv], [*angles, T, H + G, 1], rope_twin)
-        test(rope, turned, [*angles, T, H + G, -1], [qkv], "rope, backward")
+        turned, every = qkv.copy(), [np.tile(x, (B, 1)) for x in (cos, sin)]
+        ne.rope(turned, *every, H + G, 1.0)
+        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
+        test(rope, [turned], [*angles, T, H + G, -1], [qkv], "rope, backward")
         test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
         test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, T, D], [o, dqkv.copy()],
              "naive attention")
-        rope_twin(dqkv, cos, sin, T, H + G, -1)
+        ne.rope(dqkv, *every, H + G, -1.0)
         test(attention_backward, [0 * dqkv],
              [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
@@ -2583,10 +2517,6 @@ def op_tests(quick):
         tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
     return tests
 
-def rope_twin(qkv, cos, sin, T, heads, sign):
-    for b in range(0, len(qkv), T):
-        ne.rope(qkv[b:b + T], cos, sin, heads, float(sign))
-
 def attention_twin(o, lse, dqkv, do, qkv, T, D):
     """Attention of every sequence, forward and backward"""
     W = ne.tile_width(np.float64)
@@ -2610,10 +2540,11 @@ def adamw_test(p, g, m, v, norm, n_decay, hyper):
     adamw(p, p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
     norm.copy_to_device(results.copy_to_host().astype(norm.dtype))
 
-def gradient_check(cfg, B, T):
+def gradient_check(preset, batch):
     """The gradient of the whole model, tensor by tensor, against the CPU's in float64."""
-    rng = np.random.default_rng(1)
-    flat = ne.init_params(cfg, 1, np.float64)
+    need(batch > 0, f"--batch is {batch}, expected at least 1")
+    cfg, B, rng = ne.PRESETS[preset], batch, np.random.default_rng(1)
+    T, flat = cfg.seq_len, ne.init_params(cfg, 1, np.float64)
     tokens = rng.integers(0, cfg.vocab_size, (B, T), dtype=np.int32)
     targets = rng.integers(-1, cfg.vocab_size, (cfg.n_mtp, B, T), dtype=np.int32)
     weight = ne.loss_weights(targets, 0.3)
@@ -2664,23 +2595,10 @@ class Run(ne.Run):
         weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
 
 class SftRun(ne.SftRun):
-    verb = "s"
-
-    @dataclass
-    class Options(OnGpu, ne.SftOptions):
-        pass
+    verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, ne.SftOptions))
 
 class DpoRun(ne.DpoRun):
-    verb = "d"
-
-    @dataclass
-    class Options(OnGpu, ne.DpoOptions):
-        pass
-
-def check(preset, batch):
-    cfg = ne.PRESETS[preset]
-    need(batch > 0, f"--batch is {batch}, expected at least 1")
-    return gradient_check(cfg, batch, cfg.seq_len)
+    verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, ne.DpoOptions))
 
 def on_gpu(verb, **engine):
     """The function of a verb, called if there is a GPU that answers."""
@@ -2697,7 +2615,7 @@ def add_verbs(add):
     options, shape = (*fields(Run.Options), *ne.SHAPE), ne.SHAPE[0]
     add("test", on_gpu(self_tests), "every kernel against the CPU",
         ne.arg("--quick", action="store_true", help="without the largest shapes"))
-    add("g", on_gpu(check), "the gradient of the whole model against the CPU", preset,
+    add("g", on_gpu(gradient_check), "the gradient of the whole model against the CPU", preset,
         ne.arg("--batch", type=int, default=1, help="sequences"))
     add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, settings=options)
     add("tr", stage(Run), "go on with the run of t", *learn,

@@ -120,12 +120,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def wgmma_kernel_kernel(self, map_a, map_b, map_out, turns, M, N, K, splits):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
+        single = constants(f["finish"])["single"]
         a, b, out = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
         assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
         assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
-        assert out[5] == (4 if f["single"] else 2) and 1 <= splits <= tiles(K, 64)
-        assert splits == 1 or f["single"] and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
+        assert out[5] == (4 if single else 2) and 1 <= splits <= tiles(K, 64)
+        assert splits == 1 or single and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
@@ -316,7 +317,8 @@ class Device:
     def __init__(self, total):
         self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
         self.maps, self.kept, self.fill, self.bad = {}, {}, 0.0, ()
-        self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry")
+        self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry",
+                                   MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=100 << 10)
 
     def array(self, shape, dtype=np.float64, strides=None, order="C", stream=0):
         shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -377,9 +379,6 @@ def dry_run(total=1 << 50):
                 (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
-                (nc, "capability", lambda: device.gpu.compute_capability),
-                (nc, "multiprocessors", lambda: device.gpu.MULTIPROCESSOR_COUNT),
-                (nc, "mma_blocks", lambda: device.gpu.MULTIPROCESSOR_COUNT),
                 (nc, "tensor_map", device.tensor_map),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
@@ -676,11 +675,12 @@ def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
     """Where losses agree, and all gradients of the CPU are zero."""
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
     monkeypatch.setattr(ne.Model, "run", zeros)
-    assert nc.gradient_check(TINY, 2, 8) == 0
+    monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
+    assert nc.gradient_check("tiny", 2) == 0
     spoil = lambda self, *_: dry.bad.add(self.g_flat.gpu_data.address)
     dry.bad = set()
     monkeypatch.setattr(nc.Model, "gradient", spoil)
-    assert nc.gradient_check(TINY, 2, 8) == 1
+    assert nc.gradient_check("tiny", 2) == 1
 
 
 @given(st.floats(width=32, allow_nan=False))
@@ -922,7 +922,7 @@ def test_faulty_launches_are_caught(fault, dry):
 # ---- memory
 def needed(cfg, B, T, dtype="f32", naive=False):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nc, "multiprocessors", lambda: 46)
+        patch.setattr(cuda, "get_current_device", lambda: Device(0).gpu)
         return sum(size for _, size in nc.memory_table(cfg, B, T, nc.DTYPES[dtype], naive))
 
 
@@ -1028,7 +1028,8 @@ def test_bfloat16_is_left_out_where_there_is_none(old, dry, monkeypatch, capsys)
     assert seen == {"f32", "f64"} | ({"bf16"} if old == (8, 0) else set())
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
     monkeypatch.setattr(ne.Model, "run", zeros)
-    assert nc.gradient_check(TINY, 2, 8) == 0
+    monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
+    assert nc.gradient_check("tiny", 2) == 0
     assert ("bfloat16" in capsys.readouterr().out.split("tensor")[-1]) == (old == (8, 0))
 
 
