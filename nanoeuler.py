@@ -924,7 +924,7 @@ def encode_cut(tokenizer, text, share, rng):
 
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     """Tokens of the training part of the text at `path`, cut, and of the validation part.
-    Those of a large text are kept beside it, for this text, tokenizer and split, and mapped."""
+    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
     rng, shares = np.random.default_rng(seed), (cuts, 0.0)
     encoded = (encode_cut(tokenizer, part, share, rng) for part, share in zip(parts, shares))
     if sum(map(len, parts)) <= LARGE:
@@ -934,20 +934,15 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
             "cuts": str(cuts and (cuts, seed))}
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
     remedy = "free space, or move the text to where there is some"
-
-    def read():
-        with reading(cache, remedy):
-            found, tensors = map_tensors(cache)
-            need({**found, **meta} == found, "it belongs to another text")
-            return [tensors["train"], tensors["val"]]
-
-    with contextlib.suppress(UserError):
-        return read()
+    with contextlib.suppress(UserError), reading(cache, remedy):
+        found, tensors = map_tensors(cache)
+        need({**found, **meta} == found, "it belongs to another text")
+        return [tensors["train"], tensors["val"]]
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    write_tensors(cache, meta, {name: ids.astype(dtype)
-                                for name, ids in zip(("train", "val"), encoded)}, remedy)
-    return read()
+    tensors = {name: ids.astype(dtype) for name, ids in zip(("train", "val"), encoded)}
+    write_tensors(cache, meta, tensors, remedy)
+    return list(tensors.values())
 
 def later(rows, T):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
