@@ -733,7 +733,7 @@ def pack_weights(w, wt, p):
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
     Sections 9 and 10 see the methods after `logits` only, so that another engine can stand here."""
-    program, talk = "nanoeuler.py", "chat"
+    program, talk, host = "nanoeuler.py", "chat", staticmethod(np.asarray)
 
     def __init__(self, cfg, flat, moments=(), options=None):
         self.cfg, self.flat, self.p = cfg, flat, views(flat, param_table(cfg))
@@ -818,17 +818,14 @@ class Model:
         return f"{get_num_threads()} threads, {self.flat.dtype}"
 
     def first_bad_tensor(self):
-        return first_bad_tensor(self)
-
-def first_bad_tensor(model, host=np.asarray):
-    """The first entry, in the order of the computation, that is a NaN or an infinity."""
-    for kind, group in (("parameter", model.p), ("activation", model.a),
-                        ("its gradient", model.d), ("gradient", model.g)):
-        for name, x in zip(group._fields, map(host, group)):
-            if not np.isfinite(x).all():
-                at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-                return f"{kind} {name}{list(at)} is {x[at]}"
-    return "the loss is not finite"
+        """The first entry, in the order of the computation, that is a NaN or an infinity."""
+        for kind, group in (("parameter", self.p), ("activation", self.a),
+                            ("its gradient", self.d), ("gradient", self.g)):
+            for name, x in zip(group._fields, map(self.host, group)):
+                if not np.isfinite(x).all():
+                    at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+                    return f"{kind} {name}{list(at)} is {x[at]}"
+        return "the loss is not finite"
 
 # ==== 6 Optimizer ====
 def lr_at(step, n_steps, lr, warmup, floor):

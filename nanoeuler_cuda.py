@@ -2196,8 +2196,8 @@ class Model:
         return [x.copy_to_host(stream=stream).astype(np.float32, copy=False)
                 for x in (self.flat, self.m, self.v)]
 
-    def first_bad_tensor(self):
-        return ne.first_bad_tensor(self, lambda x: from_bf16(x.copy_to_host(stream=stream)))
+    first_bad_tensor = ne.Model.first_bad_tensor
+    host = staticmethod(lambda x: from_bf16(x.copy_to_host(stream=stream)))
 
     def decoder(self):
         return Decoder(self.cfg, self.flat)
