@@ -1250,8 +1250,6 @@ class DpoOptions(Optimization):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "times -log pi(chosen) a token, added to the loss shown")
 
-UNPLANNED = 1 << 40  # steps of a run of --minutes while State.n_steps is 0: its pace is not known
-
 def evaluate(model, tokens, targets, n_bytes, rows=None):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
     Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
@@ -1326,7 +1324,7 @@ class Run:
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
         micro = s.micro_batch = model.micro_batch(self.B, o.micro_batch or s.micro_batch)
         tokens, targets = self.next
-        lr = lr_at(s.step, s.n_steps or UNPLANNED, self.lr, o.warmup, o.floor)
+        lr = lr_at(s.step, s.n_steps or math.inf, self.lr, o.warmup, o.floor)     # inf: no plan yet
         weight = self.weights(tokens, targets, micro)
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
@@ -1379,7 +1377,7 @@ class Run:
             for r in log:                    # a killed run may have logged steps it did not save
                 if r["step"] <= s.step:
                     self.record(**r)
-            while s.step < (s.n_steps or UNPLANNED) and not asked:
+            while s.step < (s.n_steps or math.inf) and not asked:
                 r, done = self.advance(), s.step - first
                 self.record(**r)
                 if done == 1:
