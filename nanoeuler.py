@@ -641,12 +641,6 @@ def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
         matmul(a.logits[b, k], a.final_in[b], wt.lm_head[k])
 
 @jit
-def head_matrix(p, k, n_mtp):
-    """The matrix (V, C) of head k: a row of lm_head, or the embedding if head 0 is tied to it."""
-    tied = n_mtp - p.lm_head.shape[0]
-    return p.wte if k < tied else p.lm_head[k - tied]
-
-@jit
 def backward(b, p, w, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients.  Leaves in a and d what the gradients of the weights need."""
@@ -691,7 +685,8 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, scratch):
     elif kind == DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, scratch)
     else:
-        head = head_matrix(g, l, a.logits.shape[1])
+        tied = a.logits.shape[1] - g.lm_head.shape[0]      # 1: head 0 is the embedding
+        head = g.wte if l < tied else g.lm_head[l - tied]
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, scratch)
 
 @jit_parallel
@@ -755,11 +750,10 @@ class Model:
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
-        p, tied = self.p, int(self.cfg.tie_embeddings)
-        for w, wt, x in zip(self.w, self.wt, p[1:5]):
+        p = self.p
+        heads = np.concatenate((p.wte[None], p.lm_head)) if self.cfg.tie_embeddings else p.lm_head
+        for w, wt, x in zip(self.w, self.wt, (*p[1:5], heads)):
             pack_weights(w, wt, x)
-        for part, heads in (slice(tied), p.wte[None][:tied]), (slice(tied, None), p.lm_head):
-            pack_weights(self.w.lm_head[part], self.wt.lm_head[part], heads)
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
         """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""

@@ -17,11 +17,12 @@ def lens(file, prompt):
         raise ne.UserError("the prompt is empty; give at least one character")
     model = ne.Model(c.cfg, c.flat)
     model.logits(tokens[None])
-    head, norm = ne.head_matrix(model.p, 0, c.cfg.n_mtp), model.p.final_norm
+    p = model.p
+    head = p.wte if c.cfg.tie_embeddings else p.lm_head[0]
     text = lambda token: repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
     print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
     for i, x in enumerate(model.a.x[0, :, -1].astype(np.float64)):
-        z = head @ (norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
+        z = head @ (p.final_norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
         q = np.exp(z - z.max())
         best = "  ".join(f"{text(t)} {q[t] / q.sum():.0%}" for t in np.argsort(-q)[:3])
         step = f"{'embedding':<14}{'':17}"
