@@ -1354,8 +1354,7 @@ class Run:
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
     def record(self, **values):
-        self.log_file.write(json.dumps(values) + "\n")
-        self.log_file.flush()
+        print(json.dumps(values), file=self.log_file, flush=True)
 
     def go(self):
         """The training loop.  With --minutes it plans as many steps as the time left allows, and
