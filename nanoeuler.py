@@ -1694,7 +1694,7 @@ def sample(logits, rng, o):
 
 def generate(decoder, prompt, n, rng, sampling, stop=None):
     """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
-    need(len(prompt), "the tokenizer has no token for any byte of the prompt; choose other words")
+    need(len(prompt), "the prompt has no token: it is empty, or of unknown bytes; use other words")
     for token in prompt:
         logits = decoder.step(int(token))
     for _ in range(n):
@@ -1750,7 +1750,6 @@ def chat_ids(template, messages, state, tokenizer):
 def speak(file, prompt=None, decoder=Decoder, **chosen):
     """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
     o = Sampling(**chosen).check()
-    need(prompt != "", "the prompt is empty; give at least one character")
     need(o.template in ("", "alpaca", "chatml"), f"--template {o.template} is not alpaca or chatml")
     c, rng, said = read_checkpoint(file), np.random.default_rng(o.seed), []
     answers, talker = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
