@@ -951,6 +951,7 @@ class Batches:
     """Windows of T tokens in shuffled epochs.
     Window i of a run depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation
     come from (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
+    copies = 1
 
     def __init__(self, tokens, T, n_mtp, seed):
         self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
@@ -959,13 +960,13 @@ class Batches:
              f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
 
     def shuffled(self, i):
-        """Entry i of endless epochs over range(n)."""
+        """Entry i of endless epochs over range(n), or over copies of it: epoch e reads copy e."""
         epoch, j = divmod(i, self.n)
         if epoch != self.epoch:
             rng = np.random.default_rng((self.seed, epoch))
             self.epoch, self.phase = epoch, rng.integers(self.T)
             self.order = rng.permutation(self.n)
-        return self.order[j]
+        return epoch % self.copies * self.n + self.order[j]
 
     def take(self, i, B):
         """Windows i to i + B of the run."""
@@ -1052,11 +1053,7 @@ class Examples(Batches):
 
     def pick(self, i, B):
         """Which rows are i to i + B of the run."""
-        R, rows = self.R, []
-        for j in range(i, i + B):
-            k = self.shuffled(j // R)                # and sets self.epoch
-            rows.append(R * (self.epoch % self.copies * self.n + k) + j % R)
-        return rows
+        return [self.R * self.shuffled(j // self.R) + j % self.R for j in range(i, i + B)]
 
     def take(self, i, B):
         return self.batch(self.pick(i, B))
