@@ -582,7 +582,7 @@ def test_a_run_that_stops_before_it_has_a_plan(text, elsewhere, capsys, monkeypa
 def test_a_run_whose_output_nobody_reads_is_saved(text, tmp_path):
     process = subprocess.Popen(command("train", "--data", text, "--steps", 100000, *FAST),
                                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while b"step" not in process.stdout.readline():
+    while not process.stdout.readline().startswith(b"step"):
         assert process.poll() is None
     process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
