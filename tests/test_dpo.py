@@ -256,7 +256,7 @@ def test_default_data(base, tmp_path):  # noqa: F811
     for name in ("preferences_sample", "preferences"):
         write(folder / "data", name=f"{name}.jsonl")
         result = nanoeuler(*args, cwd=folder)
-        assert result.returncode == 0 and f"learning data/{name}.jsonl" in result.stdout
+        assert result.returncode == 0 and f"  data/{name}.jsonl, " in result.stdout
         assert "data/preferences.jsonl" in result.stdout
 
 
