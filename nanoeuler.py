@@ -428,9 +428,10 @@ def weight_gradient(dw, dy, x, n0, scratch):
     (N, K), (B, T, _), w = dw.shape, x.shape, 2 * BITS // (8 * dw.itemsize)
     for b in range(B):
         for t in range(0, T, KC):
-            e, ahead = min(T, t + KC), 0
+            e = min(T, t + KC)
             pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])    # in dy each row has its own page
-            soon = dy[b, e:e + KC, n0:n0 + N] if e < T else dy[min(b + 1, B - 1), :KC, n0:n0 + N]
+            ahead, after = 0, min(b + 1, B - 1)
+            soon = dy[b, e:e + KC, n0:n0 + N] if e < T else dy[after, :KC, n0:n0 + N]
             for j in range(0, K, w):
                 for m in range(0, N, MR):
                     for row in soon[ahead:ahead + 2]:          # is packed next, and far away
