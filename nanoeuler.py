@@ -325,18 +325,6 @@ def next_task(typing, counter, i):
     return types.int64(counter, types.intp), codegen
 
 @intrinsic
-def prefetch(typing, x, i):
-    """Asks the second-level cache for the line of x[i]; x is a vector without gaps."""
-    def codegen(context, bd, sig, args):
-        data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        i32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-        fn = cgutils.get_or_insert_function(
-            bd.module, ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32]), "llvm.prefetch.p0i8")
-        bd.call(fn, [bd.bitcast(bd.gep(data, [args[1]]), byte), i32(0), i32(2), i32(1)])
-        return context.get_dummy_value()
-    return types.void(x, types.intp), codegen
-
-@intrinsic
 def larger(typing, x, y):
     """The larger of two floats, neither a NaN.  Of `max` LLVM makes no vectors: 10 times slower."""
     def codegen(context, bd, sig, args):
@@ -430,14 +418,8 @@ def weight_gradient(dw, dy, x, n0, scratch):
         for t in range(0, T, KC):
             e = min(T, t + KC)
             pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])    # in dy each row has its own page
-            ahead, after = 0, min(b + 1, B - 1)
-            soon = dy[b, e:e + KC, n0:n0 + N] if e < T else dy[after, :KC, n0:n0 + N]
             for j in range(0, K, w):
                 for m in range(0, N, MR):
-                    for row in soon[ahead:ahead + 2]:          # is packed next, and far away
-                        for n in range(0, N, 64 // dw.itemsize):
-                            prefetch(row, n)
-                    ahead += 2
                     i, r, rows = m // PACKED, m % PACKED, dw[m:m + MR]
                     tile(rows, rows, scratch[i, :e - t, r:r + MR].T, x[b, t:e], 0, j, 1)
 
