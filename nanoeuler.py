@@ -1223,7 +1223,7 @@ class Options(Optimization):
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
-    cuts: float = setting(0.0, 0, 0.5, "share of words whose first token has no space before it")
+    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
 @dataclass
 class SftOptions(Optimization):
@@ -1231,7 +1231,7 @@ class SftOptions(Optimization):
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    cuts: float = setting(0.0, 0, 0.5, "as in pretraining, drawn anew each epoch")
+    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew each epoch")
 
 @dataclass
 class DpoOptions(Optimization):
