@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -140,9 +141,9 @@ def answer(decoder, tokenizer, e, n=100):
 
 
 def exact(decoder, tokenizer, examples):
-    """Is the likeliest reply the key?  Of each example."""
-    n = [len(tokenizer.encode(e["output"])) + 1 for e in examples]
-    return [answer(decoder, tokenizer, e, k) == e["output"] for e, k in zip(examples, n)]
+    """Is the likeliest reply the key, however it is spelled?  A token has a byte or more."""
+    return [answer(decoder, tokenizer, e, len(e["output"].encode()) + 1) == e["output"]
+            for e in examples]
 
 
 def prefers(model, tokenizer, pairs):
@@ -152,8 +153,15 @@ def prefers(model, tokenizer, pairs):
     return f"{sum(fit)} of {len(fit)}"
 
 
-def measure(path, engine, examples, pairs, more):
-    """A row of each table, and the answers to five questions."""
+def flags(state, run):
+    """What a stage was started with, where it differs from the defaults."""
+    default = asdict(run.Options())
+    return " ".join([run.verb, *(f"--{name.replace('_', '-')} {value}" for name, value in
+                                 state.options.items() if value != default.get(name))])
+
+
+def measure(path, engine, run, examples, pairs, more):
+    """The flags of a stage, a row of each table, and the answers to five questions."""
     c = ne.read_checkpoint(path)
     # every stage at the longest context: no weight depends on it
     model = engine.Model(ne.replace(c.cfg, seq_len=max(256, c.cfg.seq_len)), c.flat)
@@ -167,7 +175,8 @@ def measure(path, engine, examples, pairs, more):
     unseen_row = (*(f"{sum(k)} of {len(k)}" for k in (*kinds, sum(kinds, []))),
                   prefers(model, c.tokenizer, more)) if more else ()
     questions = [examples[i] for i in np.linspace(0, len(examples) - 1, 5).astype(int)]
-    return row, unseen_row, [(e, answer(decoder, c.tokenizer, e)) for e in questions]
+    return flags(c.state, run), row, unseen_row, [
+        (e, answer(decoder, c.tokenizer, e)) for e in questions]
 
 
 def table(head, rows):
@@ -179,13 +188,13 @@ def report(rows, out, gpu):
     """The Markdown text: tables of the stages, then questions with one answer a stage."""
     c, text = ne.read_checkpoint(out), ne.read_checkpoint(STAGES[0][3]).state
     dpo = [r for r in ne.read_log(os.path.splitext(out)[0] + ".jsonl") if "val_loss" in r][-1]
-    seconds, rows, more, answers = zip(*rows)
+    seconds, started, rows, more, answers = zip(*rows)
     program = "nanoeuler_cuda.py" if gpu else "nanoeuler.py"
     lines = [f"# {ne.n_params(c.cfg):,} parameters, from bytes to answers", "",
              f"{sum(seconds) / 60:.0f} minutes of training; tokenizer of {c.cfg.vocab_size:,} "
              f"tokens.  Text: {text.options['data']}, {text.bits_per_byte:.4f} bits per byte held "
              f"out.", "",
-             *("    " + " ".join((program, s[1 + gpu], *s[4 + gpu])) for s in STAGES), *table(
+             *(f"    {program} {verb_and_flags}" for verb_and_flags in started), *table(
                  ["minutes", "responses, bits/byte", "exact (skill)", "prefers the chosen"],
                  [(f"{s / 60:.1f}", *row) for s, row in zip(seconds, rows)])]
     if more[0]:
@@ -227,9 +236,9 @@ def pipeline():
         held.append([e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)])
         ne.need(held[-1], f"{path}: no example of it is held out; use more")
     rows, before, began, more = [], None, time.perf_counter(), unseen(args.unseen)
-    for stage in STAGES:
+    for stage, run in zip(STAGES, (engine.Run, engine.SftRun, engine.DpoRun)):
         before, seconds = stage[3], run_stage(stage, before, args)
-        rows.append((seconds, *measure(before, engine, *held, more)))
+        rows.append((seconds, *measure(before, engine, run, *held, more)))
     text = report(rows, before, args.gpu)
     Path(REPORT).write_text(text, encoding="utf-8")
     print(f"\n{text}\n{REPORT} holds this; {(time.perf_counter() - began) / 60:.0f} minutes.  "

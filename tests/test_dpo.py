@@ -257,7 +257,8 @@ def test_default_data(base, tmp_path):  # noqa: F811
         write(folder / "data", name=f"{name}.jsonl")
         result = nanoeuler(*args, cwd=folder)
         assert result.returncode == 0 and f"  data/{name}.jsonl, " in result.stdout
-        assert "data/preferences.jsonl" in result.stdout
+        assert ("data/preferences.jsonl, of make data" in result.stdout) == (
+            name == "preferences_sample")
 
 
 def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: F811

@@ -9,6 +9,9 @@ import time
 import pytest
 from conftest import FAST, ROOT, TEXT
 
+import bpe
+import nanoeuler as ne
+
 CODE = """
 import sys; sys.path[:0] = [{bench!r}]
 import pipeline
@@ -56,8 +59,11 @@ def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder)
     [head, *rows] = [line for line in report.splitlines() if line.count("|") == 10 and "of" in line
                      or "| count |" in line]
     assert len(rows) == 3 and all(row.count(" of 2 |") == 6 for row in rows)     # two of each kind
+    # as it was started, whatever the table of the stages says later
+    assert all(f in report for f in ("train --steps 3 ", "--batch 64 ", "--data pairs.json"))
     made = times(folder)
-    code, out = finish(start(folder))
+    code, out = finish(start(folder, steps="4"))
+    assert "train --steps 3 " in (folder / "pipeline.md").read_text("utf-8")
     assert "| count |" not in (folder / "pipeline.md").read_text("utf-8")
     assert code == 0 and times(folder) == made and len(made) == 3
     code, out = finish(start(folder, "--pairs", "others.json"))
@@ -65,6 +71,18 @@ def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder)
     (folder / "pipeline.bin").unlink()
     code, out = finish(start(folder))
     assert code == 0 and all(times(folder)[name] > made[name] for name in made)
+
+
+def test_a_reply_is_right_however_it_is_spelled(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import pipeline
+    tokenizer = bpe.train(b"association " * 50, 280)
+    one_by_one = [int(tokenizer.encode(bytes([b]))[0]) for b in b"association"]
+    monkeypatch.setattr(ne, "generate", lambda decoder, prompt, n, *_: one_by_one[:n])
+    asked = dict(instruction="Which?", input="", output="association")
+    assert len(tokenizer.encode("association")) < len(one_by_one)
+    assert pipeline.exact(None, tokenizer, [asked, {**asked, "output": "associations"}]) == [
+        True, False]
 
 
 def test_a_stage_that_is_interrupted_saves(folder):
