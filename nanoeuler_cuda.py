@@ -649,12 +649,9 @@ def matmul_kernel(out, a, b, add):
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
     # neighbouring threads read neighbours in memory, whichever way the operand lies
-    am, ak, am_step, ak_step = t % 128, t // 128, 0, 2
-    if A.strides[1] == A.itemsize:
-        am, ak, am_step, ak_step = t // 16, t % 16, 16, 0
-    bn, bk, bn_step, bk_step = t % 128, t // 128, 0, 2
-    if B.strides[0] == B.itemsize:
-        bn, bk, bn_step, bk_step = t // 16, t % 16, 16, 0
+    outward, inward = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
+    am, ak, am_step, ak_step = inward if A.strides[1] == A.itemsize else outward
+    bn, bk, bn_step, bk_step = inward if B.strides[0] == B.itemsize else outward
     a_next, b_next = cuda.local.array(8, ctype(a)), cuda.local.array(8, ctype(a))
     acc = filled(64, zero)
     for k0 in range(-DEPTH, K, DEPTH):       # the round before k0 = 0 only fetches
