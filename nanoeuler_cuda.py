@@ -1237,19 +1237,14 @@ def rmsnorm_kernels(C, W):
     return forward, backward
 
 @kernel
-def add_parts_kernel(dw, partial):
-    """dw[c] += sum_i partial[i, c]     grid C / 32, block (32, 8): a column, every eighth part"""
-    c, y = cuda.blockIdx.x * 32 + cuda.threadIdx.x, cuda.threadIdx.y
-    sums, s = cuda.shared.array((8, 32), dw.dtype), dw.dtype.type(0)
-    if c < dw.size:
-        for i in range(y, partial.shape[0], 8):
-            s += partial[i, c]
-    sums[y, cuda.threadIdx.x] = s
-    cuda.syncthreads()                       # all eight sums of a column are there
-    if y == 0 and c < dw.size:
-        for i in range(1, 8):
-            s += sums[i, cuda.threadIdx.x]
-        dw[c] += s
+def sum_rows_kernel(out, x):
+    """out[n] += sum_i x[n, i], in the type of out     one block of 256 threads per row"""
+    n, s = cuda.blockIdx.x, out.dtype.type(0)
+    for i in range(cuda.threadIdx.x, x.shape[1], 256):
+        s += x[n, i]
+    s = block_sum(s)
+    if cuda.threadIdx.x == 0:
+        out[n] += s
 
 def rmsnorm_forward(y, kept, rstd, x, w, eps, add=True):
     """x += y if add, then y = x * rstd * w, kept = x"""
@@ -1262,7 +1257,7 @@ def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     warps = max(1, min(4, (48 << 10) // (C * size)))
     _, backward = rmsnorm_kernels(C, width(C))
     launch(backward, PARTS, (WARP, warps), dx, dy, partial, x, w, rstd, smem=warps * C * size)
-    launch(add_parts_kernel, -(-C // 32), (32, 8), dw, partial)
+    launch(sum_rows_kernel, C, 256, dw, transposed(partial))
 
 # ==== 4.4 RoPE ====
 @made_once
@@ -1961,16 +1956,6 @@ def cross_entropy_kernel(W):
             nll[k, row0 + r] = top - zy + math.log(l)
     return fused
 
-@kernel
-def sum_loss_kernel(results, nll):
-    """results[k] += sum_bt nll[k, bt]     one block of 256 threads per head; float64"""
-    k, s = cuda.blockIdx.x, 0.0
-    for bt in range(cuda.threadIdx.x, nll.shape[1], 256):
-        s += nll[k, bt]
-    s = block_sum(s)
-    if cuda.threadIdx.x == 0:
-        results[k] += s
-
 def cross_entropy(nll, logits, targets, weight, row0, V, T):
     """Rows row0.. of the batch: their losses into nll, their logits into gradients, in place."""
     R, PV = logits.shape
@@ -2114,7 +2099,7 @@ class Model:
                     matmul_dx(dx, logits[:, v0:v1], w, add=v0 > 0)
                     matmul_dw(dw, logits[:, v0:v1], x, self.turns)
         if training:
-            launch(sum_loss_kernel, self.cfg.n_mtp, 256, self.results, a.nll)
+            launch(sum_rows_kernel, self.cfg.n_mtp, 256, self.results[:-1], a.nll)
 
     def backward(self):
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""

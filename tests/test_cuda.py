@@ -171,9 +171,10 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(dy, x)
         assert constants(self.kernel)["C"] == x.shape[1]
 
-    def add_parts_kernel(self, dw, partial):
-        assert dw.shape == partial.shape[1:]
-        self.runs(tiles(dw.size, 32), (32, 8))
+    def sum_rows_kernel(self, out, x):
+        assert out.shape == x.shape[:1]
+        self.runs(len(x), 256)
+        apart(out, x)
 
     def rope_kernel_turn(self, qkv, cos, sin, T, heads, sign):
         assert cos.shape == sin.shape and T <= len(cos) and qkv.shape[0] % T == 0
@@ -261,10 +262,6 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert 0 <= row0 and row0 + R <= BT
         self.runs((R, P), 256)
         assert self.vectors(logits) in (1, math.gcd(V, 8))
-
-    def sum_loss_kernel(self, results, nll):
-        assert results.shape == (len(nll) + 1,)                    # the last one is |g|
-        self.runs(len(nll), 256)
 
     def fill_kernel(self, x, value):
         assert self.block == (256, 1, 1)
@@ -707,9 +704,9 @@ ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 
 DOUBLE = {
     "cross_entropy_kernel_fused": "weight of the loss: 1 / count of all targets of a step",
     "adamw_kernel_step": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
-    "sum_loss_kernel": "sums of losses", "square_sums_kernel": "sums of squares"}
+    "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares"}
 # those of them that may make a float64 of a float32, because they sum
-WIDENS = {"sum_loss_kernel", "square_sums_kernel"}
+WIDENS = {"sum_rows_kernel", "square_sums_kernel"}
 
 # bytes of stack by head size: attention on mma.sync wants more than 255 registers
 SPILLS = {128: 512}
