@@ -125,7 +125,7 @@ def gpu_problem():
     try:
         cuda.current_context()
         remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
-        fill_kernel[1, 256](cuda.device_array(1, np.float32), np.float32(0))
+        square_sums_kernel[1, 256](*(cuda.device_array(1, np.float64) for _ in range(2)))
         return ""
     except Exception as e:                   # the driver's absence has many faces
         lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
@@ -2088,7 +2088,7 @@ class Model:
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
-        launch(fill_kernel, 512, 256, view(d.x, 0, (d.x.size,)), number(d.x, 0))
+        d.x.gpu_data.memset(0, stream=stream)
         norm = lambda dw, x, w, rstd: rmsnorm_backward(d.x, dw, d.norm, d.partial, x, w, rstd)
         norm(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
         for l in range(L - 1, -1, -1):
@@ -2166,12 +2166,6 @@ class Model:
 
     def decoder(self):
         return Decoder(self.cfg, self.flat)
-
-@kernel
-def fill_kernel(x, number):
-    """x[i] = number     any grid"""
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        x[i] = stored(x, number)
 
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
