@@ -50,6 +50,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -62,7 +63,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
-from numba.core import cgutils
+from numba.core import caching, cgutils
 from numba.extending import intrinsic, overload
 
 import bpe
@@ -73,6 +74,15 @@ FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
 OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=True)
 jit = njit(**OPTIONS)
 jit_parallel = njit(parallel=True, **OPTIONS)
+
+def save_compiled(self, key, data):
+    """A file of Numba's cache, named by what it holds.  Numba counts: then two processes that start
+    at once may write one file, and a third runs the kernel of another signature."""
+    name = self._data_name(zlib.crc32(repr(key).encode()))
+    self._save_data(name, data)
+    self._save_index({**self._load_index(), key: name})
+
+caching.IndexDataCacheFile.save = save_compiled
 
 # ==== 1 Configuration ====
 class Settings:

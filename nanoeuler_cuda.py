@@ -87,6 +87,7 @@ try:
     from llvmlite import ir
     from numba import cuda, types
     from numba.core import cgutils
+    from numba.cuda.core import caching
     from numba.cuda.np import arrayobj       # what a too new NumPy breaks first
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
@@ -97,6 +98,7 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
         sys.exit(doctor(reason))
     raise ImportError(reason) from None
 
+caching.IndexDataCacheFile.save = ne.save_compiled
 kernel = cuda.jit(cache=True)
 inlined = cuda.jit(device=True, inline="always")
 

@@ -7,12 +7,14 @@ import functools
 import gc
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
@@ -735,6 +737,47 @@ def test_a_kernel_is_found_in_the_cache_by_another_process():
                            env={**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"]
     keys = runs[0].stdout.splitlines()
     assert runs[0].stdout == runs[1].stdout and len(keys) == len(set(keys)) == 19, runs[0].stderr
+
+
+def save_in_turns(files, order):
+    """Each of the files saves a kernel of its own; `order` says whose next access comes."""
+    go, done = [threading.Semaphore(0) for _ in files], threading.Semaphore(0)
+
+    def process(i, File):
+        def in_turn(access):
+            def run(*args):
+                go[i].acquire()
+                out = access(*args)
+                done.release()
+                return out
+            return run
+        for name in ("_load_index", "_save_index", "_save_data"):
+            setattr(File, name, in_turn(getattr(File, name)))
+        File.save(i, f"code of {i}")
+
+    threads = [threading.Thread(target=process, args=x) for x in enumerate(files)]
+    for thread in threads:
+        thread.start()
+    for i in order:
+        go[i].release()
+        assert done.acquire(timeout=60)
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("module", ["numba.core.caching", "numba.cuda.core.caching"])
+def test_two_processes_that_compile_at_once_do_not_swap_their_kernels(module, tmp_path):
+    """Numba's own way fails: the index names one file for the kernel that another overwrote."""
+    Cache, orders = importlib.import_module(module).IndexDataCacheFile, set(
+        itertools.permutations([0, 0, 0, 1, 1, 1]))
+    assert len(orders) == 20
+    for n, order in enumerate(orders):
+        make = lambda: Cache(str(tmp_path), f"kernel{n}", 1.0)
+        save_in_turns([make(), make()], order)
+        found = [make().load(i) for i in range(2)]
+        assert all(code in (None, f"code of {i}") for i, code in enumerate(found)), order
+        make().save(2, "code of 2")
+        assert [make().load(i) for i in range(3)] == [*found, "code of 2"]
 
 
 @functools.cache
