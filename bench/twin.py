@@ -18,7 +18,7 @@ All settings of the stage are flags.  Every step is logged in FOLDER/SIDE.jsonl;
 is that of ours, whose schedule --minutes plans as it goes.  --half SIDE runs one side, after Ctrl-C
 with --resume the rest of it, and --compare compares what is there (any SIDE.jsonl), so that each
 call may be short, and sides whose --steps are given, or of sft and dpo, may run at once.  Writes
-OUT.json, OUT.md.
+OUT.json, OUT.md.  --compare of several folders, made with a --seed each, adds the means.
 
 loss      of the head that is read, per step; of dpo that of the preferences.
 exact     held-out questions of skill answered as the key does.  Replies of all sides come from one
@@ -366,13 +366,14 @@ def run_side(side, chosen, args):
               "control": perturbed(program.Model), "lockstep": in_lockstep(program.Model)}[side]
     follow = None                            # sft and dpo count their steps before they start
     if side != "ours" and args.stage == "pretrain" and not chosen.get("steps"):
-        follow = [r["n_steps"] for r in ne.read_log(args.folder / "ours.jsonl") if "n_steps" in r]
+        log = ne.read_log(args.folder[0] / "ours.jsonl")
+        follow = [r["n_steps"] for r in log if "n_steps" in r]
     if args.resume:
         chosen = {}                          # the checkpoint knows them
     elif follow is not None:
         chosen = {**chosen, "steps": len(follow)}
     start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
-    path, run = args.folder / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
+    path, run = args.folder[0] / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
                                             program.Model, args)
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
@@ -424,16 +425,35 @@ def same_replies(a, b):
                    len(rows)] for path, rows in a.get("answers", {}).items()}
 
 
-def compare(args):
-    sides, ends = {}, {}
-    for path in sorted(args.folder.glob("*.jsonl"), key=lambda p: (p.stem != "ours",
-                                                                   p.stem != "twin", p.stem)):
+def read_sides(folder):
+    """side -> its log, which ends with a record of its own."""
+    sides = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda p: (p.stem != "ours", p.stem != "twin",
+                                                              p.stem)):
         log = ne.read_log(path)
         if not log or "end" not in log[-1]:
             raise SystemExit(f"{path} is not complete; run --half {path.stem} again")
-        sides[path.stem], ends[path.stem] = log, log[-1]
+        sides[path.stem] = log
     if "ours" not in sides:
-        raise SystemExit(f"{args.folder} has no ours.jsonl; run --half ours first")
+        raise SystemExit(f"{folder} has no ours.jsonl; run --half ours first")
+    return sides
+
+
+def repeated(folders):
+    """name -> [(ours, the twin's) of each folder, in points], of what is counted at the end."""
+    out = {}
+    for sides in map(read_sides, folders):
+        ours, twin = (measures(log, log[-1]["end"]) for log in (sides["ours"], sides["twin"]))
+        for name, x in ours.items():
+            if name.startswith(("exact", "prefers")) and "before" not in name:
+                (k, n), (k2, n2) = x, twin[name]
+                out.setdefault(name, []).append((100 * k / n, 100 * k2 / n2))
+    return out
+
+
+def compare(args):
+    sides = read_sides(args.folder[0])
+    ends = {name: log[-1] for name, log in sides.items()}
     steps = {name: [r for r in log if "loss" in r] for name, log in sides.items()}
     ours = steps["ours"]
     for name, log in steps.items():
@@ -456,6 +476,8 @@ def compare(args):
         elif name != "ours":
             r["sides"][name].update(difference(ours, steps[name]), same_replies=same_replies(
                 ends["ours"]["end"], ends[name]["end"]))
+    if len(args.folder) > 1:
+        r["runs"] = repeated(args.folder)
     r["curves"] = {"ours": [round(x["loss"], 6) for x in ours], **{
         f"{name} - ours": [float(f"{y['loss'] - x['loss']:.2g}") for x, y in zip(ours, log)]
         for name, log in steps.items() if name not in ("ours", "lockstep")}}
@@ -499,7 +521,22 @@ def table(r):
         for path, same in v["same_replies"].items():
             out += ["", f"{name} gives the reply that ours gives to {cell(same)} questions of "
                     f"{path}."]
+    if runs := r.get("runs"):
+        out += ["", f"{len(next(iter(runs.values())))} runs of each side, the first of them above, "
+                "from the same weights; each pair has a seed, which orders the examples, and cuts, "
+                "of its own.  Points, means with their standard errors:", "",
+                "| held out | ours | twin | difference |", "|---|---:|---:|---:|"]
+        for name, pairs in runs.items():
+            ours, twin = np.array(pairs).T
+            out.append(f"| {name.replace('_', ' ')} | " + " | ".join(
+                f"{x.mean():.1f} ± {error(x):.1f}" for x in (ours, twin)) +
+                f" | {(ours - twin).mean():+.1f} ± {error(ours - twin):.1f} |")
     return "\n".join(out + [""] + verdicts(r)) + "\n"
+
+
+def error(x):
+    """The standard error of the mean."""
+    return np.std(x, ddof=1) / math.sqrt(len(x))
 
 
 def verdicts(r):
@@ -512,12 +549,16 @@ def verdicts(r):
     if not rounds or r["stage"] == "pretrain":
         rows += [(f"the loss of the last tenth within {END_BAR:g} % of the twin's",
                   abs(twin["end_percent"]) <= END_BAR)]
-    for name, x in r["sides"]["ours"]["held_out"].items():
-        if name.startswith(("prefers", "exact, skill")) and "before" not in name:
-            y = twin["held_out"][name]
-            points = 100 * (x[0] / max(1, x[1]) - y[0] / max(1, y[1]))
-            rows.append((f"{name}: within {POINTS_BAR} points, {points:+.1f}",
-                         abs(points) <= POINTS_BAR))
+    counted = {name: ([(100 * x[0] / max(1, x[1]), 100 * y[0] / max(1, y[1]))], "")
+               for name, x in r["sides"]["ours"]["held_out"].items()
+               if name.startswith(("prefers", "exact, skill")) and "before" not in name
+               for y in [twin["held_out"][name]]}
+    if runs := r.get("runs"):
+        counted = {name: (pairs, f", mean of {len(pairs)} runs") for name, pairs in runs.items()}
+    for name, (pairs, of) in counted.items():
+        points = np.mean([ours - twins for ours, twins in pairs])
+        rows.append((f"{name}{of}: within {POINTS_BAR} points, {points:+.1f}",
+                     abs(points) <= POINTS_BAR))
     return [f"- {'held' if held else 'missed'}: {text}" for text, held in rows]
 
 
@@ -536,20 +577,23 @@ def main():
                         help="more held-out questions, as JSON")
     parser.add_argument("--unseen", type=int, default=0, metavar="N",
                         help="N more held-out questions of skill, made here")
-    parser.add_argument("--folder", type=pathlib.Path, help="of the logs (default twin_STAGE)")
+    parser.add_argument("--folder", type=pathlib.Path, nargs="+",
+                        help="of the logs (default twin_STAGE)")
     parser.add_argument("--commit", help="of the code, where git does not know")
     parser.add_argument("--out", help="default bench/results/twin_ENGINE_STAGE")
     args, rest = parser.parse_known_args()
-    args.argv, args.folder = sys.argv[1:], args.folder or pathlib.Path(f"twin_{args.stage}")
+    args.argv, args.folder = sys.argv[1:], args.folder or [pathlib.Path(f"twin_{args.stage}")]
     args.out = args.out or str(ROOT / f"bench/results/twin_{args.engine}_{args.stage}")
     if args.stage != "pretrain" and not args.base and not args.compare:
         parser.error("--base: name the checkpoint to start from")
+    if len(args.folder) > 1 and not args.compare:
+        parser.error("--folder: one of them, but to --compare")
     program = importlib.import_module("nanoeuler_cuda" if args.engine == "gpu" else "nanoeuler")
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for f in (*fields(getattr(program, STAGES[args.stage]).Options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
     chosen = vars(settings.parse_args(rest))
-    args.folder.mkdir(parents=True, exist_ok=True)
+    args.folder[0].mkdir(parents=True, exist_ok=True)
     try:
         if args.half:
             run_side(args.half, chosen, args)

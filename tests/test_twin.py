@@ -144,6 +144,19 @@ def test_a_whole_dpo_by_halves(base):
     assert ours["prefers"] == ours["prefers, skill"]     # all of them are marked as skill
     assert v["held_out"]["gap, unseen"] == pytest.approx(ours["gap, unseen"], abs=1e-3)
 
+    (base / "other").mkdir()                 # a run that knew no answer, of both sides
+    for side in ("ours", "twin"):
+        log = (base / f"twin_dpo/{side}.jsonl").read_text("utf-8")
+        changed = log.replace('"reply": "', '"reply": "no ')
+        (base / f"other/{side}.jsonl").write_text(changed, "utf-8")
+    out = bench(base, "--stage", "dpo", "--compare", "--folder", "twin_dpo", "other", "--out",
+                "out_both")
+    r, _ = result_of(base, "out_both")
+    (k, n), (a, b) = ours["exact, skill, unseen"], r["runs"]["exact, skill, unseen"]
+    assert a[0] == 100 * k / n and b == [0, 0] and "2 runs of each side" in out
+    assert r["runs"]["prefers"][0] == r["runs"]["prefers"][1]
+    assert "exact, skill, unseen, mean of 2 runs: within 3 points" in out
+
 
 def test_more_questions_of_skill_are_held_out_and_right():
     shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
