@@ -1091,38 +1091,55 @@ def embedding_forward_kernel(x, tokens, wte):
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
 
-@kernel
-def embedding_backward_kernel(dwte, dx, tokens):
-    """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
+@made_once
+def embedding_backward_kernel(W, N):
+    load, _ = vector(W)
+    load_ids, _ = vector(N)
 
-    One block of 8 warps per v and 256 columns, every 32nd a lane's.  Each warp looks through an
-    eighth of the tokens, one a lane; a ballot says where v stands; it adds those rows.  Then the
-    warps' sums are added."""
-    sums, acc = cuda.shared.array((8, 256), ctype(dx)), filled(8, ctype(dx).type(0))
-    v, x, C, found = cuda.blockIdx.x, cuda.threadIdx.x, dx.shape[1], 0
-    lane, warp, c0 = x % 32, x // 32, 256 * cuda.blockIdx.y
-    first, last = warp * tokens.size // 8, (warp + 1) * tokens.size // 8
-    for i in range(first, last, 32):
-        here = i + lane < last and tokens[min(i + lane, last - 1)] == v
-        hits = cuda.ballot_sync(ALL, here) & ALL         # unsigned
-        while hits:
-            bt, found = i + cuda.ffs(hits) - 1, 1
-            hits &= hits - 1
-            for j in range(8):
-                acc[j] += value(dx[bt, min(c0 + lane + 32 * j, C - 1)])
-    if cuda.syncthreads_or(found):
-        for j in range(8):
-            sums[warp, lane + 32 * j] = acc[j]
-        cuda.syncthreads()                   # the sums of all warps are there
-        s = sums[0, x]
-        for i in range(1, 8):
-            s += sums[i, x]
-        if c0 + x < C:
-            dwte[v, c0 + x] += s
+    @kernel
+    def backward(dwte, dx, tokens):
+        """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
+
+        One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
+        the tokens, N a lane; ballots say where v stands; it adds those rows.  Then the warps' sums
+        are added."""
+        sums, acc = cuda.shared.array((8, 256), ctype(dx)), filled(W, ctype(dx).type(0))
+        v, groups, C, found = cuda.blockIdx.x, tokens.size // N, dx.shape[1], 0
+        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        c = (32 * cuda.blockIdx.y + lane) * W
+        first, last = warp * groups // 8, (warp + 1) * groups // 8
+        for i in range(first, last, 32):
+            ids = load_ids(tokens, min(i + lane, last - 1) * N)
+            here = False
+            for n in range(N):
+                here |= ids[n] == v
+            if cuda.any_sync(ALL, i + lane < last and here):
+                for n in range(N):
+                    hits = cuda.ballot_sync(ALL, i + lane < last and ids[n] == v) & ALL   # unsigned
+                    while hits:
+                        bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
+                        hits &= hits - 1
+                        row = load(dx, bt * C + min(c, C - W))
+                        for j in range(W):
+                            acc[j] += row[j]
+        if cuda.syncthreads_or(found):
+            for i in range(W):
+                sums[warp, 32 * i + lane] = acc[i]
+            cuda.syncthreads()               # the sums of all warps are there
+            if cuda.threadIdx.x < 32 * W:
+                x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
+                s = sums[0, x]
+                for i in range(1, 8):
+                    s += sums[i, x]
+                if c < C:
+                    dwte[v, c] += s
+    return backward
 
 def embedding_backward(dwte, dx, tokens):
     (V, C) = dwte.shape
-    launch(embedding_backward_kernel, (V, -(-C // 256)), 256, dwte, dx, tokens)
+    W = width(C)
+    backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
+    launch(backward, (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
