@@ -2383,12 +2383,12 @@ def on_device(function, outputs, inputs, top, dtype):
             x = to_bf16(x)
         return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
     global highest
-    outs, before, highest = [put(x) for x in outputs], highest, top
+    arrays, before, highest = [put(x) for x in (*outputs, *inputs)], highest, top
     try:
-        function(*outs, *map(put, inputs))
+        function(*arrays)                    # which queues kernels: the arrays must live on
+        return [from_bf16(x.copy_to_host(stream=stream)) for x in arrays[:len(outputs)]]
     finally:
         highest = before
-    return [from_bf16(x.copy_to_host(stream=stream)) for x in outs]
 
 def op_tests(quick):
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the

@@ -107,7 +107,7 @@ def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
 def test_both_programs_take_the_same_steps(tmp_path):
     """The float32 losses of 50 steps; gpu_proof.py has 200, float64 and a control beside it."""
     args = ("--data", ROOT / "data/shakespeare.txt", "--steps", 50, "--batch", 2048, "--lr", 3e-3,
-            "--warmup", 50, "--holdout", 0.1)
+            "--warmup", 50, "--holdout", 0.1, "--weight-decay", 0.3)
     cli("t", "--preset", "small", "--dtype", "f32", *args, "--out", tmp_path / "gpu.bin")
     result = nanoeuler("train", "small", *args, "--out", tmp_path / "cpu.bin", cwd=ROOT)
     assert result.returncode == 0, result.stderr

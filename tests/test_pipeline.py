@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from conftest import FAST, ROOT, TEXT
@@ -81,8 +82,19 @@ def test_a_reply_is_right_however_it_is_spelled(monkeypatch):
     monkeypatch.setattr(ne, "generate", lambda decoder, prompt, n, *_: one_by_one[:n])
     asked = dict(instruction="Which?", input="", output="association")
     assert len(tokenizer.encode("association")) < len(one_by_one)
-    assert pipeline.exact(None, tokenizer, [asked, {**asked, "output": "associations"}]) == [
-        True, False]
+    assert pipeline.exact(types.SimpleNamespace(), tokenizer, [
+        asked, {**asked, "output": "associations"}]) == [True, False]
+
+
+def test_no_answer_depends_on_the_questions_before_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import pipeline
+    cfg, tokenizer = ne.replace(ne.PRESETS["small"], vocab_size=257), bpe.train(b"a b", 257)
+    decoder = ne.Decoder(cfg, 20 * ne.init_params(cfg, 1))
+    asked = [dict(instruction=f"Add {i}.", input="", output="1") for i in range(3)]
+    answers = [pipeline.answer(decoder, tokenizer, e, 20) for e in asked]
+    assert len(set(answers)) > 1             # a model that listens to its prompt
+    assert answers == [pipeline.answer(decoder, tokenizer, e, 20) for e in asked[::-1]][::-1]
 
 
 def test_a_stage_that_is_interrupted_saves(folder):
