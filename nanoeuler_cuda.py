@@ -2255,26 +2255,33 @@ def matvec(y, w, x):
     launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, w, x)
 
 @kernel
-def attention_decode_kernel(o, qkv, kc, vc, scores, cos, sin, at, scale):
-    """Turns q and k of one row to position at[1], appends k and v to the cache, and attends to it.
-    One block of 256 threads per head; those of a group append the same bits.
-    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch, at = (token, position)"""
-    h, x, pos, H, half = cuda.blockIdx.x, cuda.threadIdx.x, at[1], cuda.gridDim.x, cos.shape[1]
-    (G, _, D), row, n = kc.shape, scores[h], pos + 1
-    g = h * G // H
-    q, k, v = h * D, (H + g) * D, (H + G + g) * D        # where they begin
-    for i in range(x, half, 256):
-        c, s, q0, q1 = cos[pos, i], sin[pos, i], qkv[q + i], qkv[q + half + i]
-        k0, k1 = qkv[k + i], qkv[k + half + i]
-        qkv[q + i], qkv[q + half + i] = q0 * c - q1 * s, q1 * c + q0 * s
-        kc[g, pos, i], kc[g, pos, half + i] = k0 * c - k1 * s, k1 * c + k0 * s
-        vc[g, pos, i], vc[g, pos, half + i] = qkv[v + i], qkv[v + half + i]
-    cuda.syncthreads()                       # q, k and v are there
+def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
+    """Turns q and k of one row to position at[1], and appends k and v to the cache.
+    qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, a thread per pair"""
+    h, half, t, G = cuda.blockIdx.x, cos.shape[1], at[1], kc.shape[0]
+    for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
+        u, v = qkv[2 * h * half + i], qkv[(2 * h + 1) * half + i]
+        if h < H + G:
+            c, s = cos[t, i], sin[t, i]
+            u, v = u * c - v * s, v * c + u * s
+        if h < H:
+            qkv[2 * h * half + i], qkv[(2 * h + 1) * half + i] = u, v
+        elif h < H + G:
+            kc[h - H, t, i], kc[h - H, t, half + i] = u, v
+        else:
+            vc[h - H - G, t, i], vc[h - H - G, t, half + i] = u, v
+
+@kernel
+def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
+    """One query row against the cache.     one block of 256 threads per head
+    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
+    h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
+    g, row = h * kc.shape[0] // cuda.gridDim.x, scores[h]
     m, l = -ctype(o).type(math.inf), ctype(o).type(0)
     for t in range(x // WARP, n, ROWS):      # a warp per key
         s = ctype(o).type(0)
         for i in range(x % WARP, D, WARP):
-            s += qkv[q + i] * kc[g, t, i]
+            s += qkv[h * D + i] * kc[g, t, i]
         s = warp_sum(s) * scale
         if x % WARP == 0:
             row[t] = s
@@ -2285,7 +2292,7 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, cos, sin, at, scale):
     for t in range(x, n, 256):
         row[t] = exp(row[t] - m)
         l += row[t]
-    l = block_sum(l)                         # its barriers: all weights are there
+    l = block_sum(l)                   # its barriers: all weights are there
     for i in range(x, D, 256):
         s = ctype(o).type(0)
         for t in range(n):
@@ -2315,22 +2322,24 @@ class Decoder(ne.Decoder):
     def queue(self):
         """One token through the network: nanoeuler.decode_step."""
         cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
+        flat = lambda t: view(t, 0, (t.size,))
         norm = lambda w, add=True: rmsnorm_forward(y, self.kept, self.rstd, x, w, cfg.norm_eps, add)
         embedding_forward(x, at, p.wte)
         for l in range(cfg.n_layer):
             norm(p.attn_norm[l], add=l > 0)
-            matvec(self.qkv, p.qkv[l], y[0])
+            matvec(self.qkv, p.qkv[l], flat(y))
+            launch(rope_cache_kernel, cfg.n_head + 2 * cfg.n_kv_head, 32, self.qkv, self.kc[l],
+                   self.vc[l], self.cos, self.sin, at, cfg.n_head)
             launch(attention_decode_kernel, cfg.n_head, 256, self.att, self.qkv, self.kc[l],
-                   self.vc[l], self.scores, self.cos, self.sin, at,
-                   number(x, 1 / math.sqrt(cfg.head_dim)))
-            matvec(y[0], p.attn_proj[l], self.att)
+                   self.vc[l], self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)))
+            matvec(flat(y), p.attn_proj[l], self.att)
             norm(p.mlp_norm[l])
-            matvec(self.gate_up[0], p.gate_up[l], y[0])
+            matvec(flat(self.gate_up), p.gate_up[l], flat(y))
             swiglu_forward(self.swiglu, self.gate_up)
-            matvec(y[0], p.down[l], self.swiglu[0])
+            matvec(flat(y), p.down[l], flat(self.swiglu))
         norm(p.final_norm)
         head = p.wte if cfg.tie_embeddings else p.lm_head[0]
-        matvec(self.device_logits, head, y[0])
+        matvec(self.device_logits, head, flat(y))
 
     def decode(self, token, position):
         self.at.copy_to_device(np.array([token, position], np.int32), stream=stream)

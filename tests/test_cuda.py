@@ -284,10 +284,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(tiles(y.size, 8), (32, 8))
         apart(y, x)
 
-    def attention_decode_kernel(self, o, qkv, kc, vc, scores, cos, sin, at, scale):
-        (G, T, D), H = kc.shape, len(scores)
+    def rope_cache_kernel(self, qkv, kc, vc, cos, sin, at, H):
+        G, T, D = kc.shape
+        assert vc.shape == kc.shape and qkv.shape == ((H + 2 * G) * D,) and at.shape == (2,)
         assert cos.shape == sin.shape == (T, D // 2) and 2 * cos.shape[1] == D
-        assert at.shape == (2,)
+        self.runs(H + 2 * G, 32)
+
+    def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, scale):
+        (G, T, D), H = kc.shape, len(scores)
         assert vc.shape == kc.shape and scores.shape == (H, T) and o.shape == (H * D,)
         assert qkv.shape == ((H + 2 * G) * D,) and H % G == 0
         self.runs(H, 256)
