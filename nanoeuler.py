@@ -24,7 +24,7 @@ Contents
     4.3  RMSNorm                              9    Training: from a text, and from examples
     4.4  RoPE                                 10   Inference
     4.5  Attention                            11   Import and export
-    4.6  SwiGLU                               13   Command line; 12, self-tests, is the GPU's
+    4.6  SwiGLU                               12   Command line
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -1987,7 +1987,7 @@ def export(file, folder, gguf, matrices, force):
             pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
     print(f"{folder}: a LlamaForCausalLM" + f", and its heads 1 to {len(heads)}" * bool(heads))
 
-# ==== 13 Command line ====
+# ==== 12 Command line ====
 def compile_part(part):
     """Compiles half of the kernels, on a tiny model."""
     cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
@@ -2044,9 +2044,10 @@ def add_verb(verbs, name, call, text, *args, settings=()):
                             f"(default: {'of the model' if f in SHAPE else f.default})")
     return v
 
-def bench(name):
-    """A verb that is a script of its own: the function `name` of bench/name.py."""
-    return lambda **flags: getattr(importlib.import_module(f"bench.{name}"), name)(**flags)
+def bench(script, name=""):
+    """A verb that is a script of its own: a function of bench/script.py, of its name or another."""
+    return lambda **flags: getattr(importlib.import_module(f"bench.{script}"), name or script)(
+        **flags)
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",

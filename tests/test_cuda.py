@@ -34,6 +34,7 @@ from numba.cuda import compiler
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from bench import self_tests
 
 SMALL, BIG, BASE, LARGE = (ne.PRESETS[name] for name in ("small", "big", "base", "large"))
 Dispatcher = type(nc.matmul_kernel)
@@ -664,11 +665,11 @@ def test_a_model_names_its_device_and_type(dtype, dry):
 
 
 def test_a_gpu_that_computes_nonsense_fails_every_self_test(dry, monkeypatch, capsys):
-    cases = nc.op_tests(quick=True)
-    monkeypatch.setattr(nc, "op_tests", lambda *_: cases)
+    cases = self_tests.op_tests(quick=True)
+    monkeypatch.setattr(self_tests, "op_tests", lambda *_: cases)
     for fill in (0.0, 1e9, np.nan):
         dry.fill = fill
-        assert nc.self_tests() == 1, fill
+        assert self_tests.self_tests() == 1, fill
         lines = capsys.readouterr().out.splitlines()[1:-1]
         assert len(lines) == len(cases) and [x for x in lines if "FAILED" not in x] == []
 
@@ -678,11 +679,11 @@ def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
     monkeypatch.setattr(ne.Model, "run", zeros)
     monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
-    assert nc.gradient_check("tiny", 2) == 0
+    assert self_tests.gradient_check("tiny", 2) == 0
     spoil = lambda self, *_: dry.bad.add(self.g_flat.gpu_data.address)
     dry.bad = set()
     monkeypatch.setattr(nc.Model, "gradient", spoil)
-    assert nc.gradient_check("tiny", 2) == 1
+    assert self_tests.gradient_check("tiny", 2) == 1
 
 
 @given(st.floats(width=32, allow_nan=False))
@@ -1071,14 +1072,14 @@ def test_what_is_asked_for_is_taken_and_said(dry, capsys):
 @pytest.mark.parametrize("old", [(7, 5), (8, 0)])
 def test_bfloat16_is_left_out_where_there_is_none(old, dry, monkeypatch, capsys):
     dry.gpu.compute_capability, seen = old, set()
-    monkeypatch.setattr(nc, "op_tests", lambda quick: {"one": [
+    monkeypatch.setattr(self_tests, "op_tests", lambda quick: {"one": [
         ([np.ones(1)], lambda dtype: seen.add(dtype) or [np.ones(1)], tuple(nc.DTYPES))]})
-    assert nc.self_tests() == 0
+    assert self_tests.self_tests() == 0
     assert seen == {"f32", "f64"} | ({"bf16"} if old == (8, 0) else set())
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
     monkeypatch.setattr(ne.Model, "run", zeros)
     monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
-    assert nc.gradient_check("tiny", 2) == 0
+    assert self_tests.gradient_check("tiny", 2) == 0
     assert ("bfloat16" in capsys.readouterr().out.split("tensor")[-1]) == (old == (8, 0))
 
 

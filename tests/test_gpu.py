@@ -14,6 +14,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from bench.self_tests import relative_error
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
@@ -125,10 +126,10 @@ def gradient_errors(cfg, dtype, naive):
     for model in (cpu, gpu):
         model.gradient(tokens, targets, weight)
     host = gpu.g_flat.copy_to_host(stream=nc.stream)
-    out = {name: nc.relative_error(x, y)
+    out = {name: relative_error(x, y)
            for name, x, y in zip(cpu.g._fields, ne.views(host, gpu.table), cpu.g)}
-    out["all"] = nc.relative_error(host, cpu.g_flat)
-    out["losses"] = nc.relative_error(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
+    out["all"] = relative_error(host, cpu.g_flat)
+    out["losses"] = relative_error(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
     return out
 
 
@@ -215,7 +216,7 @@ def test_a_decoder_computes_the_logits_of_the_forward_pass(cfg, dtype, tolerance
     decoder = model.decoder()
     logits = np.array([decoder.step(int(t)).copy() for t in tokens[0]])
     assert np.ptp(logits) > 0.1              # they say something
-    assert nc.relative_error(logits, forward_logits(model, tokens[0])) < tolerance
+    assert relative_error(logits, forward_logits(model, tokens[0])) < tolerance
 
 
 def test_a_full_context_slides_as_on_the_cpu():
@@ -223,7 +224,7 @@ def test_a_full_context_slides_as_on_the_cpu():
     cpu, gpu = ne.Decoder(TINY, flat), nc.Decoder(TINY, flat)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
-        assert nc.relative_error(gpu.step(int(t)), expected) < 1e-12
+        assert relative_error(gpu.step(int(t)), expected) < 1e-12
     assert gpu.tokens == cpu.tokens
 
 
@@ -236,4 +237,4 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     cpu, gpu = ne.Decoder(cfg, flat, weights), nc.Decoder(cfg, flat, weights)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
-        assert nc.relative_error(gpu.step(int(t)), expected) < tolerance
+        assert relative_error(gpu.step(int(t)), expected) < tolerance
