@@ -30,7 +30,8 @@ Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
         In 4.5 P, S and dS are the matrices of the papers.
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
-        w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
+        w and wt: W and W^T packed for the matmul; in 4.1 w is a tile's width, in 4.3 the gains.
+        Forward is y = x W^T, backward dx = dy W.
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
         task of its gradient.  Each number is written by one task, in one order: the result does not
         depend on how many threads there are or which of them takes which task.
@@ -76,8 +77,8 @@ jit = njit(**OPTIONS)
 jit_parallel = njit(parallel=True, **OPTIONS)
 
 def save_compiled(self, key, data):
-    """A file of Numba's cache, named by what it holds.  Numba counts: then two processes that start
-    at once may write one file, and a third runs the kernel of another signature."""
+    """A file of Numba's cache, named by what it holds.  Numba numbers them: two processes that
+    start at once may write the same one, and a third then runs the kernel of another signature."""
     name = self._data_name(zlib.crc32(repr(key).encode()))
     self._save_data(name, data)
     self._save_index({**self._load_index(), key: name})
@@ -157,7 +158,7 @@ Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
 
 def act_shapes(cfg, B, T):
-    """Of every activation that the backward pass reads.  The residual stream is kept as a
+    """Shapes of the activations that backward reads.  The residual stream is kept as a
     trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
     C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
     H, D = cfg.n_head, cfg.head_dim
@@ -176,20 +177,20 @@ def act_shapes(cfg, B, T):
                 logits=(B, P, T, V))         # cross-entropy makes them gradients, in place
 
 def dact_shapes(cfg, B, T):
-    """Of the gradients that outlive one sequence's backward pass.  x is the adjoint trajectory:
-    d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
+    """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
+    trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
     a, per_layer = act_shapes(cfg, B, T), (B, cfg.n_layer, cfg.n_embd)
     return Dacts(a.x, a.qkv, per_layer, per_layer, (B, cfg.n_embd))
 
 def scratch_shapes(cfg, n, T, dtype):
-    """Of what each of n threads needs while it works on one sequence."""
+    """Shapes of what each of n threads needs while it works on one sequence."""
     D, W = cfg.head_dim, tile_width(dtype)
     return Scratch((n, T, cfg.n_embd), (n, T, cfg.n_head * D), (n, T, cfg.n_hidden), (n, BR, T),
                    (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W),
                    (n, -(-NB // PACKED), KC, PACKED))
 
 def panel_shapes(cfg, dtype, transposed):
-    """Of the weights packed for `matmul`: W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
+    """Shapes of packed weights (4.1): W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
     shapes, w = {name: shape for name, shape, _ in param_table(cfg)}, tile_width(dtype)
     shapes["lm_head"] = (cfg.n_mtp, cfg.vocab_size, cfg.n_embd)      # a tied head has panels too
     return Panels(*((L, -(-N // w), K, w) if transposed else (L, -(-K // w), N, w)
@@ -226,14 +227,14 @@ def init_params(cfg, seed, dtype=np.float32):
 
 # ==== 3 Building blocks ====
 # The tile: MR rows x 2 vectors of the output stay in registers while k runs: 2 * MR fused
-# multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak here,
-# these explicit LLVM vectors 95 %, in float32 and float64, whatever the width of the vectors.
+# multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a Zen 4 core's
+# peak here, these explicit LLVM vectors 95 %, in float32 and float64.
 _CPU = llvm.get_host_cpu_features()
 BITS = int(os.environ.get("NANOEULER_BITS") or 0) or (
     512 if _CPU.get("avx512f") else 256 if _CPU.get("avx2") else 128)
 MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 6 x 2
 ROWS = 8 * MR                    # of a product at a time: what it writes lies together
-BR = 32                          # attention: query rows a block; a block of scores stays in L1
+BR = 32                          # attention: query rows a block; small's scores stay in L1
 KC = 128                         # weight gradients: rows of the batch summed in registers at a time
 NB, PACKED = 128, 4 * MR         # rows of dW a task, they stay in L2; columns of dY side by side
 
@@ -336,7 +337,7 @@ def next_task(typing, counter, i):
 
 @intrinsic
 def larger(typing, x, y):
-    """The larger of two floats, neither a NaN.  Of `max` LLVM makes no vectors: 10 times slower."""
+    """The larger of two floats, neither a NaN.  LLVM does not vectorise `max`: 10 times slower."""
     def codegen(context, bd, sig, args):
         t = args[0].type
         fn = cgutils.get_or_insert_function(bd.module, ir.FunctionType(t, [t, t]),
@@ -427,7 +428,7 @@ def weight_gradient(dw, dy, x, n0, scratch):
     for b in range(B):
         for t in range(0, T, KC):
             e = min(T, t + KC)
-            pack(scratch[:, :e - t], dy[b, t:e, n0:n0 + N])    # in dy each row has its own page
+            pack(scratch[:-(-N // PACKED), :e - t], dy[b, t:e, n0:n0 + N])   # rows lie pages apart
             for j in range(0, K, w):
                 for m in range(0, N, MR):
                     i, r, rows = m // PACKED, m % PACKED, dw[m:m + MR]
@@ -469,7 +470,7 @@ def rmsnorm_forward(y, rstd, x, w, eps):
 @jit
 def rmsnorm_backward(dx, dnext, dw, dy, x, w, rstd):
     """u = x * rstd:   dx = dnext + rstd * (w*dy - u * mean_c(w*dy*u)),   dw += sum_t dy * u
-    dnext is the gradient that passes the block by: the adjoint of x + f(x) is dnext + J^T dnext."""
+    dnext is the gradient along the residual path: the adjoint of x + f(x) is dnext + J^T dnext."""
     T, C = x.shape
     for t in range(T):
         r, m = rstd[t], x.dtype.type(0)
@@ -529,7 +530,7 @@ def attention_forward(o, lse, qkv, D, scores, kt):
                 t1 = min(T, t0 + BR)
                 P = scores[:t1 - t0, :t1]
                 matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + w - 1) // w])
-                for t in range(t0, t1):      # whole rows: no vector is left over
+                for t in range(t0, t1):      # rows up to t1, not t: whole vectors
                     row, l = scores[t - t0, :t1], o.dtype.type(0)
                     for j in range(t + 1, t1):
                         row[j] = row[0]      # the future does not change the maximum
@@ -913,8 +914,8 @@ def excerpt(text, pieces=256):
 
 def encode_cut(tokenizer, text, share, rng):
     """Ids of a text, bytes, in which this share of the words, and a fifth as many of the characters
-    inside of words, must begin a token: so each word is met in many spellings, also in those of a
-    line's begin (subword regularization; Kudo 2018).  A zero byte cuts: no merge has one."""
+    inside of words, must begin a token: so each word is met in many spellings, also in that of the
+    beginning of a line (subword regularization; Kudo 2018).  A zero byte cuts: no merge has one."""
     if not share:
         return tokenizer.encode(text)
     x = np.frombuffer(text, np.uint8)
@@ -970,7 +971,7 @@ class Batches:
              f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
 
     def shuffled(self, i):
-        """Entry i of endless epochs over range(n), or over copies of it: epoch e reads copy e."""
+        """Entry i of endless epochs over range(n), or its copies: epoch e reads copy e % copies."""
         epoch, j = divmod(i, self.n)
         if epoch != self.epoch:
             rng = np.random.default_rng((self.seed, epoch))
@@ -1043,12 +1044,12 @@ def read_examples(path, *answers):
 
 class Examples(Batches):
     """One response a row, in shuffled epochs: prompt, response with </s>, then padding.
-    Targets are the tokens of the response alone, for every head; a row knows of no other.  The R
+    Targets are the tokens of the response alone, for every head; rows do not see each other.  The R
     responses to one prompt stay together."""
 
     def __init__(self, pairs, T, n_mtp, seed, R=1, copies=1):
         """pairs: (prompt, response) as arrays of ids, T + 1 at most together; one copy of them
-        after the other, epoch e reads copy e"""
+        after the other, epoch e reads copy e % copies"""
         self.T, self.P, self.R, self.seed, self.epoch = T, n_mtp, R, seed, None
         self.n, self.copies = len(pairs) // R // copies, copies
         self.rows = np.full((len(pairs), T + n_mtp), -1, np.int32)
@@ -1151,7 +1152,7 @@ def write_tensors(path, meta, tensors, remedy):
 
 def map_tensors(path):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-    No size in the header is believed before the file has shown to be as long."""
+    No size in the header is believed until the file is known to be that long."""
     with open(path, "rb") as f:
         size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
         need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
@@ -1241,7 +1242,7 @@ class SftOptions(Optimization):
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew each epoch")
+    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
 
 @dataclass
 class DpoOptions(Optimization):
@@ -1249,16 +1250,16 @@ class DpoOptions(Optimization):
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
-    nll: float = setting(0.0, 0, 1e3, "times -log pi(chosen) a token, added to the loss shown")
+    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
-def evaluate(model, tokens, targets, n_bytes, rows=None):
+def evaluate(model, tokens, targets, n_bytes, rows=None, some=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
     Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
     spread evenly."""
     n, nats = len(tokens), 0.0
     pick = np.linspace(0, n - 1, min(n, rows or n)).astype(int)
-    for i in range(0, len(pick), 16):
-        nats += np.sum(model.losses(tokens[pick[i:i + 16]], targets[pick[i:i + 16]]))
+    for i in range(0, len(pick), some):
+        nats += np.sum(model.losses(tokens[pick[i:i + some]], targets[pick[i:i + some]]))
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * share))
 
@@ -1345,7 +1346,8 @@ class Run:
 
     def validate(self, rows=None):
         """Measures held-out text, or some rows of it; returns the result in words."""
-        bits = self.state.bits_per_byte = evaluate(self.model, *self.val, rows)
+        bits = self.state.bits_per_byte = evaluate(self.model, *self.val, rows,
+                                                   self.state.micro_batch or 16)
         self.record(step=self.state.step, val_bits_per_byte=bits, windows=rows)
         return f"{bits:.4f} bits/byte"
 
@@ -1364,8 +1366,8 @@ class Run:
         print(json.dumps(values), file=self.log_file, flush=True)
 
     def go(self):
-        """The training loop.  With --minutes it plans as many steps as the time left allows, and
-        no longer in the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
+        """The training loop.  With --minutes it plans as many steps as the time left allows,
+        anew until the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
         o, s, first, asked = self.options, self.state, self.state.step, []
         log = read_log(self.log) if s.step and os.path.exists(self.log) else []
         ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
@@ -1652,10 +1654,10 @@ class Decoder:
         rows.append(rows[0] if cfg.tie_embeddings else stored(p.lm_head[0], weights))
         matrices, scales = zip(*rows)
         self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
-        self.buffers = (Params(*matrices, *p[6:]), Scales(*scales), new(L, G, D, T),
-                        new(L, G, T, D), new(1, C), new(1, C), new(1, (H + 2 * G) * D), new(H, D),
-                        new(1, 2 * F), new(1, F), new(H // G, T), self.logits,
-                        *rope_table(cfg, flat.dtype))
+        self.buffers = (Params(*matrices, *map(np.copy, p[6:])), Scales(*scales),      # not `flat`
+                        new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
+                        new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(1, F),
+                        new(H // G, T), self.logits, *rope_table(cfg, flat.dtype))
 
     def step(self, token):
         """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
@@ -1743,7 +1745,7 @@ def render(template, messages, state):
 
 def chat_ids(template, messages, state, tokenizer):
     """The ids of a conversation.  Only the template makes special tokens, never what users say:
-    private characters stand for that while the text is cut at the names of special tokens."""
+    private characters stand for their words while the text is cut at special tokens."""
     slots = [(role, chr(0xF0000 + i)) for i, (role, _) in enumerate(messages)]
     said = {0xF0000 + i: text for i, (_, text) in enumerate(messages)}
     names, ids = sorted(map(re.escape, tokenizer.specials), key=len, reverse=True), []

@@ -176,9 +176,9 @@ class Graph:
         handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-            ok(driver.cuStreamBeginCapture(handle, mode))
             gc.disable()                     # neither freeing memory nor destroying the graph of a
-            try:                             # dead model is allowed now
+            try:                             # dead model is allowed in between
+                ok(driver.cuStreamBeginCapture(handle, mode))
                 with cuda.defer_cleanup():
                     self.function()
             finally:
@@ -1298,12 +1298,12 @@ def rope(qkv, cos, sin, T, heads, sign):
 Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
 
 @made_once
-def portable_attention(D, itemsize):
-    """The kernels for head size D; N is the largest tile with which backward fits into 99 KB, what
-    a block may have from sm_86 on."""
+def portable_attention(D, itemsize, room):
+    """The kernels for head size D; N is the largest tile with which backward fits into that many
+    bytes of shared memory."""
     W = -(-D // 16) * 16                     # D filled with zeros to whole tiles
     S, N = W + 1, 64
-    while (4 * N * S + 2 * N * (N + 1)) * itemsize > 99 << 10:
+    while (4 * N * S + 2 * N * (N + 1)) * itemsize > room:
         N //= 2
     need(N >= 16, f"head_dim {D} is too large: its tiles do not fit into shared memory")
     PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
@@ -1785,25 +1785,26 @@ FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do a
 def attention_of(D, *matrices):
     """The kernels for head size D, and the matrices, or what they want to know of them."""
     if matrices[0].dtype != np.uint16 or rung() == "portable" or D not in FAST_HEADS:
-        return portable_attention(D, computing(matrices[0].dtype).itemsize), *matrices
+        room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        return portable_attention(D, computing(matrices[0].dtype).itemsize, room), *matrices
     if rung() == "wgmma" and D == 64:
         return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
     return tensor_attention(D, False), *matrices
 
 def attention_forward(o, lse, qkv, T, D):
     (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
-    G, (k, qkv) = (qkv.shape[1] - HD) // (2 * D), attention_of(D, qkv)
-    launch(k.forward, (-(-T // k.rows), HD // D, BT // T), k.block, o, lse, qkv, T, G, scale,
+    G, (k, source) = (qkv.shape[1] - HD) // (2 * D), attention_of(D, qkv)
+    launch(k.forward, (-(-T // k.rows), HD // D, BT // T), k.block, o, lse, source, T, G, scale,
            smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
     (BT, HD), scale, H = o.shape, number(qkv, 1 / math.sqrt(D)), len(lse)
     G = (qkv.shape[1] - HD) // (2 * D)
-    k, do, o, qkv = attention_of(D, do, o, qkv)
+    k, *sources = attention_of(D, do, o, qkv)
     for function, heads in ((k.dq, H), (k.dkv, G)):
-        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, do, o, lse,
-               qkv, cos, sin, T, HD, scale, smem=k.back_smem)
+        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, *sources[:2],
+               lse, sources[2], cos, sin, T, HD, scale, smem=k.back_smem)
     if not k.turns:
         rope(dqkv, cos, sin, T, H + G, -1)
 
@@ -2256,7 +2257,7 @@ def matvec(y, w, x):
 @kernel
 def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
     """Turns q and k of one row to position at[1], and appends k and v to the cache.
-    qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, a thread per pair"""
+    qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, 32 threads"""
     h, half, t, G = cuda.blockIdx.x, cos.shape[1], at[1], kc.shape[0]
     for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
         u, v = qkv[2 * h * half + i], qkv[(2 * h + 1) * half + i]
@@ -2307,10 +2308,11 @@ class Decoder(ne.Decoder):
         need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
         T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
-        self.flat = to_device(flat) if isinstance(flat, np.ndarray) else flat
-        table, self.cfg, self.tokens = ne.param_table(cfg), cfg, []
-        matrices = to_device(to_bf16(flat)) if weights == "bf16" else self.flat
-        self.p = ne.Params(*ne.views(matrices, table)[:6], *ne.views(self.flat, table)[6:])
+        self.cfg, self.tokens, shapes = cfg, [], [shape for _, shape, _ in ne.param_table(cfg)]
+        n = sum(map(math.prod, shapes[:6]))  # the matrices come first
+        parts = to_bf16(flat[:n]) if weights == "bf16" else flat[:n], flat[n:]
+        matrices, gains = (to_device(x) if isinstance(x, np.ndarray) else x for x in parts)
+        self.p = ne.Params(*ne.slices(matrices, shapes[:6]), *ne.slices(gains, shapes[6:]))
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
         self.kc, self.vc, self.scores, self.x, self.y, self.kept, self.rstd = (
             new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), (1, C), 1))

@@ -589,7 +589,7 @@ def one_by_one(makers, alive, facts, notes):
 # ---- what each part is worth
 def ablation_rows(options):
     rows = {"as it is": {}, "without CUDA graph": dict(graph=False), "naive attention":
-            dict(naive=True), "mma.sync matmul": dict(matmul="mma"), "portable matmul":
+            dict(naive=True), "all on mma.sync": dict(matmul="mma"), "all portable":
             dict(matmul="portable"), "as it is, again": {}}
     out = {name: functools.partial(ablation_row, *STEP, **how) for name, how in rows.items()}
     for B, T in LONGER:
@@ -636,7 +636,7 @@ def our_decode(preset="base"):
             decoder.tokens.clear()
         state["token"] = int(decoder.step(state["token"] if t else 0).argmax())
 
-    kind = nc.NAMES[np.dtype(decoder.flat.dtype)]
+    kind = nc.NAMES[np.dtype(decoder.x.dtype)]
     return {"times": {f"NanoEuler, {kind} weights": contexts(token, cfg.seq_len)}}
 
 def peer_decode(preset="base"):

@@ -198,7 +198,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def portable(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
-        return B, H, G, nc.portable_attention(D, max(4, qkv.dtype.itemsize))
+        return B, H, G, nc.portable_attention(D, max(4, qkv.dtype.itemsize), 99 << 10)
 
     def matrices(self, *sources):
         """What the copy engine is told of, or the matrices themselves."""
@@ -321,7 +321,8 @@ class Device:
         self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
         self.maps, self.kept, self.fill, self.bad = {}, {}, 0.0, ()
         self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry",
-                                   MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=100 << 10)
+                                   MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=100 << 10,
+                                   MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=99 << 10)
 
     def array(self, shape, dtype=np.float64, strides=None, order="C", stream=0):
         shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -732,7 +733,7 @@ def test_a_kernel_is_found_in_the_cache_by_another_process():
             "        (nc.wgmma_kernel, 0, 0, 0), (nc.wgmma_kernel, 0, 1, 1),\n"
             "        (nc.mma_kernel, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
             "        (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8), (nc.swiglu_kernels, 8),\n"
-            "        (nc.portable_attention, 64, 4), (nc.tensor_attention, 64, True),\n"
+            "        (nc.portable_attention, 64, 4, 1 << 16), (nc.tensor_attention, 64, True),\n"
             "        (nc.tensor_attention, 64, False), (nc.cross_entropy_kernel, 8),\n"
             "        (nc.adamw_kernel, 4)):\n"
             "    made = make(*args)\n"
@@ -877,15 +878,16 @@ def test_kernels_assemble_and_fit(dtype, arch):
     assert [text for x in launches for text in complaints(x, arch)] == []
 
 
+@pytest.mark.parametrize("room", [64 << 10, 99 << 10], ids=["sm_75", "sm_86"])
 @pytest.mark.parametrize("itemsize", [4, 8])
-def test_attention_of_any_head_fits_every_gpu_or_is_refused(itemsize):
+def test_attention_of_any_head_fits_every_gpu_or_is_refused(itemsize, room):
     for D in range(2, 300, 2):
         try:
-            k = nc.portable_attention(D, itemsize)
+            k = nc.portable_attention(D, itemsize, room)
         except nc.UserError as e:
-            assert D > 128 and str(D) in str(e)
+            assert D > (128 if room > 64 << 10 else 64) and str(D) in str(e)
         else:
-            assert k.smem <= k.back_smem <= 99 << 10 and k.rows in (16, 32, 64)
+            assert k.smem <= k.back_smem <= room and k.rows in (16, 32, 64)
 
 
 # ---- tests that cannot fail prove nothing

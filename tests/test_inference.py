@@ -373,3 +373,11 @@ def test_the_program_is_found_from_anywhere(trained, tmp_path):
     complains(nanoeuler("info", cwd=tmp_path), "nanoeuler.bin")
     assert nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path).returncode == 0
     assert ROOT.joinpath("nanoeuler.py").exists()
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_smaller_weights_let_the_large_ones_go(weights):
+    cfg = ne.PRESETS["small"]
+    flat = ne.init_params(cfg, 1)
+    parameters, *_ = ne.Decoder(cfg, flat, weights).buffers
+    assert not any(np.shares_memory(x, flat) for x in parameters)
