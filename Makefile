@@ -23,7 +23,7 @@ all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
 
 train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
-	$(PY) nanoeuler.py train $(if $(wildcard $(OUT)),--resume) --out $(OUT) $(ARGS)
+	$(PY) nanoeuler.py train $(if $(filter --force,$(ARGS)),,$(if $(wildcard $(OUT)),--resume)) --out $(OUT) $(ARGS)
 
 chat: $(RUN_DEPS)  ## continue what you type
 	$(PY) nanoeuler.py chat $(OUT) $(ARGS)

@@ -943,7 +943,10 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     tensors = {name: ids.astype(dtype) for name, ids in zip(("train", "val"), encoded)}
-    write_tensors(cache, meta, tensors, remedy)
+    try:
+        write_tensors(cache, meta, tensors, remedy)
+    except UserError as e:                   # a folder of others, or another run that fills it
+        print(f"note: {e}", file=sys.stderr)
     return list(tensors.values())
 
 def later(rows, T):
@@ -1121,6 +1124,7 @@ def named(cfg, flat, *moments):
 @contextlib.contextmanager
 def replacing(path, remedy):
     """All or nothing: what is written under the name it yields is flushed, then takes the path."""
+    path = os.path.realpath(path)            # a link stays one
     temporary = f"{path}.tmp"
     try:
         yield temporary
@@ -1201,7 +1205,8 @@ def read_checkpoint(path):
 
 def keep(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force."""
-    need(force or not os.path.exists(path), f"{path} exists; {remedy}, --force replaces it")
+    need(not os.path.exists(path) or force and os.path.isfile(path),
+         f"{path} exists; {remedy}, --force replaces a file")
 
 def print_table(title, rows):
     print(title)
@@ -1266,10 +1271,11 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, some=16):
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb, Options, full, scope = "train", Options, "", "the whole held-out tail"
-    line, measures, R = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}, 1
+    line, measures = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}
+    preset, R = "small", 1
 
     def __init__(self, out, start, options, engine=Model):
-        self.out, self.log, self.options = out, os.path.splitext(out)[0] + ".jsonl", options
+        self.out, self.log, self.options = out, out.removesuffix(".bin") + ".jsonl", options
         need(os.path.realpath(self.log) not in map(os.path.realpath, (out, options.data)),
              f"the log of {out} would replace {self.log}; choose another --out")
         self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
@@ -1338,7 +1344,7 @@ class Run:
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
-                            f"{self.out} is untouched: --resume it, or start with a lower --lr")
+                            f"{self.out} is as it was; start with a lower --lr and another --out")
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
                 "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
@@ -1505,14 +1511,15 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     if "minutes" in chosen:
         chosen.setdefault("steps", 0)
     if resume:
-        start = read_checkpoint(out)
+        start, size = read_checkpoint(out), asdict(PRESETS[preset]) if preset else {}
+        given = {**{k: v for k, v in size.items() if k not in {f.name for f in SHAPE}}, **chosen}
         s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
         free = {*longer, "data", "micro_batch"}          # of another machine
         with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
             options = run.Options(**s.options).check()
         for name, old in {**asdict(start.cfg), **asdict(options)}.items():
-            need(name in free or chosen.get(name, old) == old, f"{out} was started with {name} "
-                 f"{old}, not {chosen.get(name)}; drop the flag, or start with --out NAME")
+            need(name in free or given.get(name, old) == old, f"{out} was started with {name} "
+                 f"{old}, not {given.get(name)}; drop the flag, or start with --out NAME")
         if longer:
             s.n_steps, options.steps = 0, 0
         options = replace(options, **{k: v for k, v in chosen.items() if k in free}).check()
@@ -1528,7 +1535,7 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
                 chosen["data"] = run.full
             else:
                 print(f"learning {run.Options.data}; {run.full}, of make data, would go first\n")
-        start = Checkpoint(PRESETS.get(preset), None, State(), None, ())
+        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
         if file:
             start = read_checkpoint(file)
             bos, eos = start.state.bos, start.state.eos
@@ -1975,6 +1982,8 @@ def export(file, folder, gguf, matrices, force):
     for name, tensors in (("mtp.safetensors", heads), ("model.safetensors", weights)):
         if tensors:
             write_tensors(at(folder, name), {"format": "pt"}, tensors, remedy)
+        elif os.path.exists(at(folder, name)):           # of another model
+            os.remove(at(folder, name))
     for name, content in (
             ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
                              **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
@@ -2053,7 +2062,7 @@ def bench(script, name=""):
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
-        arg("preset", nargs="?", default="small", choices=list(PRESETS), help="its size"),
+        arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
         out("nanoeuler.bin"), *RUN, settings=(*fields(Options), *SHAPE))
     add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
         out("nanoeuler_chat.bin"), *RUN, settings=(*fields(SftOptions), SHAPE[0]))
@@ -2078,11 +2087,12 @@ def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     root = argparse.ArgumentParser(description=text)
     verbs = root.add_subparsers(required=True, metavar="VERB")
     add_verbs(partial(add_verb, verbs))
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.reconfigure(errors="replace")             # a terminal may know ASCII only
+    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may know ASCII only
+        with contextlib.suppress(AttributeError):        # None, or a notebook's
+            stream.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
     v = verbs.choices.get(argv[0]) if argv else None     # its files may stand behind its flags
-    a = vars(v.parse_intermixed_args(argv[1:]) if v else root.parse_args(argv))
+    a = vars(v.parse_intermixed_args(argv[1:]) if v and "--" not in argv else root.parse_args(argv))
     most = get_num_threads()
     call, threads = a.pop("call"), a.pop("threads")
     try:

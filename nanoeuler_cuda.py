@@ -34,6 +34,7 @@ Types   Kernels take their dtype from their arguments: bfloat16 or float32 train
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         give the same bits.
 """
+import argparse
 import bisect
 import functools
 import gc
@@ -2357,7 +2358,7 @@ class OnGpu:
     matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
 
 class Run(ne.Run):
-    verb, full = "t", "data/pretrain.txt"
+    verb, preset, full = "t", "base", "data/pretrain.txt"
 
     @dataclass
     class Options(OnGpu, ne.Options):
@@ -2382,7 +2383,8 @@ def on_gpu(verb, **engine):
     return run
 
 def add_verbs(add):
-    preset = ne.arg("--preset", default="base", choices=list(ne.PRESETS), help="size of the model")
+    preset = ne.arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
+                    help="size of the model (default: base)")
     learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
     stage = lambda run: on_gpu(ne.launch, run=run, engine=Model)

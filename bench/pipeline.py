@@ -20,6 +20,7 @@ import importlib
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -72,12 +73,13 @@ def run_stage(stage, before, args):
     command += flags + ["--out", out]
     print("\n$ " + " ".join(command), flush=True)
     child = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())      # as Ctrl-C: the stage saves
     try:
         child.wait()
     except KeyboardInterrupt:                # which the stage got as well: it saves
         child.wait()
     if child.returncode or not complete(out):
-        sys.exit(f"{out} is not complete; the same command goes on")
+        sys.exit(f"{out} is not complete; the same command goes on, without --force")
     made = ne.read_checkpoint(out).state
     if data and made.options["data"] != data:
         sys.exit(f"{out} was made of {made.options['data']}, not of {data}; --force begins anew")
@@ -218,6 +220,8 @@ def main():
         pipeline()
     except ne.UserError as e:
         sys.exit(f"pipeline: {e}")
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; the same command goes on, without --force")
 
 
 def pipeline():

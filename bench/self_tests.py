@@ -195,7 +195,7 @@ def adamw_test(p, g, m, v, norm, n_decay, hyper):
     norm.copy_to_device(results.copy_to_host().astype(norm.dtype))
 
 
-def gradient_check(preset, batch):
+def gradient_check(preset="base", batch=1):
     """The gradient of the whole model, tensor by tensor, against the CPU's in float64."""
     need(batch > 0, f"--batch is {batch}, expected at least 1")
     cfg, B, rng = ne.PRESETS[preset], batch, np.random.default_rng(1)
