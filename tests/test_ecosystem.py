@@ -130,6 +130,10 @@ def test_heads_travel_beside_the_llama(tokenizer, tmp_path):
     assert again.tokenizer.hash() == c.tokenizer.hash()
     assert (again.state.template, again.state.bos, again.state.eos, again.state.kind) == (
         "hi", "<|im_start|>", "</s>", "chat")
+    write(path, replace(cfg, n_mtp=1), tokenizer)        # whose folder has no heads, even of others
+    run("export", path, tmp_path / "hf", "--force")
+    run("import", tmp_path / "hf", tmp_path / "c.bin")
+    assert ne.read_checkpoint(str(tmp_path / "c.bin")).cfg.n_mtp == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
