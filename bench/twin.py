@@ -372,7 +372,8 @@ def run_side(side, chosen, args):
         chosen = {}                          # the checkpoint knows them
     elif follow is not None:
         chosen = {**chosen, "steps": len(follow)}
-    start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
+    start = {} if args.resume else dict(preset=args.preset) if args.stage == "pretrain" else (
+        dict(file=args.base))                # a resumed one is what it was
     path, run = args.folder[0] / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
                                             program.Model, args)
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
