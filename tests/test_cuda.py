@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
@@ -673,6 +674,24 @@ def test_a_gpu_that_computes_nonsense_fails_every_self_test(dry, monkeypatch, ca
         assert self_tests.self_tests() == 1, fill
         lines = capsys.readouterr().out.splitlines()[1:-1]
         assert len(lines) == len(cases) and [x for x in lines if "FAILED" not in x] == []
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_attention_keeps_its_inputs_until_the_kernels_are_queued(capability, dry, monkeypatch):
+    """Tensor maps hold addresses: a matrix that nobody else has must not die before the launch."""
+    dry.gpu.compute_capability, alive = capability, []
+    T, H, G, D = 64, 2, 1, 64
+    new = lambda *shape, dtype=np.uint16: nc.new(shape, dtype)
+    monkeypatch.setattr(nc, "launch", lambda *_, **__: alive.append([ref() for ref in inputs]))
+    o, lse, angles = new(T, H * D), new(H, T, dtype=np.float32), new(T, D // 2, dtype=np.float32)
+    given = [new(T, (H + 2 * G) * D)]
+    inputs = [weakref.ref(x) for x in given]
+    nc.attention_forward(o, lse, given.pop(), T, D)
+    given = [new(T, H * D), new(T, H * D), new(T, (H + 2 * G) * D)]
+    inputs = [weakref.ref(x) for x in given]
+    nc.attention_backward(new(T, (H + 2 * G) * D), new(H, T, dtype=np.float32), given.pop(0),
+                          given.pop(0), lse, given.pop(0), angles, angles, T, D)
+    assert [len(x) for x in alive] == [1, 3, 3] and all(x is not None for y in alive for x in y)
 
 
 def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
