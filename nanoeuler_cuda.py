@@ -2013,7 +2013,7 @@ class Model:
         """Memory for micro-batches of B sequences of T tokens; a smaller one is filled up."""
         if self.shape and self.shape[0] >= B and self.shape[1] == T:
             return
-        self.a = self.d = self.gradient_graph = self.shape = None   # free the old before the new
+        self.a = self.d = self.gradient_graph = self.loss_graph = self.shape = None  # first free
         buffers, P = {"a": {}, "d": {}}, self.cfg.n_mtp
         try:
             for group, name, shape, dtype in buffer_table(self.cfg, B, T, self.dtype, self.naive):
@@ -2031,6 +2031,7 @@ class Model:
         self.weight, self.shape = self.put(np.zeros((B, P)), np.float64), (B, T)
         self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
         self.gradient_graph = Graph(lambda: (self.forward(), self.heads(True), self.backward()))
+        self.loss_graph = Graph(lambda: (self.forward(), self.heads(False)))
 
     def memory(self, B, T):
         return memory_table(self.cfg, B, T, self.dtype, self.naive)
@@ -2170,8 +2171,7 @@ class Model:
             y = np.full((self.cfg.n_mtp, *tokens[b:b + self.shape[0]].shape), -1, np.int32)
             y[0] = targets[b:b + self.shape[0]]
             self.stage(tokens[b:b + self.shape[0]], y, 0)
-            self.forward()
-            self.heads(training=False)
+            self.loss_graph()
             nll = self.a.nll.copy_to_host(stream=stream)[0].reshape(self.shape)
             out.append(nll[:y.shape[1]].sum(1, dtype=np.float64))
         return np.concatenate(out)
