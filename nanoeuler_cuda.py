@@ -38,12 +38,9 @@ import argparse
 import bisect
 import functools
 import gc
-import importlib.metadata
 import importlib.util
 import math
 import operator
-import os
-import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import dataclass, fields, make_dataclass
@@ -55,30 +52,6 @@ import nanoeuler as ne
 from nanoeuler import UserError, from_bf16, need, to_bf16
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
-
-def doctor(problem=None):
-    """Prints what the GPU programs need and what of it is here; returns the exit code."""
-    here = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    rows = [(name, here.get(name, "not installed")) for name in
-            ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
-             "nvidia-nvvm", "nvidia-nvjitlink")]
-    try:
-        smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
-                              "--format=csv,noheader"], capture_output=True, text=True, timeout=60)
-        rows.append(("nvidia-smi", smi.stdout.strip() or smi.stderr.strip() or "no answer"))
-    except (OSError, subprocess.SubprocessError):
-        rows.append(("nvidia-smi", "not found: is there an NVIDIA driver?"))
-    if not problem:
-        rows.append(("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}"))
-        problem = gpu_problem()
-    if not problem:
-        free, total = cuda.current_context().get_memory_info()
-        rows += [("capability", "sm_{}{}".format(*cuda.get_current_device().compute_capability)),
-                 ("matmul, attention", rung()),
-                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
-    ne.print_table("what nanoeuler_cuda.py finds here", rows)
-    print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
-    return 2 if problem else 0
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
 try:
@@ -95,7 +68,7 @@ try:
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
     if __name__ == "__main__":
-        sys.exit(doctor(reason))
+        sys.exit(ne.bench("doctor")(problem=reason))
     raise ImportError(reason) from None
 
 caching.IndexDataCacheFile.save = ne.save_compiled
@@ -2402,7 +2375,7 @@ def add_verbs(add):
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", ne.CHAT,
         ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoRun.Options), shape))
     add("c", speak, "chat", ne.CHAT, settings=speech)
-    add("doctor", doctor, "what this machine has for the GPU, and what it lacks")
+    add("doctor", ne.bench("doctor"), "what this machine has for the GPU, and what it lacks")
 
 def main(argv=None):
     try:
