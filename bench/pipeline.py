@@ -137,9 +137,10 @@ def unseen(n):
 
 
 def answer(decoder, tokenizer, e, n=100):
-    decoder.tokens = []                      # a conversation of its own
-    ids = ne.generate(decoder, tokenizer.encode(ne.prompt_of(e)), n, None,
-                      ne.Sampling(temperature=0.0), tokenizer.specials["</s>"])
+    prompt = tokenizer.encode(ne.prompt_of(e)).tolist()
+    decoder.tokens = os.path.commonprefix([decoder.tokens, prompt[:-1]])         # of the template
+    ids = ne.generate(decoder, prompt[len(decoder.tokens):], n, None, ne.Sampling(temperature=0.0),
+                      tokenizer.specials["</s>"])
     return tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
 

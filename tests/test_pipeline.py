@@ -82,7 +82,7 @@ def test_a_reply_is_right_however_it_is_spelled(monkeypatch):
     monkeypatch.setattr(ne, "generate", lambda decoder, prompt, n, *_: one_by_one[:n])
     asked = dict(instruction="Which?", input="", output="association")
     assert len(tokenizer.encode("association")) < len(one_by_one)
-    assert pipeline.exact(types.SimpleNamespace(), tokenizer, [
+    assert pipeline.exact(types.SimpleNamespace(tokens=[]), tokenizer, [
         asked, {**asked, "output": "associations"}]) == [True, False]
 
 
