@@ -44,7 +44,7 @@ STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"],
            ["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
            "--mtp-weight", "0", "--cuts", "0.1"]),
           ("preferences", "dpo", "d", "pipeline_dpo.bin", [],
-           ["--batch", "4096", "--lr", "1.2e-4", "--nll", "7"])]
+           ["--batch", "4096", "--lr", "2.4e-4", "--nll", "5", "--epochs", "2"])]
 
 
 def complete(path):
