@@ -192,7 +192,16 @@ def new(shape, dtype):
     return cuda.device_array(shape, dtype, stream=stream)
 
 def to_device(x, dtype=None):
-    return cuda.to_device(np.ascontiguousarray(x, dtype), stream=stream)
+    x = np.ascontiguousarray(x, dtype)
+    out = cuda.to_device(x, stream=stream)
+    stream.synchronize()                     # the driver may still read x until then
+    return out
+
+def to_host(x):
+    """A copy, whole when this returns: all that was queued before is done."""
+    out = x.copy_to_host(stream=stream)
+    stream.synchronize()
+    return out
 
 def view(x, start, shape, strides=None):
     """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
@@ -2001,8 +2010,8 @@ class Model:
                             f"in all ({e}); {remedy}") from None
         self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
         self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
-        self.weight, self.shape = self.put(np.zeros((B, P)), np.float64), (B, T)
-        self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
+        self.weight, self.staged_weight = new((B, P), np.float64), np.zeros((B, P))
+        self.staged, self.shape = cuda.pinned_array((P + 1) * B * T, np.int32), (B, T)
         self.gradient_graph = Graph(lambda: (self.forward(), self.heads(True), self.backward()))
         self.loss_graph = Graph(lambda: (self.forward(), self.heads(False)))
 
@@ -2106,17 +2115,16 @@ class Model:
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
-        """tokens (b, T), targets (P, b, T), weight (b, P) through pinned memory to the device; the
-        sequences from b to B have no targets."""
+        """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
+        memory; the sequences from b to B have no targets."""
         (b, _), (B, T) = tokens.shape, self.shape
-        stream.synchronize()                 # an earlier copy may still read the pinned memory
+        stream.synchronize()                 # an earlier copy may still read what is staged
         staged = self.staged.reshape(-1, B, T)
         staged[0], staged[1:] = 0, -1
         staged[0, :b], staged[1:, :b] = tokens, targets
         self.ids.copy_to_device(self.staged, stream=stream)
-        weights = np.zeros((B, self.cfg.n_mtp))
-        weights[:b] = weight
-        self.weight.copy_to_device(weights, stream=stream)
+        self.staged_weight[:b], self.staged_weight[b:] = weight, 0
+        self.weight.copy_to_device(self.staged_weight, stream=stream)
 
     def gradient(self, tokens, targets, weight):
         """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.
@@ -2129,11 +2137,11 @@ class Model:
     def update(self, hyper):
         """Clips, AdamW, zero gradients.  Returns (summed CE of each head since the last update, |g|
         before clipping); waits for the device."""
-        self.hyper.copy_to_device(np.asarray(hyper, np.float64), stream=stream)
+        hyper = np.asarray(hyper, np.float64)
+        self.hyper.copy_to_device(hyper, stream=stream)
         self.step()
-        results = self.results.copy_to_host(stream=stream)
+        results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=stream)
-        stream.synchronize()
         return results[:-1], float(results[-1])
 
     def losses(self, tokens, targets):
@@ -2145,17 +2153,16 @@ class Model:
             y[0] = targets[b:b + self.shape[0]]
             self.stage(tokens[b:b + self.shape[0]], y, 0)
             self.loss_graph()
-            nll = self.a.nll.copy_to_host(stream=stream)[0].reshape(self.shape)
+            nll = to_host(self.a.nll)[0].reshape(self.shape)
             out.append(nll[:y.shape[1]].sum(1, dtype=np.float64))
         return np.concatenate(out)
 
     def buffers(self):
         """(parameters, m, v) on the host, float32: what a checkpoint holds."""
-        return [x.copy_to_host(stream=stream).astype(np.float32, copy=False)
-                for x in (self.flat, self.m, self.v)]
+        return [to_host(x).astype(np.float32, copy=False) for x in (self.flat, self.m, self.v)]
 
     first_bad_tensor = ne.Model.first_bad_tensor
-    host = staticmethod(lambda x: from_bf16(x.copy_to_host(stream=stream)))
+    host = staticmethod(lambda x: from_bf16(to_host(x)))
 
     def decoder(self):
         return Decoder(self.cfg, self.flat)
@@ -2317,9 +2324,10 @@ class Decoder(ne.Decoder):
         matvec(self.device_logits, head, flat(y))
 
     def decode(self, token, position):
-        self.at.copy_to_device(np.array([token, position], np.int32), stream=stream)
+        at = np.array([token, position], np.int32)
+        self.at.copy_to_device(at, stream=stream)
         self.graph()
-        return self.device_logits.copy_to_host(stream=stream)
+        return to_host(self.device_logits)
 
 # ==== 12 Command line ====
 @dataclass

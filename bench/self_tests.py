@@ -66,7 +66,7 @@ def on_device(function, outputs, inputs, top, dtype):
     arrays, before, nc.highest = [put(x) for x in (*outputs, *inputs)], nc.highest, top
     try:
         function(*arrays)                    # which queues kernels: the arrays must live on
-        return [from_bf16(x.copy_to_host(stream=nc.stream)) for x in arrays[:len(outputs)]]
+        return [from_bf16(nc.to_host(x)) for x in arrays[:len(outputs)]]
     finally:
         nc.highest = before
 
@@ -192,7 +192,7 @@ def cross_entropy_test(logits, nll, targets, weight, V):
 def adamw_test(p, g, m, v, norm, n_decay, hyper):
     hyper, results = nc.to_device(hyper, np.float64), nc.to_device([0], np.float64)
     nc.adamw(p, p, g, m, v, n_decay, hyper, nc.new(nc.SUMS, np.float64), results)
-    norm.copy_to_device(results.copy_to_host().astype(norm.dtype))
+    norm.copy_to_device(nc.to_host(results).astype(norm.dtype))
 
 
 def gradient_check(preset="base", batch=1):
@@ -213,7 +213,7 @@ def gradient_check(preset="base", batch=1):
     for dtype in bars:
         gpu = nc.Model(cfg, flat, dtype=dtype)
         gpu.gradient(tokens, targets, weight)
-        grads = gpu.g_flat.copy_to_host(stream=nc.stream)
+        grads = nc.to_host(gpu.g_flat)
         losses, _ = gpu.update(np.ones(8))
         for name, x, y in zip(errors, (*ne.views(grads, gpu.table), losses), (*cpu.g, expected)):
             element = float(np.abs(x - y).max() / (np.abs(y).max() or 1))

@@ -694,6 +694,21 @@ def test_attention_keeps_its_inputs_until_the_kernels_are_queued(capability, dry
     assert [len(x) for x in alive] == [1, 3, 3] and all(x is not None for y in alive for x in y)
 
 
+def test_the_host_waits_for_what_it_reads(dry, monkeypatch):
+    """A copy between the device and memory that is not pinned may come back before it is done."""
+    read, said = nc.DeviceNDArray.copy_to_host, []
+    monkeypatch.setattr(nc.stream, "synchronize", lambda: said.append("waits"))
+    monkeypatch.setattr(nc.DeviceNDArray, "copy_to_host",
+                        lambda x, **rest: said.append("reads") or read(x, **rest))
+    model, ids = blank(TINY), np.zeros((2, 8), np.int32)
+    for function in (lambda: step(model, 2, 8), lambda: model.losses(ids, ids), model.buffers,
+                     model.first_bad_tensor, lambda: model.decoder().decode(0, 0)):
+        said.clear()
+        function()
+        followed = [said[i + 1:i + 2] for i, what in enumerate(said) if what == "reads"]
+        assert followed and all(x == ["waits"] for x in followed), said
+
+
 def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
     """Where losses agree, and all gradients of the CPU are zero."""
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))

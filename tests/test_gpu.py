@@ -125,7 +125,7 @@ def gradient_errors(cfg, dtype, naive):
     gpu = nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype, naive=naive)
     for model in (cpu, gpu):
         model.gradient(tokens, targets, weight)
-    host = gpu.g_flat.copy_to_host(stream=nc.stream)
+    host = nc.to_host(gpu.g_flat)
     out = {name: relative_error(x, y)
            for name, x, y in zip(cpu.g._fields, ne.views(host, gpu.table), cpu.g)}
     out["all"] = relative_error(host, cpu.g_flat)
@@ -172,7 +172,7 @@ def test_a_bad_gradient_leaves_everything_as_it_was(bad):
     train(model)
     model.gradient(*batch(TINY, 3, 5), np.ones(TINY.n_mtp))
     before = [x.copy() for x in model.buffers()]
-    g = model.g_flat.copy_to_host(stream=nc.stream)
+    g = nc.to_host(model.g_flat)
     g[g.size // 2] = bad
     model.g_flat.copy_to_device(g, stream=nc.stream)
     _, norm = model.update(hyper(4))
@@ -208,7 +208,7 @@ def forward_logits(model, tokens):
     head = model.p.wte if cfg.tie_embeddings else model.p.lm_head[0]
     out = nc.new((T, cfg.vocab_size), model.dtype)
     nc.matmul(out, model.a.y, head)
-    return out.copy_to_host(stream=nc.stream)
+    return nc.to_host(out)
 
 
 @configs
