@@ -134,19 +134,20 @@ def launch(kernel, grid, block, *args, smem=0):
     config(*args)
 
 class Graph:
-    """A function whose launches are recorded once: replayed, a launch costs 1 us, and not 20.
+    """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
 
     The first call runs it as it is, which compiles its kernels; the second records it.  All that
-    changes between calls must lie in device memory: a graph remembers the values of scalars."""
+    changes between calls must lie in device memory: a graph remembers the values of scalars.  It
+    does not keep the function: a model that nobody has frees its memory at once."""
     enabled = True
 
-    def __init__(self, function):
-        self.function, self.calls, self.graph = function, 0, None
+    def __init__(self):
+        self.calls, self.graph = 0, None
 
-    def __call__(self):
+    def __call__(self, function):
         self.calls += 1
         if self.calls == 1 or not Graph.enabled:
-            return self.function()
+            return function()
         handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -154,7 +155,7 @@ class Graph:
             try:                             # dead model is allowed in between
                 ok(driver.cuStreamBeginCapture(handle, mode))
                 with cuda.defer_cleanup():
-                    self.function()
+                    function()
             finally:
                 recorded = driver.cuStreamEndCapture(handle)
                 gc.enable()
@@ -1985,8 +1986,7 @@ class Model:
         self.hyper = self.put(np.zeros(8), np.float64)
         self.partial, self.turns = new(SUMS, np.float64), to_device(np.zeros(TURNS, np.uint32))
         self.zero, self.micro = np.zeros(cfg.n_mtp + 1), {}
-        self.step = Graph(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v,
-                                        self.n_decay, self.hyper, self.partial, self.results))
+        self.step = Graph()
 
     def put(self, x, dtype=None):
         return to_device(x, dtype or self.master)
@@ -2012,8 +2012,7 @@ class Model:
         self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
         self.weight, self.staged_weight = new((B, P), np.float64), np.zeros((B, P))
         self.staged, self.shape = cuda.pinned_array((P + 1) * B * T, np.int32), (B, T)
-        self.gradient_graph = Graph(lambda: (self.forward(), self.heads(True), self.backward()))
-        self.loss_graph = Graph(lambda: (self.forward(), self.heads(False)))
+        self.gradient_graph, self.loss_graph = Graph(), Graph()
 
     def memory(self, B, T):
         return memory_table(self.cfg, B, T, self.dtype, self.naive)
@@ -2132,14 +2131,15 @@ class Model:
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        self.gradient_graph()
+        self.gradient_graph(lambda: (self.forward(), self.heads(True), self.backward()))
 
     def update(self, hyper):
         """Clips, AdamW, zero gradients.  Returns (summed CE of each head since the last update, |g|
         before clipping); waits for the device."""
         hyper = np.asarray(hyper, np.float64)
         self.hyper.copy_to_device(hyper, stream=stream)
-        self.step()
+        self.step(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay,
+                                self.hyper, self.partial, self.results))
         results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=stream)
         return results[:-1], float(results[-1])
@@ -2152,7 +2152,7 @@ class Model:
             y = np.full((self.cfg.n_mtp, *tokens[b:b + self.shape[0]].shape), -1, np.int32)
             y[0] = targets[b:b + self.shape[0]]
             self.stage(tokens[b:b + self.shape[0]], y, 0)
-            self.loss_graph()
+            self.loss_graph(lambda: (self.forward(), self.heads(False)))
             nll = to_host(self.a.nll)[0].reshape(self.shape)
             out.append(nll[:y.shape[1]].sum(1, dtype=np.float64))
         return np.concatenate(out)
@@ -2299,7 +2299,7 @@ class Decoder(ne.Decoder):
             new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), (1, C), 1))
         self.qkv, self.att, self.gate_up, self.swiglu, self.device_logits = (
             new(shape, flat.dtype) for shape in (QKV, H * D, (1, 2 * F), (1, F), cfg.vocab_size))
-        self.at, self.graph = to_device(np.zeros(2, np.int32)), Graph(self.queue)
+        self.at, self.graph = to_device(np.zeros(2, np.int32)), Graph()
 
     def queue(self):
         """One token through the network: nanoeuler.decode_step."""
@@ -2326,7 +2326,7 @@ class Decoder(ne.Decoder):
     def decode(self, token, position):
         at = np.array([token, position], np.int32)
         self.at.copy_to_device(at, stream=stream)
-        self.graph()
+        self.graph(self.queue)
         return to_host(self.device_logits)
 
 # ==== 12 Command line ====

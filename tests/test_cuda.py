@@ -591,13 +591,13 @@ def test_a_recording_ends_whatever_happens(monkeypatch):
         if (outcome := next(outcomes)) is not None:
             raise outcome
 
-    graph = nc.Graph(function)
-    graph()
+    graph = nc.Graph()
+    graph(function)
     with pytest.raises(RuntimeError, match="a kernel"):
-        graph()
+        graph(function)
     assert said[1:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture"]
     assert gc.isenabled()
-    graph()
+    graph(function)
     assert said[4:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture",
                         "cuGraphInstantiate", "cuGraphLaunch"] and gc.isenabled()
     graph.graph = None                       # it is none
@@ -692,6 +692,28 @@ def test_attention_keeps_its_inputs_until_the_kernels_are_queued(capability, dry
     nc.attention_backward(new(T, (H + 2 * G) * D), new(H, T, dtype=np.float32), given.pop(0),
                           given.pop(0), lse, given.pop(0), angles, angles, T, D)
     assert [len(x) for x in alive] == [1, 3, 3] and all(x is not None for y in alive for x in y)
+
+
+@ways
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_memory_is_free_as_soon_as_nobody_has_it(dtype, naive, dry):
+    """Not when Python next looks for garbage: a training run makes a decoder for each sample."""
+    before, ids = dry.used, np.zeros((2, 8), np.int32)
+    gc.disable()
+    try:
+        model = blank(TINY, dtype, naive)
+        step(model, 2, 8)
+        model.losses(ids, ids)
+        dry.launches.clear()                 # they hold their arguments
+        alone, decoder = dry.used, model.decoder()
+        decoder.decode(0, 0)
+        del decoder
+        dry.launches.clear()
+        assert dry.used == alone
+        del model
+        assert dry.used == before
+    finally:
+        gc.enable()
 
 
 def test_the_host_waits_for_what_it_reads(dry, monkeypatch):
