@@ -103,6 +103,8 @@ def gpu_problem():
         square_sums_kernel[1, 256](*(cuda.device_array(1, np.float64) for _ in range(2)))
         return ""
     except Exception as e:                   # the driver's absence has many faces
+        if "OUT_OF_MEMORY" in str(e):
+            remedy = "Another program has the memory of the GPU; nvidia-smi says which."
         lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
         return f"{' '.join(lines[:2])} {remedy}"
 
@@ -267,9 +269,11 @@ def memory_table(cfg, B, T, dtype, naive=False):
             ("tokens", 4 * B * T * (1 + cfg.n_mtp))]
 
 def largest_batch(cfg, T, dtype, naive, free):
-    """Sequences whose training fits into that many bytes; 0 if not even one does."""
+    """Sequences whose training fits into that many bytes; 0 if not even one does.  No more than the
+    65,535 blocks that a grid may have along z, or along y, where naive attention has its heads."""
     takes = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
-    return bisect.bisect_right(range(1, 1 << 40), free, key=takes)
+    most = 65535 // (cfg.n_head if naive else 1)
+    return bisect.bisect_right(range(1, most + 1), free, key=takes)
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF

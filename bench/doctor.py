@@ -16,7 +16,8 @@ def doctor(problem=None):
     try:
         smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
                               "--format=csv,noheader"], capture_output=True, text=True, timeout=60)
-        rows.append(("nvidia-smi", smi.stdout.strip() or smi.stderr.strip() or "no answer"))
+        said = smi.stdout.strip() or smi.stderr.strip() or "no answer"
+        rows.append(("nvidia-smi", "; ".join(said.splitlines())))
     except (OSError, subprocess.SubprocessError):
         rows.append(("nvidia-smi", "not found: is there an NVIDIA driver?"))
     if not problem:
@@ -25,8 +26,9 @@ def doctor(problem=None):
         problem = nc.gpu_problem()
     if not problem:
         free, total = nc.cuda.current_context().get_memory_info()
-        sm = "sm_{}{}".format(*nc.cuda.get_current_device().compute_capability)
-        rows += [("capability", sm), ("matmul, attention", nc.rung()),
+        gpu = nc.cuda.get_current_device()   # the first, or what CUDA_VISIBLE_DEVICES says
+        rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
+                 ("matmul, attention", nc.rung()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     ne.print_table("what nanoeuler_cuda.py finds here", rows)
     print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
