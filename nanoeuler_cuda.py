@@ -76,9 +76,9 @@ kernel = cuda.jit(cache=True)
 inlined = cuda.jit(device=True, inline="always")
 
 def made_once(make):
-    """functools.cache for what makes kernels.  Numba finds a kernel in its cache on disk by a hash
-    of all that it closes over, and a device function has another one in every process.  These are
-    found by the name and the arguments of what made them."""
+    """functools.cache for what makes kernels.  On disk Numba files a kernel under a hash of all it
+    closes over, and a device function hashes differently in every process: such a kernel would
+    never be found.  These are filed under the name and the arguments of what made them."""
     @functools.cache
     def maker(*args):
         made = make(*args)
@@ -179,9 +179,9 @@ highest = "wgmma"                            # --matmul: none above this one
 
 def rung():
     """The highest that this GPU has, and that is allowed."""
-    major, minor = cuda.get_current_device().compute_capability
-    has = "wgmma" if (major, minor) == (9, 0) else "mma" if major >= 8 else "portable"
-    return min(has, highest, key=RUNGS.index)
+    capability = cuda.get_current_device().compute_capability
+    top = "wgmma" if capability == (9, 0) else "mma" if capability >= (8, 0) else "portable"
+    return min(top, highest, key=RUNGS.index)
 
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
@@ -522,9 +522,9 @@ def wgmma(N, a_kind, b_mn, count=1, adds=True):
 
     Arguments: acc, and for each product the descriptors of A and B in shared memory.  A step of 16
     along K is 32 bytes further in a tile whose rows run along K, 16 rows of 128 bytes in one whose
-    rows run along M or N (b_mn; a_kind 1).  With adds "asked", a last argument, 0 or not, says
-    whether to add.  Where a_kind is "registers", A is one local array of 16
-    numbers a product, laid out as `mma` has it, and then come the descriptors of B."""
+    rows run along M or N (b_mn; a_kind 1).  Where a_kind is "registers", A is one local array of 16
+    numbers a product, laid out as `mma` has it, and then come the descriptors of B.  With adds
+    "asked", a last argument, 0 or not, says whether to add."""
     n, total, given, strides = N // 2, N // 2 * count, a_kind == "registers", (2, 128)
 
     def codegen(context, builder, sig, args):
@@ -705,7 +705,7 @@ TURNS = 1 << 15                              # numbers, for tiles and the warpgr
 # Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
 # of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go into
 # registers while `mma` works on the last 16.  Some 35 times the speed of the portable tile, 0.55 of
-# cuBLAS's.  97 KB of shared memory, what an RTX 40 has.
+# cuBLAS's.  97 KB of shared memory: an RTX 40 allows a block 99.
 MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
 MMA_SMEM = 3 * MMA_STAGE + 1024
 
