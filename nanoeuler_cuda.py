@@ -715,7 +715,8 @@ def mma_kernel(a_mn, b_mn, single):
     def operand(mn, load, row_bit, chunk_bit):
         """How A or B comes from memory to shared memory (begin, fetch), and to registers (first,
         read).  There, steps along the chunks of a row flip bits of the address, as the swizzle has
-        it; 16 rows further it adds."""
+        it; 16 rows further it adds.  row_bit, chunk_bit: the bits of a lane's number that say
+        whether it points ldmatrix to the second eight rows, to the second chunk."""
         across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
 
         @inlined
@@ -2022,10 +2023,12 @@ class Model:
         return memory_table(self.cfg, B, T, self.dtype, self.naive)
 
     def fitting(self, T):
-        """Sequences that fit into 90 % of what is free, beside the parameters that are there."""
+        """Sequences that fit into 90 % of what is free, or taken by those before, beside the
+        parameters that are there."""
         gc.collect()
         cuda.current_context().deallocations.clear()
         free, _ = cuda.current_context().get_memory_info()
+        free += sum(size for _, size in self.memory(*self.shape)[4:]) if self.shape else 0
         return largest_batch(self.cfg, T, self.dtype, self.naive, 0.9 * free + self.held)
 
     def micro_batch(self, B, asked=0):
@@ -2191,7 +2194,8 @@ def adamw_kernel(W):
     @kernel
     def step(p, w, g, m, v, n_decay, hyper, partial, results):
         """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
-        from step to step is read from device memory: hyper (8,) float64.  w: p for the matmuls."""
+        from step to step is read from device memory: hyper (8,) float64 are lr, beta1, beta2, eps,
+        decay, clip, 1 - beta1^t, 1 - beta2^t.  w: p for the matmuls."""
         total, dtype = 0.0, p.dtype.type
         for i in range(cuda.threadIdx.x, partial.size, 256):
             total += partial[i]

@@ -1091,6 +1091,18 @@ def test_micro_batches_are_equal_parts_that_fit(B, total):
         assert device.used <= total
 
 
+def test_what_fits_does_not_depend_on_what_was_there():
+    """Preferences begin with a reading of 16 rows at a time, whose memory the first step takes."""
+    with dry_run(needed(BIG, 20, 256)):
+        model = blank(BIG)
+        fits = model.fitting(256)
+        assert fits in (17, 18)
+        for B in (1, 16):
+            model.prepare(B, 256)
+            assert model.fitting(256) == fits
+        assert model.micro_batch(34) == 17
+
+
 @pytest.mark.parametrize("B", [40, 200, 5000])
 def test_without_room_a_batch_that_fits_is_named(B):
     total = needed(BIG, 32, 256) + (1 << 20)
