@@ -229,7 +229,7 @@ def rows_a_chunk(cfg, BT, itemsize):
     rounds = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // -(-cfg.n_embd // 256))
     return min(BT, max(128, rows - rows % rounds if rows > rounds else rows))
 
-def buffer_table(cfg, B, T, dtype, naive=False):
+def buffer_table(cfg, B, T, dtype):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
 
     a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]),
@@ -246,34 +246,21 @@ def buffer_table(cfg, B, T, dtype, naive=False):
     d = [("x", (BT, C)), ("norm", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
          ("swiglu", (BT, F))]
     a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
-           ("state", (BT, C)), ("nll", (P, BT))]
-    d32 = [("partial", (PARTS, C))]
-    if naive:
-        a.append(("probs", (L, B, H, T, T)))
-        d.append(("probs", (B, H, T, T)))
-    else:
-        a32.append(("lse", (L, H, BT)))
-        d32.append(("delta", (H, BT)))
+           ("state", (BT, C)), ("nll", (P, BT)), ("lse", (L, H, BT))]
+    d32 = [("partial", (PARTS, C)), ("delta", (H, BT))]
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
-def memory_table(cfg, B, T, dtype, naive=False):
+def memory_table(cfg, B, T, dtype, buffers=buffer_table):
     """(what, bytes) on the device, B sequences of T tokens at a time."""
     n, size, sums = ne.n_params(cfg), computing(dtype).itemsize, {"a": 0, "d": 0, "logits": 0}
-    for group, name, shape, kind in buffer_table(cfg, B, T, dtype, naive):
+    for group, name, shape, kind in buffers(cfg, B, T, dtype):
         sums["logits" if name == "logits" else group] += math.prod(shape) * kind.itemsize
     return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
             ("bfloat16 copies", 2 * n * (dtype == np.uint16)), ("activations", sums["a"]),
             ("their gradients", sums["d"]), ("logits", sums["logits"]),
             ("tokens", 4 * B * T * (1 + cfg.n_mtp))]
-
-def largest_batch(cfg, T, dtype, naive, free):
-    """Sequences whose training fits into that many bytes; 0 if not even one does.  No more than the
-    65,535 blocks that a grid may have along z, or along y, where naive attention has its heads."""
-    takes = lambda B: sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
-    most = 65535 // (cfg.n_head if naive else 1)
-    return bisect.bisect_right(range(1, most + 1), free, key=takes)
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
@@ -1797,70 +1784,6 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     if not k.turns:
         rope(dqkv, cos, sin, T, H + G, -1)
 
-# The naive way, T x T matrices in memory, as the reference and for `--attention naive`.
-@kernel
-def softmax_kernel(p, scale):
-    """p[z, h, t] = softmax(p[z, h, t, :t + 1] * scale), zeros behind     one warp a row
-    grid (T / ROWS, Z * H), block (32, ROWS)     in place: p (Z, H, T, T)"""
-    T, H = p.shape[2], p.shape[1]
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    if t < T:
-        row, m = p[cuda.blockIdx.y // H, cuda.blockIdx.y % H, t], -ctype(p).type(math.inf)
-        for j in range(lane, t + 1, WARP):
-            m = max(m, value(row[j]) * scale)
-        m, l = warp_max(m), ctype(p).type(0)
-        for j in range(lane, t + 1, WARP):
-            p_j = exp(value(row[j]) * scale - m)
-            l += p_j
-            row[j] = stored(row, p_j)
-        l = warp_sum(l)
-        for j in range(lane, T, WARP):
-            row[j] = stored(row, value(row[j]) / l if j <= t else ctype(p).type(0))
-
-@kernel
-def softmax_backward_kernel(ds, p, scale):
-    """dS = P * (dP - sum_j P_j dP_j) * scale, in place: ds (Z, H, T, T) holds dP     as forward"""
-    T, H = p.shape[2], p.shape[1]
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    if t < T:
-        z, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
-        row, prob, s = ds[z, h, t], p[z, h, t], ctype(p).type(0)
-        for j in range(lane, t + 1, WARP):
-            s += value(row[j]) * value(prob[j])
-        s = warp_sum(s)
-        for j in range(lane, T, WARP):
-            row[j] = stored(row, value(prob[j]) * (value(row[j]) - s) * scale)
-
-def heads_of(x, T, D):
-    """x (BT, heads D) as (B, heads, T, D): a view."""
-    BT, width = x.shape
-    return view(x, 0, (BT // T, width // D, T, D), (T * width, D, width, 1))
-
-def split_heads(qkv, T, D, H):
-    """Q (B, H, T, D), K and V (B, G, T, D): views."""
-    heads, G = heads_of(qkv, T, D), (qkv.shape[1] // D - H) // 2
-    return heads[:, :H], heads[:, H:-G], heads[:, -G:]
-
-def naive_forward(o, probs, qkv, T, D):
-    """P = softmax(Q K^T / sqrt(D)),   O = P V     probs (B, H, T, T)"""
-    (B, H, _, _), scale = probs.shape, number(probs, 1 / math.sqrt(D))
-    q, k, v = split_heads(qkv, T, D, H)
-    batched_matmul(probs, q, transposed(k))
-    launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs, scale)
-    batched_matmul(heads_of(o, T, D), probs, v)
-
-def naive_backward(dqkv, dprobs, do, probs, qkv, T, D):
-    """dP = dO V^T,   dV = sum P^T dO,   dK = sum dS^T Q,   dQ = dS K: sums over a group's heads"""
-    (B, H, _, _), scale = probs.shape, number(probs, 1 / math.sqrt(D))
-    (q, k, v), (dq, dk, dv) = (split_heads(x, T, D, H) for x in (qkv, dqkv))
-    do, step = heads_of(do, T, D), H // k.shape[1]       # a group's r-th heads: r, r + step, ...
-    batched_matmul(dprobs, do, transposed(v))
-    launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs, scale)
-    for r in range(step):
-        batched_matmul(dv, transposed(probs[:, r::step]), do[:, r::step], add=r > 0)
-        batched_matmul(dk, transposed(dprobs[:, r::step]), q[:, r::step], add=r > 0)
-    batched_matmul(dq, dprobs, k)
-
 # ==== 4.6 SwiGLU ====
 @made_once
 def swiglu_kernels(W):
@@ -1960,20 +1883,20 @@ class Model:
     The interface is that of nanoeuler.Model; work is queued: `update` and `losses` wait for it, a
     micro-batch for the one before it."""
 
-    program, talk = "nanoeuler_cuda.py", "c"
+    program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
+    attention = attention_forward, attention_backward    # bench/naive_attention.py has others
 
-    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", naive=False):
+    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32"):
         open_device()
         if options:
-            dtype, naive = options.dtype, options.attention == "naive"
-            for name, values in (("dtype", DTYPES), ("attention", ("flash", "naive")),
-                                 ("matmul", RUNGS)):
+            dtype = options.dtype
+            for name, values in (("dtype", DTYPES), ("matmul", RUNGS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
             global highest
             highest = options.matmul
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
-        self.cfg, self.dtype, self.naive, self.shape = cfg, DTYPES[dtype], naive, None
+        self.cfg, self.dtype, self.shape = cfg, DTYPES[dtype], None
         self.table, self.master = ne.param_table(cfg), computing(self.dtype)
         self.held = sum(size for _, size in self.memory(1, 1)[:4])       # whatever the batch
         free, _ = cuda.current_context().get_memory_info()
@@ -2003,7 +1926,7 @@ class Model:
         self.a = self.d = self.gradient_graph = self.loss_graph = self.shape = None  # first free
         buffers, P = {"a": {}, "d": {}}, self.cfg.n_mtp
         try:
-            for group, name, shape, dtype in buffer_table(self.cfg, B, T, self.dtype, self.naive):
+            for group, name, shape, dtype in self.buffer_table(self.cfg, B, T, self.dtype):
                 buffers[group][name] = new(shape, dtype)
             self.ids = new((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
@@ -2020,16 +1943,17 @@ class Model:
         self.gradient_graph, self.loss_graph = Graph(), Graph()
 
     def memory(self, B, T):
-        return memory_table(self.cfg, B, T, self.dtype, self.naive)
+        return memory_table(self.cfg, B, T, self.dtype, self.buffer_table)
 
     def fitting(self, T):
         """Sequences that fit into 90 % of what is free, or taken by those before, beside the
-        parameters that are there."""
+        parameters that are there; 0 if not even one.  A grid has 65,535 blocks along z at most."""
         gc.collect()
         cuda.current_context().deallocations.clear()
         free, _ = cuda.current_context().get_memory_info()
         free += sum(size for _, size in self.memory(*self.shape)[4:]) if self.shape else 0
-        return largest_batch(self.cfg, T, self.dtype, self.naive, 0.9 * free + self.held)
+        return bisect.bisect_right(range(1, 65536), 0.9 * free + self.held,
+                                   key=lambda B: sum(size for _, size in self.memory(B, T)))
 
     def micro_batch(self, B, asked=0):
         """Sequences in memory at once: as many as asked for, or as fit in equal parts of B.  Says
@@ -2057,13 +1981,13 @@ class Model:
         cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
         norm = lambda x, rstd, w, add=True: rmsnorm_forward(a.y, x, rstd, a.state, w, cfg.norm_eps,
                                                             add)
-        attend, saved = (naive_forward, a.probs) if self.naive else (attention_forward, a.lse)
+        attend, _ = self.attention
         embedding_forward(a.state, self.tokens, p.wte)
         for l in range(cfg.n_layer):
             norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
             matmul(a.qkv[l], a.y, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
-            attend(a.att[l], saved[l], a.qkv[l], T, D)
+            attend(a.att[l], a.lse[l], a.qkv[l], T, D)
             matmul(a.y, a.att[l], w.attn_proj[l])
             norm(a.x[2 * l + 1], a.mlp_rstd[l], p.mlp_norm[l])
             matmul(a.gate_up[l], a.y, w.gate_up[l])
@@ -2096,7 +2020,7 @@ class Model:
     def backward(self):
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
-        L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
+        L, T, D, (_, attend_back) = cfg.n_layer, self.shape[1], cfg.head_dim, self.attention
         d.x.gpu_data.memset(0, stream=stream)
         norm = lambda dw, x, w, rstd: rmsnorm_backward(d.x, dw, d.norm, d.partial, x, w, rstd)
         norm(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
@@ -2109,12 +2033,8 @@ class Model:
             matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now y, computed again
             matmul_dx(d.att, d.x, w.attn_proj[l])
             matmul_dw(g.attn_proj[l], d.x, a.att[l], self.turns)
-            if self.naive:
-                naive_backward(d.qkv, d.probs, d.att, a.probs[l], a.qkv[l], T, D)
-                rope(d.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, -1)
-            else:
-                attention_backward(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos,
-                                   self.sin, T, D)
+            attend_back(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos, self.sin, T,
+                        D)
             matmul_dx(d.norm, d.qkv, w.qkv[l])
             norm(g.attn_norm[l], a.x[2 * l], p.attn_norm[l], a.attn_rstd[l])
             matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now y, computed again
@@ -2343,7 +2263,6 @@ class OnGpu:
     """What the GPU's stages are started with beside the CPU's options, some of which differ."""
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
-    attention: str = ne.setting("flash", 0, 0, "flash, or naive: T x T in memory")
     matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
 
 class Run(ne.Run):

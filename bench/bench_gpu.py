@@ -57,6 +57,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 import torch_peer
+from bench.naive_attention import NaiveModel
 from gpu_report import markdown
 from numba import cuda
 
@@ -477,9 +478,9 @@ def batch(cfg, B, T):
     targets = np.stack([ids[:, k + 1:k + 1 + T] for k in range(cfg.n_mtp)])
     return np.ascontiguousarray(ids[:, :T]), targets
 
-def our_step(cfg, flat, B, T, **options):
+def our_step(cfg, flat, B, T, Model=nc.Model):
     """A function that does one step as the training loop does, and returns its loss."""
-    model, (tokens, targets) = nc.Model(cfg, flat, dtype="bf16", **options), batch(cfg, B, T)
+    model, (tokens, targets) = Model(cfg, flat, dtype="bf16"), batch(cfg, B, T)
     count = itertools.count(1)
 
     def step():
@@ -506,8 +507,8 @@ def flops(cfg, B, T):
                   if std is not None and name != "wte")
     return 6 * B * T * weights + 6 * B * cfg.n_head * T * T * cfg.head_dim * cfg.n_layer
 
-def sizes(cfg, B, T, *naive):
-    buffers = nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], *naive)
+def sizes(cfg, B, T, Model=nc.Model):
+    buffers = nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table)
     return {"tokens": B * T, "flop": flops(cfg, B, T), "buffers": sum(n for _, n in buffers)}
 
 def memory():
@@ -589,21 +590,21 @@ def one_by_one(makers, alive, facts, notes):
 # ---- what each part is worth
 def ablation_rows(options):
     rows = {"as it is": {}, "without CUDA graph": dict(graph=False), "naive attention":
-            dict(naive=True), "all on mma.sync": dict(matmul="mma"), "all portable":
+            dict(Model=NaiveModel), "all on mma.sync": dict(matmul="mma"), "all portable":
             dict(matmul="portable"), "as it is, again": {}}
     out = {name: functools.partial(ablation_row, *STEP, **how) for name, how in rows.items()}
     for B, T in LONGER:
-        for name, naive in (("FlashAttention", False), ("naive attention", True)):
-            out[f"{name}, {B} x {T}"] = functools.partial(ablation_row, B, T, naive=naive)
+        for name, Model in (("FlashAttention", nc.Model), ("naive attention", NaiveModel)):
+            out[f"{name}, {B} x {T}"] = functools.partial(ablation_row, B, T, Model)
     return out
 
-def ablation_row(B, T, naive=False, graph=True, matmul=None):
+def ablation_row(B, T, Model=nc.Model, graph=True, matmul=None):
     cfg, flat = replace(ne.PRESETS["base"], seq_len=T), initial("base")
-    size = sizes(cfg, B, T, naive)
+    size = sizes(cfg, B, T, Model)
     with rung(matmul) if matmul else contextlib.nullcontext():
         enabled, nc.Graph.enabled = nc.Graph.enabled, graph and nc.Graph.enabled
         try:
-            step, facts = built(lambda: our_step(cfg, flat, B, T, naive=naive))
+            step, facts = built(lambda: our_step(cfg, flat, B, T, Model))
             times = pace({"": step}, rounds=3, seconds=0.3)[""]
         except ne.UserError as e:
             raise Skip(str(e)) from None

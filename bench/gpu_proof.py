@@ -36,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from bench.naive_attention import NaiveModel
 from numba import cuda
 
 STEPS, LR = 200, 3e-3
@@ -96,12 +97,12 @@ def bf16():
         flat = flat * (1 + np.float32(1e-7) * noise.standard_normal(flat.size, np.float32))
     return out
 
-def step_time(B, T, naive):
+def step_time(B, T, Model):
     """(median ms, measured bytes, predicted bytes) of a float32 step of the base preset."""
     cfg, rng = replace(ne.PRESETS["base"], seq_len=T), np.random.default_rng(0)
     nc.open_device()
     before, _ = cuda.current_context().get_memory_info()
-    model = nc.Model(cfg, ne.init_params(cfg, 1), naive=naive)
+    model = Model(cfg, ne.init_params(cfg, 1))
     tokens = rng.integers(0, cfg.vocab_size, (B, T), dtype=np.int32)
     targets = rng.integers(0, cfg.vocab_size, (cfg.n_mtp, B, T), dtype=np.int32)
     hyper, times = np.array([1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 0.1, 0.05]), []
@@ -114,15 +115,15 @@ def step_time(B, T, naive):
     del model
     gc.collect()
     cuda.current_context().deallocations.clear()         # else the next one starts with less
-    table = nc.memory_table(cfg, B, T, nc.DTYPES["f32"], naive)
+    table = nc.memory_table(cfg, B, T, nc.DTYPES["f32"], Model.buffer_table)
     return statistics.median(times[2:]), before - after, sum(size for _, size in table)
 
 def attention():
-    step_time(1, 64, False)                  # context and modules are not the model's
-    step_time(1, 64, True)
+    step_time(1, 64, nc.Model)               # context and modules are not the model's
+    step_time(1, 64, NaiveModel)
     rows = []
     for B, T in ((32, 512), (16, 1024), (8, 2048)):
-        flash, naive = step_time(B, T, False), step_time(B, T, True)
+        flash, naive = step_time(B, T, nc.Model), step_time(B, T, NaiveModel)
         rows.append(dict(batch=B, T=T, flash_ms=flash[0], naive_ms=naive[0], flash_bytes=flash[1],
                          flash_predicted=flash[2], naive_bytes=naive[1], naive_predicted=naive[2]))
     return rows

@@ -11,6 +11,7 @@ import numpy as np
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from bench.naive_attention import naive_backward, naive_forward
 from nanoeuler import from_bf16, need, to_bf16
 
 TOLERANCE = {"bf16": 1e-2, "f32": 5e-6, "f64": 1e-12}    # |gpu - cpu| / |cpu|; the CPU is float64
@@ -128,9 +129,9 @@ def op_tests(quick):
         test(nc.rope, [qkv], [*angles, T, H + G, 1], [turned])
         test(nc.rope, [turned], [*angles, T, H + G, -1], [qkv], "rope, backward")
         test(nc.attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
-        test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, T, D], [o, dqkv.copy()],
-             "naive attention")
         ne.rope(dqkv, *every, H + G, -1.0)
+        test(naive_both, [0 * o, 0 * dqkv], [probs, probs, do, qkv, *angles, T, D], [o, dqkv],
+             "naive attention")
         test(nc.attention_backward, [0 * dqkv],
              [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
@@ -179,9 +180,9 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D):
         lse[:, s] = one
 
 
-def naive_both(o, dqkv, probs, dprobs, do, qkv, T, D):
-    nc.naive_forward(o, probs, qkv, T, D)
-    nc.naive_backward(dqkv, dprobs, do, probs, qkv, T, D)
+def naive_both(o, dqkv, probs, dprobs, do, qkv, cos, sin, T, D):
+    naive_forward(o, probs, qkv, T, D)
+    naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D)
 
 
 def cross_entropy_test(logits, nll, targets, weight, V):

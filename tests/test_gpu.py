@@ -14,6 +14,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from bench.naive_attention import NaiveModel
 from bench.self_tests import relative_error
 
 if problem := nc.gpu_problem():
@@ -54,7 +55,7 @@ def train(model, steps=3):
 
 
 def engine(cfg, dtype="f32", naive=False):
-    return nc.Model(cfg, random_flat(cfg, 1, SIZE[dtype]), dtype=dtype, naive=naive)
+    return (NaiveModel if naive else nc.Model)(cfg, random_flat(cfg, 1, SIZE[dtype]), dtype=dtype)
 
 
 def test_self_tests_pass(tmp_path):
@@ -122,7 +123,7 @@ def gradient_errors(cfg, dtype, naive):
     """|gpu - cpu| / |cpu| of each tensor, of all together, and of the losses."""
     flat, (tokens, targets) = ne.init_params(cfg, 1, np.float64), batch(cfg, 3, 2)
     cpu, weight = ne.Model(cfg, flat), ne.loss_weights(targets, 0.3)
-    gpu = nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype, naive=naive)
+    gpu = (NaiveModel if naive else nc.Model)(cfg, flat.astype(SIZE[dtype]), dtype=dtype)
     for model in (cpu, gpu):
         model.gradient(tokens, targets, weight)
     host = nc.to_host(gpu.g_flat)
