@@ -232,6 +232,8 @@ def init_params(cfg, seed, dtype=np.float32):
 _CPU = llvm.get_host_cpu_features()
 BITS = int(os.environ.get("NANOEULER_BITS") or 0) or (
     512 if _CPU.get("avx512f") else 256 if _CPU.get("avx2") else 128)
+caching.Cache._index_key = lambda self, *known, key=caching.Cache._index_key: (
+    *key(self, *known)[:3], BITS)    # another width, other kernels; [:3]: __main__ sets it, too
 MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 6 x 2
 ROWS = 8 * MR                    # of a product at a time: what it writes lies together
 BR = 32                          # attention: query rows a block; small's scores stay in L1
@@ -2013,10 +2015,10 @@ def compile_kernels():
     """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
     In others, because a process that compiled `run` links its callees differently from one that
     loads it, which changes last bits: a first run must compute the same as a second."""
-    cached, began = run._cache._cache_file._load_index(), time.perf_counter()
-    if any("float32" in str(sig) and cpu == run.targetctx.codegen().magic_tuple()
-           for sig, cpu, _ in cached):     # check.py leaves float64 kernels there
-        return
+    key, began = run._cache._index_key, time.perf_counter()
+    if any("float32" in str(sig) and key(sig, run.targetctx.codegen()) == (sig, *rest)
+           for sig, *rest in run._cache._cache_file._load_index()):
+        return                               # check.py leaves float64 kernels there
     print("compiling the kernels: once, about 20 seconds", flush=True)
     code, folder = "import nanoeuler; nanoeuler.compile_part", os.path.dirname(__file__) or "."
     parts = [subprocess.Popen([sys.executable, "-c", f"{code}({i})"], cwd=folder,

@@ -155,8 +155,7 @@ def engines(task, avx512, stub):
         rows["torch.compile, tuned (freezing, max-autotune, C++ wrapper)"] = ("torch-tuned", {})
         return rows
     if avx512:
-        rows["NanoEuler, 256-bit vectors"] = ("nanoeuler", {
-            "NANOEULER_BITS": "256", "NUMBA_CACHE_DIR": f"{tempfile.gettempdir()}/nanoeuler-256"})
+        rows["NanoEuler, 256-bit vectors"] = ("nanoeuler", {"NANOEULER_BITS": "256"})
     if stub:
         rows["torch.compile, MKL made to use AVX-512"] = ("torch", {"LD_PRELOAD": stub})
     rows["torch.compile, bf16 autocast (other precision)"] = ("torch-bf16", {})

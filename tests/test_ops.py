@@ -362,10 +362,19 @@ def widths():
     return [bits for bits, has in known.items() if has and bits != ne.BITS]
 
 
+def test_the_cache_keeps_the_kernels_of_each_width_apart(monkeypatch):
+    """Panels of one width, read by the kernels of another, are other numbers."""
+    keys, codegen = set(), ne.matmul.targetctx.codegen()
+    for bits in (128, 256, 512):
+        monkeypatch.setattr(ne, "BITS", bits)
+        keys.add(ne.matmul._cache._index_key((), codegen))
+    assert len(keys) == 3
+
+
 @pytest.mark.skipif("NANOEULER_BITS" in os.environ, reason="this is the run with another width")
 @pytest.mark.parametrize("bits", widths())
-def test_other_vector_widths(bits, tmp_path):
-    env = dict(os.environ, NANOEULER_BITS=str(bits), NUMBA_CACHE_DIR=str(tmp_path))
+def test_other_vector_widths(bits):
+    env = dict(os.environ, NANOEULER_BITS=str(bits))
     result = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__,
                              "-k", "matmul or pack or weight_gradient or attention"],
                             cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=400)
