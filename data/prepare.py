@@ -20,8 +20,8 @@ GAP = re.compile(rb"\n[ \t\r]*\n[ \t\r]*\n\s*")         # what separates documen
 CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd]")
 
 def is_text(text):
-    """Prose: hardly a control character, half letters, a blank at least every 20 characters."""
-    if len(CONTROL.findall(text)) * 1000 > len(text):
+    """Prose: no zero, hardly a control character, half letters, one in 20 characters a blank."""
+    if "\0" in text or len(CONTROL.findall(text)) * 1000 > len(text):      # a run refuses a zero
         return False
     sample = text[::len(text) // 5000 + 1]              # enough to count characters
     letters, blanks = sum(map(str.isalpha, sample)), sum(map(str.isspace, sample))
@@ -106,6 +106,8 @@ def main(argv=None):
                    help="share of the documents to validate on")
     p.add_argument("--vocab-size", type=int, default=4096, help="of the tokenizer; 0: no tokens")
     o = p.parse_args(argv)
+    if o.vocab_size and not 257 <= o.vocab_size <= bpe.MAX_VOCAB:
+        p.error(f"--vocab-size is {o.vocab_size}, expected 257 to {bpe.MAX_VOCAB}, or 0")
     files = o.files or [f for f in (o.to / name for name in CORPORA) if f.is_file()]
     if not files:
         raise dl.DataError(f"there is no {' and no '.join(CORPORA)} in {o.to}; run "

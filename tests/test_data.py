@@ -313,7 +313,8 @@ def test_a_full_disk_is_one_line_and_the_next_run_finishes(server, tmp_path):
 @pytest.mark.parametrize("module, args", [
     (get_web, ["--gb", "0"]), (get_web, ["--gb", "much"]), (get_web, ["--gb", "nan"]),
     (get_alpaca, ["--too", "x"]), (get_gutenberg, ["more"]), (get_preferences, ["--base-url"]),
-    (prepare, ["--holdout", "0.9"]), (prepare, ["--vocab-size", "x"])])
+    (prepare, ["--holdout", "0.9"]), (prepare, ["--vocab-size", "x"]),
+    (prepare, ["--vocab-size", "10"])])
 def test_wrong_usage_is_one_line(module, args, capsys):
     with pytest.raises(SystemExit) as e:
         dl.run(module.main, args)
@@ -525,8 +526,8 @@ def test_junk_and_duplicates_are_dropped(tmp_path, capsys):
     make(tmp_path, "gutenberg.txt", [prose(0), prose(1), again, noise])
     make(tmp_path, "web.txt", [
         prose(1), "\u00fc" * 3000, "0123 4567 " * 300, "A" * 5000, prose_b + b" caf\xe9 \x93so\x94",
-        prose(3) + "\ufffd" * 99, "", prose(4) + "  \r\nA last line."])
-    text = prepared(tmp_path, "--vocab-size", "0", "--holdout", "0.3")
+        prose(3) + "\ufffd" * 99, "", prose(4) + "  \r\nA last line.", prose(5) + "\0 and on."])
+    text = prepared(tmp_path, "--holdout", "0.3")
     assert sorted(documents(text)) == sorted([
         prose(0), prose(1), prose(2) + " caf\u00e9 \u201cso\u201d", prose(4) + "\nA last line."])
     out = capsys.readouterr().out
