@@ -157,15 +157,16 @@ def prefers(model, tokenizer, pairs):
     return f"{sum(fit)} of {len(fit)}"
 
 
-def flags(state, run):
-    """What a stage was started with, where it differs from the defaults."""
-    default = asdict(run.Options())
+def flags(c, run, start):
+    """What a stage was started with, where it differs from the defaults and the Config it had."""
+    default = asdict(run.Options()) | asdict(start)
+    given = c.state.options | {f.name: getattr(c.cfg, f.name) for f in ne.SHAPE}
     return " ".join([run.verb, *(f"--{name.replace('_', '-')} {value}" for name, value in
-                                 state.options.items() if value != default.get(name))])
+                                 given.items() if value != default.get(name))])
 
 
-def measure(path, engine, run, examples, pairs, more):
-    """The flags of a stage, a row of each table, and the answers to five questions."""
+def measure(path, engine, run, start, examples, pairs, more):
+    """Config and flags of a stage, a row of each table, and the answers to five questions."""
     c = ne.read_checkpoint(path)
     # every stage at the longest context: no weight depends on it
     model = engine.Model(ne.replace(c.cfg, seq_len=max(256, c.cfg.seq_len)), c.flat)
@@ -179,7 +180,7 @@ def measure(path, engine, run, examples, pairs, more):
     unseen_row = (*(f"{sum(k)} of {len(k)}" for k in (*kinds, sum(kinds, []))),
                   prefers(model, c.tokenizer, more)) if more else ()
     questions = [examples[i] for i in np.linspace(0, len(examples) - 1, 5).astype(int)]
-    return flags(c.state, run), row, unseen_row, [
+    return c.cfg, flags(c, run, start), row, unseen_row, [
         (e, answer(decoder, c.tokenizer, e)) for e in questions]
 
 
@@ -242,9 +243,11 @@ def pipeline():
         held.append([e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)])
         ne.need(held[-1], f"{path}: no example of it is held out; use more")
     rows, before, began, more = [], None, time.perf_counter(), unseen(args.unseen)
+    cfg = ne.PRESETS[engine.Run.preset]
     for stage, run in zip(STAGES, (engine.Run, engine.SftRun, engine.DpoRun)):
         before, seconds = stage[3], run_stage(stage, before, args)
-        rows.append((seconds, *measure(before, engine, run, *held, more)))
+        cfg, *measured = measure(before, engine, run, cfg, *held, more)
+        rows.append((seconds, *measured))
     text = report(rows, before, args.gpu)
     Path(REPORT).write_text(text, encoding="utf-8")
     print(f"\n{text}\n{REPORT} holds this; {(time.perf_counter() - began) / 60:.0f} minutes.  "

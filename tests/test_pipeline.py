@@ -62,6 +62,8 @@ def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder)
     assert len(rows) == 3 and all(row.count(" of 2 |") == 6 for row in rows)     # two of each kind
     # as it was started, whatever the table of the stages says later
     assert all(f in report for f in ("train --steps 3 ", "--batch 64 ", "--data pairs.json"))
+    assert [line.partition("--seq-len")[2].split() for line in report.splitlines()
+            if "    nanoeuler.py" in line] == [["16", "--vocab-size", "280"], ["160"], []]
     made = times(folder)
     code, out = finish(start(folder, steps="4"))
     assert "train --steps 3 " in (folder / "pipeline.md").read_text("utf-8")
