@@ -1510,22 +1510,23 @@ def print_done(out, s, engine):
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
     was started with: flags may make it longer and change nothing else."""
-    if "minutes" in chosen:
+    if {"minutes", "epochs"} & chosen.keys():
         chosen.setdefault("steps", 0)
     if resume:
         start, size = read_checkpoint(out), asdict(PRESETS[preset]) if preset else {}
         given = {**{k: v for k, v in size.items() if k not in {f.name for f in SHAPE}}, **chosen}
-        s, longer = start.state, {"steps", "minutes", "epochs"} & chosen.keys()
-        free = {*longer, "data", "micro_batch"}          # of another machine
+        s, length = start.state, {"steps", "minutes", "epochs"}
+        free = {*length, "data", "micro_batch"}          # of another machine
         with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
             options = run.Options(**s.options).check()
         for name, old in {**asdict(start.cfg), **asdict(options)}.items():
             need(name in free or given.get(name, old) == old, f"{out} was started with {name} "
                  f"{old}, not {given.get(name)}; drop the flag, or start with --out NAME")
+        longer = length & dict(chosen.items() - vars(options).items()).keys()
         if longer:
             s.n_steps, options.steps = 0, 0
         options = replace(options, **{k: v for k, v in chosen.items() if k in free}).check()
-        if "minutes" in longer and s.elapsed:            # at the pace there was
+        if longer and "minutes" in chosen and s.elapsed:           # at the pace there was
             s.n_steps = max(s.step, int(s.step * 60 * options.minutes / s.elapsed))
         if s.step >= (options.steps or s.n_steps or s.step + 1):
             return print_done(out, s, engine)

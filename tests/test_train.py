@@ -562,6 +562,19 @@ def test_more_minutes_go_on_where_the_schedule_is(text, elsewhere, capsys):
     assert len(rates) > 5 and max(rates) < 0.8 * 6e-3    # half of the cosine, not its top
 
 
+def test_the_same_length_again_is_no_other_length(text, elsewhere, capsys):
+    """`make train ARGS="--minutes 10"` twice, and the first ended some seconds early."""
+    start = ["train", "--data", str(text), "--minutes", "0.03", *FAST]
+    assert ne.main(start) in (0, None)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    early = ne.replace(c.state, elapsed=c.state.elapsed / 2)
+    ne.write_checkpoint("nanoeuler.bin", c.cfg, c.tokenizer, early, c.flat, c.moments)
+    for again in (start, [*start[:3], "--steps", "0"]):
+        capsys.readouterr()
+        assert ne.main([*again, "--resume"]) in (0, None)
+        assert capsys.readouterr().out.startswith("nanoeuler.bin is complete")
+
+
 def test_a_run_that_stops_before_it_has_a_plan(text, elsewhere, capsys, monkeypatch):
     """--minutes is made steps after the fifth; the checkpoint of an earlier stop knows of none."""
     advance = ne.Run.advance
