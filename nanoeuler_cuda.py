@@ -1593,7 +1593,7 @@ def tensor_attention(D, hopper):
     @inlined
     def soften(s, which, acc, m, l, beyond, scale):
         """One step of the running softmax for a 64-row half of s: S becomes 2^(S - m)."""
-        top, first = cuda.local.array(2, f32), 32 * which
+        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * which
         mask(s, first, beyond)
         for i in range(2):
             top[i] = m[2 * which + i]
@@ -1601,13 +1601,12 @@ def tensor_attention(D, hopper):
             top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
         for i in range(2):
             top[i] = quad_max(top[i])
-            shrink = exp2((m[2 * which + i] - top[i]) * scale)
+            shrink[i] = exp2((m[2 * which + i] - top[i]) * scale)
             m[2 * which + i] = top[i]
             top[i] *= scale
-            l[2 * which + i] *= shrink
-            for j in range(CHUNKS):
-                acc[which * OUT + 4 * j + 2 * i] *= shrink
-                acc[which * OUT + 4 * j + 2 * i + 1] *= shrink
+            l[2 * which + i] *= shrink[i]
+        for i in range(OUT):
+            acc[which * OUT + i] *= shrink[i // 2 % 2]
         for i in range(32):
             s[first + i] = exp2(s[first + i] * scale - top[i // 2 % 2])
             l[2 * which + i // 2 % 2] += s[first + i]
