@@ -686,7 +686,8 @@ def tile_at(i, M, N, K, splits, BM, BN):
 
 # Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
 # part of K and adds its product to the output when it is its turn, which keeps the order of the
-# sums.  Parts are begun in their order, so that nobody waits for one that has not begun.
+# sums.  Nobody waits for a part that has not begun: blocks begin in the order of their numbers, as
+# on every GPU so far, though CUDA does not promise it.
 TURNS = 1 << 15                              # numbers, for tiles and the warpgroups of their blocks
 
 # Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
