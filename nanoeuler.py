@@ -1188,7 +1188,7 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
 def read_checkpoint(path):
-    with reading(path, f"name a checkpoint, or make it: python nanoeuler.py train --out {path}"):
+    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
         meta, tensors = map_tensors(path)
         need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()

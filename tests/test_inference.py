@@ -332,7 +332,7 @@ def test_plot_of_one_step(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("args, words", [
     (["generate", "x", "none.bin"], ["none.bin", "train"]),
-    (["chat", "none.bin"], ["none.bin", "train"]),
+    (["chat", "none.bin"], ["none.bin", "train, sft, dpo or import"]),
     (["lens", "x", "none.bin"], ["none.bin", "train"]),
     (["info", "none.bin"], ["none.bin", "train"]),
     (["plot", "none.jsonl"], ["none.jsonl"]),
