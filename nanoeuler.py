@@ -41,6 +41,7 @@ import codecs
 import contextlib
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import mmap
@@ -191,10 +192,9 @@ def scratch_shapes(cfg, n, T, dtype):
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
-    shapes, w = {name: shape for name, shape, _ in param_table(cfg)}, tile_width(dtype)
-    shapes["lm_head"] = (cfg.n_mtp, cfg.vocab_size, cfg.n_embd)      # a tied head has panels too
+    w, untied = tile_width(dtype), replace(cfg, tie_embeddings=False)    # tied, it has panels too
     return Panels(*((L, -(-N // w), K, w) if transposed else (L, -(-K // w), N, w)
-                    for L, N, K in map(shapes.get, Panels._fields)))
+                    for _, (L, N, K), _ in param_table(untied)[1:6]))
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line, and one vector tile to spare behind them."""
@@ -205,11 +205,8 @@ def aligned(shape, dtype):
 
 def slices(flat, shapes):
     """Consecutive views of these shapes of one flat buffer: they share its memory."""
-    start, out = 0, []
-    for shape in shapes:
-        out.append(flat[start:start + math.prod(shape)].reshape(shape))
-        start += math.prod(shape)
-    return out
+    ends = itertools.accumulate(map(math.prod, shapes))
+    return [flat[end - math.prod(shape):end].reshape(shape) for shape, end in zip(shapes, ends)]
 
 def views(flat, table):
     """The tensors of param_table."""
