@@ -278,27 +278,22 @@ def emit_tile(module, scalar, lanes, size):
             for v in range(2):
                 bd.store(bd.call(fma, [a, b[v], bd.load(acc[r, v])]), acc[r, v])
 
-    adding = bd.icmp_signed("!=", add, n(0))
-    with bd.if_else(bd.icmp_signed("==", cols, n(2 * lanes))) as (whole, edge):
-        with whole:
-            for r in range(MR):
-                with bd.if_then(bd.icmp_signed("<", n(r), rows)):
-                    where = lambda ld, v: bd.add(bd.mul(ld, n(r)), n(v * lanes))
-                    with bd.if_then(adding):
-                        for v in range(2):
-                            old = load(base, where(ldb, v))
-                            bd.store(bd.fadd(bd.load(acc[r, v]), old), acc[r, v])
-                    for v in range(2):
-                        bd.store(bd.load(acc[r, v]), at(C, where(ldc, v)), align=size)
-        with edge:                           # through memory, one element at a time
-            spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)
-            for r, v in grid:
-                bd.store(bd.load(acc[r, v]), at(spare, n((2 * r + v) * lanes)), align=size)
-            with cgutils.for_range(bd, rows) as i, cgutils.for_range(bd, cols) as j:
-                place = lambda p, ld: bd.gep(p, [bd.add(bd.mul(i.index, ld), j.index)])
-                value = bd.load(place(spare, n(2 * lanes)))
-                total = bd.fadd(value, bd.load(place(base, ldb)))
-                bd.store(bd.select(adding, total, value), place(C, ldc))
+    edge, lds = bd.icmp_signed("<", cols, n(2 * lanes)), n(2 * lanes)
+    spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)
+    out, ldo = bd.select(edge, spare, C), bd.select(edge, lds, ldc)
+    for r in range(MR):
+        with bd.if_then(bd.icmp_signed("<", n(r), rows)):
+            where = lambda ld, v: bd.add(bd.mul(ld, n(r)), n(v * lanes))
+            with bd.if_then(bd.icmp_signed("!=", add, n(0))):
+                for v in range(2):
+                    old = load(base, where(ldb, v))
+                    bd.store(bd.fadd(bd.load(acc[r, v]), old), acc[r, v])
+            for v in range(2):
+                bd.store(bd.load(acc[r, v]), at(out, where(ldo, v)), align=size)
+    with bd.if_then(edge):                   # what lies in C beyond the edge is not ours
+        with cgutils.for_range(bd, rows) as i, cgutils.for_range(bd, cols) as j:
+            place = lambda p, ld: bd.gep(p, [bd.add(bd.mul(i.index, ld), j.index)])
+            bd.store(bd.load(place(spare, lds)), place(C, ldc))
     bd.ret_void()
     return fn
 
