@@ -1817,15 +1817,10 @@ LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, con
          ("tie_embeddings", "tie_word_embeddings", "")]
 PRE = ["gpt-2", "smollm"]                    # tokenizer.ggml.pre: many digits a word, or one
 
-def gguf_package():
-    try:
-        return importlib.import_module("gguf")
-    except ImportError:
-        raise UserError("a GGUF file needs the package gguf: pip install gguf") from None
-
 def gguf_names(cfg):
     """Our name of a tensor -> its name in GGUF."""
-    names = gguf_package().get_tensor_name_map(gguf_package().MODEL_ARCH.LLAMA, cfg.n_layer)
+    import gguf
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
     return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
 
 def neighbours(w, name, cfg, back=False):
@@ -1849,17 +1844,16 @@ def llama_config(c, n_mtp=1):
 
 def llama_of_gguf(path):
     """As `llama_of_folder`."""
-    package = gguf_package()
+    import gguf
 
-    class Reader(package.GGUFReader):
+    class Reader(gguf.GGUFReader):
         def _get(self, offset, dtype, count=1, **order):     # believes no length beyond the end
             need(offset + int(count) <= len(self.data), "it ends too early")
             return super()._get(offset, dtype, count, **order)
 
-    file = Reader(path)
-    meta = {key: field.contents() for key, field in file.fields.items()}
-    tensors = {t.name: t for t in file.tensors}
-    need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
+    f = Reader(path)
+    meta = {key: x.contents() for key, x in f.fields.items()}
+    need(sum(t.n_bytes for t in f.tensors) <= len(f.data), "its tensors overlap")
     word = lambda key: meta.get(f"tokenizer.ggml.{key}")
     tokens, pre, scaling = word("tokens"), word("pre"), meta.get("llama.rope.scaling.type")
     need(word("model") == "gpt2" and pre in PRE and not word("add_bos_token"),
@@ -1869,15 +1863,16 @@ def llama_of_gguf(path):
     cfg = llama_config({**{hf: short(meta.get(key)) for _, hf, key in LLAMA},
                         "vocab_size": len(tokens), "model_type": meta["general.architecture"],
                         "rope_type": "default" if scaling in (None, "none") else scaling,
-                        "tie_word_embeddings": "output.weight" not in tensors})
-    D, names = meta.get("llama.rope.dimension_count", cfg.head_dim), gguf_names(cfg)
+                        "tie_word_embeddings": all(t.name != "output.weight" for t in f.tensors)})
+    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
     need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
-    ours = {theirs: name for name, theirs in names.items()}
-    shapes = {ours.get(t.name, t.name): (*t.shape.tolist()[::-1],) for t in file.tensors}
+    ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
+    tensors = {ours.get(t.name, t.name): t for t in f.tensors}
+    shapes = {name: (*t.shape.tolist()[::-1],) for name, t in tensors.items()}
 
     def read(name):
-        t = tensors[names[name]]
-        return neighbours(package.dequantize(t.data, t.tensor_type), name, cfg, back=True)
+        t = tensors[name]
+        return neighbours(gguf.dequantize(t.data, t.tensor_type), name, cfg, back=True)
 
     tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges") or (),
                               digits=pre == PRE[1])
@@ -1925,7 +1920,8 @@ def import_llama(source, out, force):
 
 def write_gguf(path, c, matrices):
     """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
-    package, cfg, s, words = gguf_package(), c.cfg, c.state, c.tokenizer.specials
+    import gguf
+    cfg, s, words = c.cfg, c.state, c.tokenizer.specials
     model = json.loads(c.tokenizer.to_json())["model"]
     types = {f.name: f.type for f in fields(Config)}     # an int is a float where that is expected
     meta = {**{key: types[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
@@ -1938,7 +1934,7 @@ def write_gguf(path, c, matrices):
             "tokenizer.ggml.bos_token_id": words.get(s.bos, words.get(s.eos, 0)),
             "tokenizer.ggml.eos_token_id": words.get(s.eos, 0),
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
-    f, kinds = package.GGUFWriter(path, "llama"), package.GGMLQuantizationType
+    f, kinds = gguf.GGUFWriter(path, "llama"), gguf.GGMLQuantizationType
     add = {int: f.add_uint32, float: f.add_float32, bool: f.add_bool, str: f.add_string,
            list: f.add_array}
     for key, v in meta.items():
@@ -1947,8 +1943,8 @@ def write_gguf(path, c, matrices):
     for name, w in named(cfg, c.flat).items():
         if not name.startswith("mtp."):
             kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
-            kind = kinds.F16 if w.shape[-1] % package.GGML_QUANT_SIZES[kind][0] else kind
-            w = package.quantize(neighbours(w, name, cfg), kind)
+            kind = kinds.F16 if w.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] else kind
+            w = gguf.quantize(neighbours(w, name, cfg), kind)
             f.add_tensor(names[name], w, raw_dtype=kind)
     f.write_header_to_file()
     f.write_kv_data_to_file()
@@ -2101,6 +2097,8 @@ def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
         return 0
     except UserError as e:
         problem = e
+    except ModuleNotFoundError as e:         # an extra
+        problem = f"this needs the package {e.name}: pip install {e.name}"
     except MemoryError as e:
         problem = f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
     except OSError as e:
