@@ -259,7 +259,6 @@ def emit_tile(module, scalar, lanes, size):
     n = lambda value: ir.Constant(i64, value)
     at = lambda p, i: bd.bitcast(bd.gep(p, [i]), vec.as_pointer())
     load = lambda p, i: bd.load(at(p, i), align=size)
-    grid = [(r, v) for r in range(MR) for v in range(2)]
     undef = ir.Constant(vec, ir.Undefined)
     lane0 = ir.Constant(ir.VectorType(i32, lanes), [0] * lanes)
     fma = cgutils.get_or_insert_function(
@@ -268,7 +267,8 @@ def emit_tile(module, scalar, lanes, size):
     row = [A]                                # rows past the edge read the last row again
     for r in range(1, MR):
         row.append(bd.select(bd.icmp_signed("<", n(r), rows), bd.gep(row[-1], [rs]), row[-1]))
-    acc = {rv: cgutils.alloca_once_value(bd, ir.Constant(vec, [0.0] * lanes)) for rv in grid}
+    acc = {(r, v): cgutils.alloca_once_value(bd, ir.Constant(vec, [0.0] * lanes))
+           for r in range(MR) for v in range(2)}
     with cgutils.for_range(bd, K) as loop:
         b0, ka = bd.mul(loop.index, ks), bd.mul(loop.index, cs)
         b = [load(B, bd.add(b0, n(v * lanes))) for v in range(2)]
