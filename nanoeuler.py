@@ -1,8 +1,7 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file is the whole engine for the CPU, meant to be read top to bottom: model,
-every gradient, optimizer, training, checkpoints, generation, chat.
+integration time.  This file is the whole engine for the CPU, meant to be read top to bottom.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
@@ -698,8 +697,7 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, scratch):
 def run(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin, eps):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
     out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
-    Threads take sequences, then blocks of weight gradients, from a common counter: a thread that is
-    slowed down takes fewer."""
+    Threads take tasks from a common counter: one that is slowed down takes fewer."""
     B, heads, threads = tokens.shape[0], losses.shape[1], scratch.norm.shape[0]
     counter = np.zeros(16, np.int64)         # two counters, 64 bytes apart
     for i in prange(threads):
@@ -786,8 +784,7 @@ class Model:
         return self.a.logits
 
     def gradient(self, tokens, targets, weight):
-        """g += d(sum_bk weight[b, k] CE_bk)/dp
-        tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
+        """g += ..., as `run`; weight may be (P,), for every sequence."""
         self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
 
     def update(self, hyper):
@@ -1042,11 +1039,10 @@ def read_examples(path, *answers):
 class Examples(Batches):
     """One response a row, in shuffled epochs: prompt, response with </s>, then padding.
     Targets are the tokens of the response alone, for every head; rows do not see each other.  The R
-    responses to one prompt stay together."""
+    responses to one prompt stay together; if there are copies of all pairs, they follow them."""
 
     def __init__(self, pairs, T, n_mtp, seed, R=1, copies=1):
-        """pairs: (prompt, response) as arrays of ids, T + 1 at most together; one copy of them
-        after the other, epoch e reads copy e % copies"""
+        """pairs: (prompt, response) as arrays of ids, T + 1 at most together"""
         self.T, self.P, self.R, self.seed, self.epoch = T, n_mtp, R, seed, None
         self.n, self.copies = len(pairs) // R // copies, copies
         self.rows = np.full((len(pairs), T + n_mtp), -1, np.int32)
