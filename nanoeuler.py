@@ -357,11 +357,10 @@ def from_bf16(x):
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
-E0, E1, E2, E3, E4, E5 = [np.float32(v) for v in (
-    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
-    5.0000001201e-1)]
-LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = [np.float32(v) for v in (
-    1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5)]
+E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
+                                          4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
+LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
+    1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
 
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
@@ -1251,10 +1250,9 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, some=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
     Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
     spread evenly."""
-    n, nats = len(tokens), 0.0
-    pick = np.linspace(0, n - 1, min(n, rows or n)).astype(int)
-    for i in range(0, len(pick), some):
-        nats += np.sum(model.losses(tokens[pick[i:i + some]], targets[pick[i:i + some]]))
+    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
+    parts = np.split(pick, range(some, len(pick), some))
+    nats = sum(model.losses(tokens[part], targets[part]).sum() for part in parts)
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
     return float(nats / math.log(2) / (n_bytes * share))
 
@@ -1949,8 +1947,8 @@ def write_gguf(path, c, matrices):
 
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
-    if not (folder or gguf) or matrices not in ("f32", "f16", "q8_0"):
-        raise UserError("name a directory or --gguf FILE, and --matrices f32, f16 or q8_0")
+    need((folder or gguf) and matrices in ("f32", "f16", "q8_0"),
+         "name a directory or --gguf FILE, and --matrices f32, f16 or q8_0")
     c, remedy, at = read_checkpoint(file), "free space or name another place", os.path.join
     for path in (gguf, *(folder and at(folder, x) for x in ("config.json", "model.safetensors"))):
         keep(path or "", force)
