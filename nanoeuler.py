@@ -1397,9 +1397,8 @@ class Run:
             final = 0 < s.n_steps <= s.step and self.validate()
             self.save()
         if not final:
-            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.")
-            return print(f"Go on with:\n    python {self.model.program} {self.verb} --resume --out "
-                         f"{self.out}")
+            return print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
+                         f"\n    python {self.model.program} {self.verb} --resume --out {self.out}")
         print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")
         print_done(self.out, s, self.model)
