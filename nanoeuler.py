@@ -235,6 +235,7 @@ ROWS = 8 * MR                    # of a product at a time: what it writes lies t
 BR = 32                          # attention: query rows a block; small's scores stay in L1
 KC = 128                         # weight gradients: rows of the batch summed in registers at a time
 NB, PACKED = 128, 4 * MR         # rows of dW a task, they stay in L2; columns of dY side by side
+i32, i64 = ir.IntType(32), ir.IntType(64)                # i64(5) is a constant of that type
 
 def tile_width(dtype):
     """Columns of a tile: two vectors."""
@@ -245,7 +246,6 @@ def emit_tile(module, scalar, lanes, size):
     Strides are in elements: rows of C and base are ldc and ldb apart, A[r, k] is at r * rs + k * cs
     (a transposed A costs nothing), B[k] at k * ks.  Not inlined: copies cost seconds of JIT."""
     vec, ptr = ir.VectorType(scalar, lanes), scalar.as_pointer()
-    i64, i32 = ir.IntType(64), ir.IntType(32)
     fn = cgutils.get_or_insert_function(
         module, ir.FunctionType(ir.VoidType(), [ptr] * 4 + [i64] * 9), f"nanoeuler_tile_{scalar}")
     if not fn.is_declaration:
@@ -255,35 +255,33 @@ def emit_tile(module, scalar, lanes, size):
     fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
     C, base, A, B, ldc, ldb, rs, cs, ks, K, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
-    n = lambda value: ir.Constant(i64, value)
     at = lambda p, i: bd.bitcast(bd.gep(p, [i]), vec.as_pointer())
     load = lambda p, i: bd.load(at(p, i), align=size)
-    undef = ir.Constant(vec, ir.Undefined)
-    lane0 = ir.Constant(ir.VectorType(i32, lanes), [0] * lanes)
+    undef, lane0 = vec(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
     fma = cgutils.get_or_insert_function(
         module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
 
     row = [A]                                # rows past the edge read the last row again
     for r in range(1, MR):
-        row.append(bd.select(bd.icmp_signed("<", n(r), rows), bd.gep(row[-1], [rs]), row[-1]))
-    acc = {(r, v): cgutils.alloca_once_value(bd, ir.Constant(vec, [0.0] * lanes))
+        row.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(row[-1], [rs]), row[-1]))
+    acc = {(r, v): cgutils.alloca_once_value(bd, vec([0.0] * lanes))
            for r in range(MR) for v in range(2)}
     with cgutils.for_range(bd, K) as loop:
         b0, ka = bd.mul(loop.index, ks), bd.mul(loop.index, cs)
-        b = [load(B, bd.add(b0, n(v * lanes))) for v in range(2)]
+        b = [load(B, bd.add(b0, i64(v * lanes))) for v in range(2)]
         for r in range(MR):
-            a = bd.insert_element(undef, bd.load(bd.gep(row[r], [ka])), ir.Constant(i32, 0))
+            a = bd.insert_element(undef, bd.load(bd.gep(row[r], [ka])), i32(0))
             a = bd.shuffle_vector(a, undef, lane0)
             for v in range(2):
                 bd.store(bd.call(fma, [a, b[v], bd.load(acc[r, v])]), acc[r, v])
 
-    edge, lds = bd.icmp_signed("<", cols, n(2 * lanes)), n(2 * lanes)
+    edge, lds = bd.icmp_signed("<", cols, i64(2 * lanes)), i64(2 * lanes)
     spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)
     out, ldo = bd.select(edge, spare, C), bd.select(edge, lds, ldc)
     for r in range(MR):
-        with bd.if_then(bd.icmp_signed("<", n(r), rows)):
-            where = lambda ld, v: bd.add(bd.mul(ld, n(r)), n(v * lanes))
-            with bd.if_then(bd.icmp_signed("!=", add, n(0))):
+        with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
+            where = lambda ld, v: bd.add(bd.mul(ld, i64(r)), i64(v * lanes))
+            with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
                 for v in range(2):
                     old = load(base, where(ldb, v))
                     bd.store(bd.fadd(bd.load(acc[r, v]), old), acc[r, v])
@@ -302,17 +300,16 @@ def tile(typing, out, base, x, b, m, j, add):
     b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled."""
     def codegen(context, bd, sig, args):
         scalar, size = context.get_value_type(sig.args[0].dtype), sig.args[0].dtype.bitwidth // 8
-        n = lambda value: ir.Constant(ir.IntType(64), value)
         arrays = [context.make_array(t)(context, bd, v) for t, v in zip(sig.args, args[:4])]
         shape = [cgutils.unpack_tuple(bd, a.shape) for a in arrays]
-        stride = [[bd.sdiv(s, n(size)) for s in cgutils.unpack_tuple(bd, a.strides)]
+        stride = [[bd.sdiv(s, i64(size)) for s in cgutils.unpack_tuple(bd, a.strides)]
                   for a in arrays]
         (so, sb, sx, sw), (m, j, add), lanes = stride, args[4:], BITS // (8 * size)
-        panel = bd.mul(bd.sdiv(j, n(2 * lanes)), sw[0]) if len(sw) == 3 else j
+        panel = bd.mul(bd.sdiv(j, i64(2 * lanes)), sw[0]) if len(sw) == 3 else j
         start = [bd.add(bd.mul(m, so[0]), j), bd.add(bd.mul(m, sb[0]), j), bd.mul(m, sx[0]), panel]
         least = lambda a, b: bd.select(bd.icmp_signed("<", a, b), a, b)
-        rows = least(bd.sub(shape[0][0], m), n(MR))
-        cols = least(bd.sub(shape[0][1], j), n(2 * lanes))
+        rows = least(bd.sub(shape[0][0], m), i64(MR))
+        cols = least(bd.sub(shape[0][1], j), i64(2 * lanes))
         bd.call(emit_tile(bd.module, scalar, lanes, size),
                 [bd.gep(a.data, [i]) for a, i in zip(arrays, start)] +
                 [so[0], sb[0], sx[0], sx[1], sw[-2], shape[2][1], rows, cols, add])
@@ -324,8 +321,7 @@ def next_task(typing, counter, i):
     """counter[i]++ as one atomic operation; returns the old value.  int64 array, index."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        one = ir.Constant(ir.IntType(64), 1)
-        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), one, "monotonic")
+        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "monotonic")
     return types.int64(counter, types.intp), codegen
 
 @intrinsic
