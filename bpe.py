@@ -14,7 +14,7 @@ Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids 
 ties to the smaller pair of ids, an existing string keeps its id, special tokens last and never made
 from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V tokens, M merges.
 """
-import argparse, codecs, collections, contextlib, hashlib, heapq, json, os, pathlib, re, string, sys
+import argparse, collections, contextlib, hashlib, heapq, json, os, pathlib, re, string, sys
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
@@ -424,10 +424,6 @@ class Tokenizer:
             lines = (file / "merges.txt").read_text(encoding="utf-8").split("\n")
             return cls(json.loads((file / "vocab.json").read_text(encoding="utf-8")),
                        [s for s in lines if s and not s.startswith("#version")])
-
-def utf8_stream():
-    """Its decode(bytes) gives the characters complete by now, decode(b"", True) the rest."""
-    return codecs.getincrementaldecoder("utf-8")("replace")
 
 # ==== 7 Command line ====
 def main():

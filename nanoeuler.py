@@ -1756,21 +1756,18 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
     stop = c.tokenizer.specials.get(c.state.eos)
     c = c._replace(flat=None)                # the talker has the weights it needs
 
-    def show(piece):
-        said[-1] = "assistant", said[-1][1] + piece
-        print(piece, end="", flush=True)
-
     def reply(text):
         """Prints the reply as it comes, whole characters only."""
         said.extend([("user", text), ("assistant", "")])
-        ids, stream = c.tokenizer.encode(text), bpe.utf8_stream()
+        ids = c.tokenizer.encode(text)
         if answers:                          # what the cache holds of the conversation, stays there
             ids = chat_ids(o.template or c.state.template, said[:-1], c.state, c.tokenizer)
             same = [a == b for a, b in zip(talker.tokens, ids[:-1])] + [False]
             talker.tokens, ids = talker.tokens[:same.index(False)], ids[same.index(False):]
-        for token in generate(talker, ids, o.tokens, rng, o, stop):
-            show(stream.decode(c.tokenizer.vocab[token]))
-        show(stream.decode(b"", True))
+        words = (c.tokenizer.vocab[k] for k in generate(talker, ids, o.tokens, rng, o, stop))
+        for piece in codecs.iterdecode(words, "utf-8", "replace"):
+            said[-1] = "assistant", said[-1][1] + piece
+            print(piece, end="", flush=True)
         print()
 
     if prompt is not None:

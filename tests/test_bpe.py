@@ -380,25 +380,6 @@ def test_foreign_ids_are_refused(small):
             small.decode(ids)
 
 
-# ---- streaming
-@settings(max_examples=200)
-@given(st.lists(st.binary(max_size=5) | st.text(max_size=3).map(str.encode), max_size=20),
-       st.randoms())
-def test_stream_equals_one_shot(parts, rnd):
-    data, stream, text, i = b"".join(parts), bpe.utf8_stream(), "", 0
-    while i < len(data):
-        j = i + rnd.randint(1, 3)
-        text, i = text + stream.decode(data[i:j]), j
-    assert text + stream.decode(b"", True) == data.decode("utf-8", "replace")
-
-
-def test_stream_waits_for_no_more_than_it_must():
-    stream = bpe.utf8_stream()
-    assert [stream.decode(bytes([b])) for b in "é中".encode()] == ["", "é", "", "", "中"]
-    assert stream.decode(b"a\xf0\x9f") == "a" and stream.decode(b"b") == "\ufffdb"
-    assert stream.decode(b"\xe4") == "" and stream.decode(b"", True) == "\ufffd"
-
-
 # ---- files
 def test_every_format_gives_the_same_tokenizer(small, wild, tmp_path):
     for n, tokenizer in enumerate((small, wild, bpe.train(b"", 256, ()))):
