@@ -1514,11 +1514,10 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        if run.full and "data" not in chosen:
-            if os.path.exists(run.full):
-                chosen["data"] = run.full
-            else:
-                print(f"learning {run.Options.data}; {run.full}, of make data, would go first\n")
+        if os.path.exists(run.full):
+            chosen.setdefault("data", run.full)
+        elif run.full and "data" not in chosen:
+            print(f"learning {run.Options.data}; {run.full}, of make data, would go first\n")
         start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
         if file:
             start = read_checkpoint(file)
