@@ -1244,8 +1244,7 @@ class DpoOptions(Optimization):
 
 def evaluate(model, tokens, targets, n_bytes, rows=None, some=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
-    Head 0 on tokens, targets (n, T), which stand for n_bytes, or on that many `rows` of them,
-    spread evenly."""
+    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly."""
     pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
     parts = np.split(pick, range(some, len(pick), some))
     nats = sum(model.losses(tokens[part], targets[part]).sum() for part in parts)
