@@ -264,8 +264,7 @@ def emit_tile(module, scalar, lanes, size):
     row = [A]                                # rows past the edge read the last row again
     for r in range(1, MR):
         row.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(row[-1], [rs]), row[-1]))
-    acc = {(r, v): cgutils.alloca_once_value(bd, vec([0.0] * lanes))
-           for r in range(MR) for v in range(2)}
+    acc = [[cgutils.alloca_once_value(bd, vec([0.0] * lanes)) for v in range(2)] for r in range(MR)]
     with cgutils.for_range(bd, K) as loop:
         b0, ka = bd.mul(loop.index, ks), bd.mul(loop.index, cs)
         b = [load(B, bd.add(b0, i64(v * lanes))) for v in range(2)]
@@ -273,7 +272,7 @@ def emit_tile(module, scalar, lanes, size):
             a = bd.insert_element(undef, bd.load(bd.gep(row[r], [ka])), i32(0))
             a = bd.shuffle_vector(a, undef, lane0)
             for v in range(2):
-                bd.store(bd.call(fma, [a, b[v], bd.load(acc[r, v])]), acc[r, v])
+                bd.store(bd.call(fma, [a, b[v], bd.load(acc[r][v])]), acc[r][v])
 
     edge, lds = bd.icmp_signed("<", cols, i64(2 * lanes)), i64(2 * lanes)
     spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)
@@ -284,9 +283,9 @@ def emit_tile(module, scalar, lanes, size):
             with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
                 for v in range(2):
                     old = load(base, where(ldb, v))
-                    bd.store(bd.fadd(bd.load(acc[r, v]), old), acc[r, v])
+                    bd.store(bd.fadd(bd.load(acc[r][v]), old), acc[r][v])
             for v in range(2):
-                bd.store(bd.load(acc[r, v]), at(out, where(ldo, v)), align=size)
+                bd.store(bd.load(acc[r][v]), at(out, where(ldo, v)), align=size)
     with bd.if_then(edge):                   # what lies in C beyond the edge is not ours
         with cgutils.for_range(bd, rows) as i, cgutils.for_range(bd, cols) as j:
             place = lambda p, ld: bd.gep(p, [bd.add(bd.mul(i.index, ld), j.index)])
