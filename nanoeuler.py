@@ -1410,9 +1410,8 @@ class SftRun(Run):
 
         def rows_of(e, share=0.0):
             """[(prompt, response)] of an example, None if it is too long; </s> is a target only"""
-            prompt, *answers = (
-                encode_cut(self.tokenizer, text.encode(), share, rng)
-                for text in (prompt_of(e), *(e[key] for key in self.answers)))
+            texts = prompt_of(e), *(e[key] for key in self.answers)
+            prompt, *answers = (encode_cut(self.tokenizer, x.encode(), share, rng) for x in texts)
             fits = len(prompt) + max(map(len, answers)) <= T
             return [(prompt, np.append(answer, end)) for answer in answers] if fits else None
 
