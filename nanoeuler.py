@@ -2028,10 +2028,9 @@ def add_verb(verbs, name, call, text, *args, settings=()):
                             f"(default: {'of the model' if f in SHAPE else f.default})")
     return v
 
-def bench(script, name=""):
-    """A verb that is a script of its own: a function of bench/script.py, of its name or another."""
-    return lambda **flags: getattr(importlib.import_module(f"bench.{script}"), name or script)(
-        **flags)
+def bench(script, name):
+    """A verb that is a script of its own: a function of bench/script.py."""
+    return lambda **flags: getattr(importlib.import_module(f"bench.{script}"), name)(**flags)
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
@@ -2043,10 +2042,10 @@ def add_verbs(add):
         out("nanoeuler_dpo.bin"), *RUN, settings=(*fields(DpoOptions), SHAPE[0]))
     add("chat", speak, "continue or answer what you type", FILE, settings=fields(Sampling))
     add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Sampling))
-    add("lens", bench("lens"), "the Euler steps of one prompt", TEXT, FILE)
-    add("plot", bench("plot"), "loss curves of logs",
+    add("lens", bench("lens", "lens"), "the Euler steps of one prompt", TEXT, FILE)
+    add("plot", bench("plot", "plot"), "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
-    add("info", bench("info"), "what is in a checkpoint", FILE)
+    add("info", bench("info", "info"), "what is in a checkpoint", FILE)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),

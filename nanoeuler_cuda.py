@@ -2297,7 +2297,7 @@ def add_verbs(add):
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
     stage = lambda run: on_gpu(ne.launch, run=run, engine=Model)
     options, shape = (*fields(Run.Options), *ne.SHAPE), ne.SHAPE[0]
-    add("test", on_gpu(ne.bench("self_tests")), "every kernel against the CPU",
+    add("test", on_gpu(ne.bench("self_tests", "self_tests")), "every kernel against the CPU",
         ne.arg("--quick", action="store_true", help="without the largest shapes"))
     add("g", on_gpu(ne.bench("self_tests", "gradient_check")), "the gradient of the whole model "
         "against the CPU", preset, ne.arg("--batch", type=int, default=1, help="sequences"))
