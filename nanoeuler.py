@@ -242,7 +242,7 @@ def tile_width(dtype):
     return 2 * BITS // (8 * np.dtype(dtype).itemsize)
 
 def emit_tile(module, scalar, lanes, size):
-    """The LLVM function C = add * base + A B for one tile: rows <= MR, cols <= 2 * lanes, any K.
+    """The LLVM function C = add * base + A B for a tile of MR x 2 lanes, or the rows x cols left.
     Strides are in elements: rows of C and base are ldc and ldb apart, A[r, k] is at r * rs + k * cs
     (a transposed A costs nothing), B[k] at k * ks.  Not inlined: copies cost seconds of JIT."""
     vec, ptr = ir.VectorType(scalar, lanes), scalar.as_pointer()
@@ -287,7 +287,8 @@ def emit_tile(module, scalar, lanes, size):
             for v in range(2):
                 bd.store(bd.load(acc[r][v]), at(out, where(ldo, v)), align=size)
     with bd.if_then(edge):                   # what lies in C beyond the edge is not ours
-        with cgutils.for_range(bd, rows) as i, cgutils.for_range(bd, cols) as j:
+        least = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
+        with cgutils.for_range(bd, least) as i, cgutils.for_range(bd, cols) as j:
             place = lambda p, ld: bd.gep(p, [bd.add(bd.mul(i.index, ld), j.index)])
             bd.store(bd.load(place(spare, lds)), place(C, ldc))
     bd.ret_void()
@@ -306,9 +307,7 @@ def tile(typing, out, base, x, b, m, j, add):
         (so, sb, sx, sw), (m, j, add), lanes = stride, args[4:], BITS // (8 * size)
         panel = bd.mul(bd.sdiv(j, i64(2 * lanes)), sw[0]) if len(sw) == 3 else j
         start = [bd.add(bd.mul(m, so[0]), j), bd.add(bd.mul(m, sb[0]), j), bd.mul(m, sx[0]), panel]
-        least = lambda a, b: bd.select(bd.icmp_signed("<", a, b), a, b)
-        rows = least(bd.sub(shape[0][0], m), i64(MR))
-        cols = least(bd.sub(shape[0][1], j), i64(2 * lanes))
+        rows, cols = bd.sub(shape[0][0], m), bd.sub(shape[0][1], j)
         bd.call(emit_tile(bd.module, scalar, lanes, size),
                 [bd.gep(a.data, [i]) for a, i in zip(arrays, start)] +
                 [so[0], sb[0], sx[0], sx[1], sw[-2], shape[2][1], rows, cols, add])
