@@ -68,7 +68,7 @@ try:
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
     if __name__ == "__main__":
-        sys.exit(ne.bench("doctor")(problem=reason))
+        sys.exit(ne.bench("doctor", "doctor")(problem=reason))
     raise ImportError(reason) from None
 
 caching.IndexDataCacheFile.save = ne.save_compiled
@@ -2310,7 +2310,7 @@ def add_verbs(add):
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", ne.CHAT,
         ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoRun.Options), shape))
     add("c", speak, "chat", ne.CHAT, settings=speech)
-    add("doctor", ne.bench("doctor"), "what this machine has for the GPU, and what it lacks")
+    add("doctor", ne.bench("doctor", "doctor"), "what this machine has, and what it lacks")
 
 def main(argv=None):
     try:
