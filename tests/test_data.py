@@ -1,6 +1,8 @@
 """The data scripts against a server on this machine that is slow, busy, broken or wrong."""
+import gzip
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -49,8 +51,14 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         mood = server.moods.pop(0) if len(server.moods) > 1 else server.moods[0]
         server.ranges.append(self.headers.get("Range"))
+        if self.path.startswith("/moved"):   # as Hugging Face does it, which promises a sha256
+            self.send_response(302)
+            self.send_header("X-Linked-Etag", '"' + "0" * 64 + '"')
+            self.send_header("Location", self.path.removeprefix("/moved"))
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         data = server.files.get(self.path)
-        if mood in ("429", "503") or data is None or mood == "404":
+        if mood.isdigit() or data is None:
             self.send_response(int(mood) if mood.isdigit() else 404)
             if mood == "429":
                 self.send_header("Retry-After", "1")
@@ -71,10 +79,14 @@ class Handler(BaseHTTPRequestHandler):
         if "shifted" in mood and asked:      # a proxy that answers with another range
             start -= 1
         self.send_response(206 if asked else 200)
+        if "gzip" in mood:                   # whatever the client accepts
+            data = gzip.compress(data)
+            self.send_header("Content-Encoding", "gzip")
         if asked:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         if "notag" not in mood:
-            self.send_header("ETag", tag)
+            self.send_header("ETag", f"W/{tag}" if "weak" in mood else tag)
+            self.send_header("Last-Modified", "Sat, 01 Jan 2022 00:00:00 GMT")
         if "promise" in mood:
             self.send_header("X-Linked-Etag", '"' + "0" * 64 + '"')
         if "nolength" not in mood:
@@ -131,7 +143,8 @@ def leftovers(tmp_path):
 @pytest.mark.parametrize("moods", [
     "ok", "slow", "drop drop ok", "drop drop drop drop drop drop drop ok", "429 ok", "503 503 ok",
     "drop 503 drop ok", "norange+drop norange", "notag+drop notag", "drop norange+drop ok",
-    "drop shifted ok", "drop wrong ok ok", "nolength", "wrong+drop ok"])
+    "drop shifted ok", "drop wrong ok ok", "nolength", "wrong+drop ok", "norange+gzip",
+    "408 500 502 504 ok"])
 def test_a_bad_server_gives_the_right_bytes(server, tmp_path, moods):
     server.moods = moods.split()
     began = time.perf_counter()
@@ -211,6 +224,72 @@ def test_halves_of_two_files_are_not_joined(server, tmp_path):
     assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
 
 
+@pytest.mark.parametrize("mood, place", [("drop", ""), ("notag+drop", "/mirror")])
+def test_halves_of_two_files_of_one_size_are_not_joined(server, tmp_path, mood, place):
+    """The tag tells that the file has changed, the address that it may be another."""
+    server.moods = [mood, "503"]
+    assert alpaca(server, tmp_path) == 2
+    server.moods = [mood.replace("drop", "ok")]
+    other = server.files[f"{place}/alpaca_data_cleaned.json"] = ALPACA.replace(b"Count", b"Shout")
+    assert alpaca(server, tmp_path, "--base-url", server.url + place) == 0
+    assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
+
+
+def test_a_stop_before_the_first_byte_of_another_file(server, tmp_path, monkeypatch):
+    """What is kept of the old file goes before the tag of the new one comes."""
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    server.moods = ["drop", "503"]
+    assert alpaca(server, tmp_path) == 2
+    server.moods = ["ok"]
+    other = server.files["/alpaca_data_cleaned.json"] = ALPACA.replace(b"Count", b"Shout")
+    with monkeypatch.context() as patch:
+        patch.setattr(dl.Download, "receive", stop)
+        assert alpaca(server, tmp_path) == 130
+    assert alpaca(server, tmp_path) == 0
+    assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
+
+
+def test_a_weak_tag_is_no_validator(server, tmp_path):
+    """RFC 9110, 13.1.5: If-Range takes a strong one or a date."""
+    server.moods = ["weak+drop", "503"]
+    assert alpaca(server, tmp_path) == 2
+    about = json.loads(next(tmp_path.rglob("*.part.json")).read_text(encoding="utf-8"))
+    assert about["validator"] == "Sat, 01 Jan 2022 00:00:00 GMT"
+
+
+def test_a_file_takes_its_name_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    done = []
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, lambda *args, name=name, call=getattr(os, name): (
+            done.append(name), call(*args)))
+    with dl.replacing(tmp_path / "a") as f:
+        f.write(b"a")
+    assert done == ["fsync", "replace"] and (tmp_path / "a").read_bytes() == b"a"
+
+
+def test_a_file_that_is_shorter_now_is_fetched_anew(server, tmp_path):
+    server.moods = ["notag+drop", "503"]
+    assert alpaca(server, tmp_path) == 2
+    server.moods = ["notag"]
+    server.files["/alpaca_data_cleaned.json"] = json.dumps(json.loads(ALPACA)[:9]).encode()
+    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 9
+
+
+def test_a_wrong_file_of_the_right_size_is_not_kept(server, tmp_path):
+    server.moods = ["notag"]
+    server.files["/alpaca_data_cleaned.json"] = bytes(len(ALPACA))
+    assert alpaca(server, tmp_path) == 2
+    server.files["/alpaca_data_cleaned.json"] = ALPACA
+    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
+
+
+def test_a_promise_made_where_the_file_was_before(server, tmp_path, capsys):
+    assert alpaca(server, tmp_path, "--base-url", server.url + "/moved") == 2
+    one_line(capsys, "promised 000000000000")
+
+
 def test_an_end_that_no_library_reports(server, tmp_path, monkeypatch):
     """Old urllib3 takes a short body for a whole one."""
     pieces, calls = dl.requests.Response.iter_content, []
@@ -257,6 +336,8 @@ def test_files_on_disk_need_no_network(server, tmp_path, capsys):
     assert alpaca(server, out, "--from", str(tmp_path)) == 0
     assert len(learned(out)) == 600 and server.ranges == [] and not (out / "raw").exists()
     assert alpaca(server, out, "--from", str(tmp_path)) == 0
+    assert alpaca(server, tmp_path / "raw's", "--base-url", server.url) == 0
+    assert alpaca(server, tmp_path / "again", "--from", str(tmp_path / "raw's" / "raw")) == 0
     (tmp_path / "alpaca_data_cleaned.json").write_bytes(ALPACA.replace(b"Count", b"Sum"))
     assert alpaca(server, out, "--from", str(tmp_path)) == 2
     capsys.readouterr()
@@ -367,6 +448,11 @@ def test_a_missing_marker_is_said(form):
             get_gutenberg.strip(text)
 
 
+def test_a_marker_that_the_work_quotes_is_part_of_it():
+    work = WORK.strip() + "\nrain" * 5000 + "\n\n*END*THE SMALL PRINT!*END*\n\nThe end."
+    assert get_gutenberg.strip(NEW.replace("WORK", work))[0] == work
+
+
 def gutenberg(server, tmp_path, *args):
     return dl.run(get_gutenberg.main, ["--base-url", server.url, "--to", str(tmp_path), *args])
 
@@ -381,13 +467,17 @@ def shelf(server, monkeypatch):
     return server
 
 
-def test_books_are_joined_in_utf8(shelf, tmp_path, capsys):
-    assert gutenberg(shelf, tmp_path) == 0
+def test_books_are_joined_in_utf8(shelf, tmp_path, capsys, monkeypatch):
+    sleep, pauses = time.sleep, []
+    monkeypatch.setattr(get_gutenberg, "PAUSE", 1 / 1024)
+    monkeypatch.setattr(time, "sleep", lambda s: pauses.append(s) if s == 1 / 1024 else sleep(s))
+    assert gutenberg(shelf, tmp_path) == 0 and len(pauses) == 3
     text = (tmp_path / "gutenberg.txt").read_text(encoding="utf-8")
     assert text == "\n\n\n".join(WORK + str(n) for n in (7, 8, 9)) + "\n"
     assert "3 books" in capsys.readouterr().out
     count = len(shelf.ranges)
     assert gutenberg(shelf, tmp_path) == 0 and len(shelf.ranges) == count == 3
+    assert len(pauses) == 3                  # not for books that are here
 
 
 def test_a_missing_or_wrong_book(shelf, tmp_path, capsys):
@@ -405,6 +495,16 @@ def test_a_missing_or_wrong_book(shelf, tmp_path, capsys):
     shelf.files["/8/pg8.txt"] = book
     shelf.ranges.clear()
     assert gutenberg(shelf, tmp_path) == 0 and len(shelf.ranges) == 1
+
+
+def test_books_that_are_no_works(shelf, tmp_path, capsys):
+    """Hardly a text between the markers; after three bad books no more are asked for."""
+    for n in (7, 8, 9):
+        shelf.files[f"/{n}/pg{n}.txt"] = NEW.replace("WORK", "Rain.").encode()
+    get_gutenberg.BOOKS[10] = "The Sun Also Sets"
+    assert gutenberg(shelf, tmp_path) == 2
+    one_line(capsys, "0 of 4 books", "5 characters between the markers")
+    assert len(shelf.ranges) == 3
 
 
 def test_the_shelf():
@@ -448,10 +548,23 @@ def test_web_takes_a_slice(web, tmp_path):
     found = text.removesuffix("\n").split("\n\n\n")
     assert found == pages(0)[:len(found)]
     assert not (tmp_path / "raw" / "web" / "001_00000.parquet").exists()
-    size = len("\n\n\n".join(pages(0))) + 1              # a byte more: the second file is needed
+    size = len("\n\n\n".join(pages(0)))
+    assert web_text(web, tmp_path, size / 1e9) == 0
+    text = (tmp_path / "web.txt").read_text(encoding="utf-8")
+    assert text == "\n\n\n".join(pages(0)) + "\n"
+    size += 1                                # a byte more: the second file is needed
     assert web_text(web, tmp_path, size / 1e9) == 0
     text = (tmp_path / "web.txt").read_text(encoding="utf-8")
     assert text == "\n\n\n".join(pages(0) + pages(1)[:1]) + "\n"
+
+
+def test_web_says_when_there_is_no_more(web, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(get_web, "FILES", get_web.FILES[:2])
+    for gb, more in ((2e-5, True), (1, False)):
+        assert web_text(web, tmp_path, gb) == 0
+        assert ("all there is" in capsys.readouterr().out) != more
+    text = (tmp_path / "web.txt").read_text(encoding="utf-8")
+    assert text == "\n\n\n".join(pages(0) + pages(1)) + "\n"
 
 
 def test_web_from_disk_and_a_damaged_file(web, tmp_path, capsys):
@@ -468,7 +581,8 @@ def test_web_from_disk_and_a_damaged_file(web, tmp_path, capsys):
 
 
 def test_preferences(server, tmp_path, capsys):
-    say = "[{{'content': p, 'role': 'user'}}, {{'content': {}, 'role': 'assistant'}}]".format
+    say = ("[{{'content': 'Hello', 'role': 'user'}}, {{'content': 'Hi', 'role': 'assistant'}}, "
+           "{{'content': p, 'role': 'user'}}, {{'content': {}, 'role': 'assistant'}}]").format
     server.files[f"/{get_preferences.FILE}"] = write_parquet(
         tmp_path / "x.parquet",
         f"select p as prompt, {say('a')} as chosen, {say('b')} as rejected from (values "
@@ -518,6 +632,21 @@ def documents(text):
 def flag(capsys):
     """The --holdout that was printed."""
     return float(capsys.readouterr().out.split("--holdout ")[1])
+
+
+@pytest.mark.parametrize("text, prose", [
+    ("word " * 200, True), ("word " * 199 + "wor\0 ", True), ("word " * 199 + "wo\0\0 ", False),
+    ("a1 " * 99, True), ("a1b2 3c " * 99 + "1", False), ("", False),
+    (("a" * 19 + " ") * 99, True), (("a" * 20 + " ") * 99, False)])
+def test_prose_by_hand(text, prose):
+    """One control character in 1,000, half letters, a blank in 20, and no more or less."""
+    assert prepare.is_text(text) == prose
+
+
+def test_two_blank_lines_may_hold_blanks():
+    text = b"a\n\nb\r\n\r\n \t\r\n  c\n \n\n\n\nd"
+    found = [text[start:end].strip() for start, end in prepare.spans(text)]
+    assert found == [b"a\n\nb", b"c", b"d"]
 
 
 def test_junk_and_duplicates_are_dropped(tmp_path, capsys):
@@ -580,6 +709,25 @@ def test_a_run_finds_the_tokens(tmp_path, capsys, monkeypatch):
     assert [cache] == list(tmp_path.glob("*.tokens"))
     for part, ids in zip(parts, tokens):
         assert tokenizer.decode(ids) == bytes(part)
+
+
+def test_one_document_at_least_is_to_validate_on(tmp_path, capsys):
+    make(tmp_path, "web.txt", [prose(1), prose(2)])
+    text = prepared(tmp_path, "--holdout", "0.0002")
+    out = capsys.readouterr().out
+    assert "short enough" in out and "--vocab-size" not in out
+    holdout = float(out.split("--holdout ")[1])
+    assert [len(documents(part)) for part in ne.split_text(text, holdout)] == [1, 1]
+
+
+def test_prepare_replaces_nothing_that_it_reads(tmp_path, capsys, monkeypatch):
+    make(tmp_path, "web.txt", [prose(i) for i in range(9)])
+    before = (tmp_path / "web.txt").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    for argv in (["--to", str(tmp_path)], ["--to", str(tmp_path), "web.txt"], ["--to", "."]):
+        assert dl.run(prepare.main, [*argv, "--out", "web.txt"]) == 2
+        one_line(capsys, "web.txt would replace what it is made of", "--out")
+    assert (tmp_path / "web.txt").read_bytes() == before
 
 
 def test_prepare_says_what_is_missing(tmp_path, capsys):
