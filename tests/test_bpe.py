@@ -331,6 +331,14 @@ def test_lowest_rank_first_then_leftmost():
             assert [names[k] for k in ours.encode(text)] == ids
 
 
+def test_long_words_that_no_merge_shortens():
+    """The second time a word is copied from the first, if it has less than 256 bytes."""
+    bytes_alone = bpe.train(b"", 256, ())
+    for n in range(253, 260):
+        data = b"a" * n + b"\n" + b"a" * n
+        assert bytes_alone.decode(bytes_alone.encode(data)) == data
+
+
 def test_parallel_equals_serial(small, monkeypatch):
     data = TORTURE.encode() + TEXT[:200_000] + b"\xff" + TORTURE.encode()
     serial = small.encode(data)
@@ -340,6 +348,10 @@ def test_parallel_equals_serial(small, monkeypatch):
         assert (small.encode(data) == serial).all()
     for text in (b"", b"a", b" ", b"a b", "中文。\n字".encode()):
         assert small.decode(small.encode(text)) == text
+    monkeypatch.setattr(bpe, "get_num_threads", lambda: 9)
+    for seed in range(100):                  # short, so that every kind of place is met
+        text = torture(40, seed)
+        assert small.encode(text).tolist() == peer_of(small).encode(text).ids
 
 
 def test_long_words_take_no_quadratic_time(small):
@@ -423,6 +435,18 @@ def test_we_read_the_files_of_tokenizers(small, tmp_path):
     assert bpe.Tokenizer.load(tmp_path / "crlf").hash() == small.hash()
 
 
+@pytest.mark.parametrize("name", ["t.json", "t"])
+def test_a_save_that_fails_leaves_the_old_files(name, small, wild, tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    small.save(tmp_path / name)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        wild.save(tmp_path / name)
+    assert bpe.Tokenizer.load(tmp_path / name).hash() == small.hash()
+
+
 def edit(tokenizer, **changes):
     root = json.loads(tokenizer.to_json())
     for key, value in changes.items():
@@ -435,6 +459,8 @@ def edit(tokenizer, **changes):
 
 @pytest.mark.parametrize("changes, words", [
     (dict(model__dropout=0.1), "dropout"), (dict(model__ignore_merges=True), "ignore_merges"),
+    (dict(model__continuing_subword_prefix="##"), "continuing_subword_prefix"),
+    (dict(model__end_of_word_suffix="</w>"), "end_of_word_suffix"),
     (dict(normalizer={"type": "NFC"}), "normalizer"), (dict(pre_tokenizer=None), "byte-level"),
     (dict(pre_tokenizer__add_prefix_space=True), "GPT-2"),
     (dict(pre_tokenizer={"type": "Whitespace"}), "GPT-2"),
@@ -451,6 +477,13 @@ def test_what_would_change_the_ids_is_refused(small, tmp_path, changes, words):
         bpe.Tokenizer.load(path)
     message = str(error.value)
     assert words in message and str(path) in message and "\n" not in message
+
+
+def test_what_other_writers_leave_out(small):
+    """Older files say nothing of use_regex; what a file has none of may be null."""
+    text = edit(small, pre_tokenizer=dict(type="ByteLevel", add_prefix_space=False),
+                added_tokens=None, post_processor=None, normalizer=None)
+    assert bpe.Tokenizer.from_json(text).hash() == small.hash()
 
 
 def mutate(data, rnd):
@@ -515,6 +548,13 @@ def test_files_that_are_not_there_or_not_ours(tmp_path):
     for name in ("none.json", "none", "empty", "binary.json", "huge.json"):
         with pytest.raises(bpe.UserError, match=re.escape(str(tmp_path / name))):
             bpe.Tokenizer.load(tmp_path / name)
+
+
+def test_a_long_story_is_one_line():
+    with pytest.raises(bpe.UserError) as error, bpe.reading("a.json", "mend it"):
+        raise ValueError("all that is wrong\n" * 99)
+    assert len(str(error.value)) < 330 and str(error.value).endswith("; mend it")
+    assert "\n" not in str(error.value)
 
 
 # ---- the command
