@@ -100,6 +100,9 @@ def test_transformers_reads_tokenizer_and_template(tokenizer, tmp_path):
     run("export", path, tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs.eos_token == "</s>" and theirs.model_max_length == TINY.seq_len
+    assert not theirs.clean_up_tokenization_spaces       # else " ." would be decoded to "."
+    for config in (transformers.GenerationConfig, transformers.AutoConfig):
+        assert config.from_pretrained(tmp_path / "hf").eos_token_id == tokenizer.specials["</s>"]
     ours = ne.read_checkpoint(str(path))
     asked = [("user", "What is 12 + 345?")]
     want = theirs.apply_chat_template(dicts(asked), add_generation_prompt=True)["input_ids"]
@@ -162,6 +165,40 @@ def test_a_sharded_model_of_transformers_runs_here(dtype, tokenizer, tmp_path):
     assert np.abs(ne.Model(c.cfg, c.flat).logits(tokens)[0, 0] - want).max() < 1e-4 * want.std()
 
 
+def test_what_a_config_leaves_out_is_as_in_transformers():
+    """Keys that are missing or null: transformers says what they are then."""
+    transformers = needs("transformers")
+    bare = dict(model_type="llama", vocab_size=512, hidden_size=48, intermediate_size=80,
+                num_hidden_layers=3, num_attention_heads=6)
+    want = transformers.LlamaConfig(**bare)
+    for c in (bare, {**{key: None for _, key, _ in ne.LLAMA}, **bare}):
+        got = ne.llama_config(c)
+        for ours, theirs, _ in ne.LLAMA:
+            value = (want.rope_parameters if theirs == "rope_theta" else vars(want))[theirs]
+            assert getattr(got, ours) == value, ours
+
+
+def test_other_shapes_of_a_directory(tokenizer, tmp_path):
+    """A template in a file of its own, no eos, tensors that follow from others: old or new."""
+    cfg = replace(TINY, vocab_size=512, n_mtp=1, tie_embeddings=True)
+    path, folder = write(tmp_path / "a.bin", cfg, tokenizer), tmp_path / "hf"
+    run("export", path, folder)
+    change(folder / "config.json", rope_theta=10000)     # an int is a float, too
+    words = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    assert "chat_template" not in words and words["eos_token"] == "</s>"
+    change(folder / "tokenizer_config.json", chat_template="old", eos_token=None)
+    (folder / "chat_template.jinja").write_text("new", encoding="utf-8")
+    _, tensors = ne.map_tensors(folder / "model.safetensors")
+    tensors = {name: x.copy() for name, x in tensors.items()}
+    more = {"lm_head.weight": tensors["model.embed_tokens.weight"],
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    ne.write_tensors(folder / "model.safetensors", {"format": "pt"}, {**tensors, **more}, "")
+    run("import", folder, tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert b.cfg == cfg and np.array_equal(a.flat, b.flat)
+    assert (b.state.kind, b.state.template, b.state.eos) == ("chat", "new", "")
+
+
 # ---- GGUF
 def package():
     return pytest.importorskip("gguf", reason="the gguf package reads what we write: pip install "
@@ -172,7 +209,7 @@ def package():
 def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     gguf = package()
     cfg = replace(SMALL, n_layer=2, n_mtp=2, n_hidden=100)       # 100 is no multiple of 32
-    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat")
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", bos="<|im_start|>")
     run("export", path, "--gguf", tmp_path / "a.gguf", "--matrices", matrices)
     f, c = gguf.GGUFReader(tmp_path / "a.gguf"), ne.read_checkpoint(str(path))
     value = lambda key: f.fields[key].contents()
@@ -183,6 +220,7 @@ def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     assert value("tokenizer.ggml.tokens")[-3:] == sorted(SPECIALS, key=c.tokenizer.specials.get)
     assert value("tokenizer.ggml.token_type")[-4:] == [1, 3, 3, 3]
     assert value("tokenizer.ggml.eos_token_id") == c.tokenizer.specials["</s>"]
+    assert value("tokenizer.ggml.bos_token_id") == c.tokenizer.specials["<|im_start|>"]
     assert value("tokenizer.chat_template") == ne.ALPACA
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
     theirs = {t.name: t for t in f.tensors}
@@ -207,7 +245,7 @@ def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     again = ne.read_checkpoint(str(tmp_path / "b.bin"))
     assert again.cfg == replace(cfg, n_mtp=1) and again.tokenizer.hash() == c.tokenizer.hash()
-    assert again.state.template == ne.ALPACA
+    assert (again.state.template, again.state.bos) == (ne.ALPACA, "<|im_start|>")
     kept = ne.views(c.flat, ne.param_table(cfg))
     for got, want in zip(ne.views(again.flat, ne.param_table(again.cfg)),
                          kept._replace(lm_head=kept.lm_head[:1])):
@@ -228,6 +266,28 @@ def test_models_of_every_type_come_in(name, tokenizer, tmp_path):
         elif w.ndim > 2:                     # a row of a layer's matrix is quantized by itself
             w = gguf.dequantize(gguf.quantize(w[0], kind), kind)
         assert np.array_equal(x.ravel(), w.ravel())
+
+
+@pytest.mark.parametrize("scaling", ["NONE", "LINEAR"])
+def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, tmp_path,
+                                                           monkeypatch, capsys):
+    gguf, cfg = package(), replace(TINY, vocab_size=512, n_mtp=1, tie_embeddings=True)
+    path = write(tmp_path / "a.bin", cfg, tokenizer)
+
+    class Writer(gguf.GGUFWriter):
+        def write_header_to_file(self):
+            self.add_rope_scaling_type(gguf.RopeScalingType[scaling])
+            super().write_header_to_file()
+
+    monkeypatch.setattr(gguf, "GGUFWriter", Writer)
+    run("export", path, "--gguf", tmp_path / "a.gguf")
+    if scaling == "LINEAR":
+        assert "rope_type is linear" in refused(capsys, "import", tmp_path / "a.gguf",
+                                                tmp_path / "b.bin")
+        return
+    run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert b.cfg == cfg and np.array_equal(a.flat, b.flat) and b.state.kind == "base"
 
 
 def test_gguf_needs_its_package(tokenizer, tmp_path, monkeypatch, capsys):
@@ -335,8 +395,9 @@ def test_chatml_and_alpaca_need_no_package(monkeypatch):
     for template in (SMOL, SMOL.replace("\n", "\\n"), PLAIN, "chatml"):
         text = ne.render(template, HELLO, STATE)
         assert text.endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
-    for template in ("", "alpaca", ne.ALPACA):
+    for template in ("", "alpaca", ne.ALPACA):               # the last question alone
         assert ne.render(template, HELLO[:1], STATE) == ne.PROMPT.format(instruction="Hello  there")
+        assert ne.render(template, HELLO, STATE) == ne.PROMPT.format(instruction=HELLO[-1][1])
     for template in (OTHER, SMOL + "!", SMOL.replace("content", "text")):
         with pytest.raises(ne.UserError, match="--template"):
             ne.render(template, HELLO, STATE)
@@ -361,6 +422,18 @@ def test_users_cannot_make_special_tokens(tokenizer):
         for special in ids.values():
             assert got.count(special) == plain.count(special)
         assert asked[0][1].encode() in tokenizer.decode(got)
+
+
+def test_special_tokens_of_a_template(monkeypatch):
+    """The longest of those that begin alike; a tokenizer that has none cuts nowhere."""
+    two, none = (bpe.train(b"Hello " * 9, 262, names) for names in (("<s", "<s>", "<s>>"), ()))
+    monkeypatch.setattr(ne, "render", lambda _, messages, state: f"<s>{messages[0][1]}<sHello")
+    want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
+    assert ne.chat_ids("", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
+    assert ne.chat_ids("", HELLO[:1], STATE, none) == none.encode("<s>Hello  there<sHello").tolist()
+    with pytest.raises(ne.UserError, match="--template"):
+        monkeypatch.setattr(ne, "render", lambda template, messages, state: "")
+        ne.chat_ids("", HELLO[:1], STATE, two)
 
 
 def test_a_conversation_goes_on(tokenizer, tmp_path):
@@ -578,6 +651,8 @@ def test_what_exists_is_not_replaced(tokenizer, tmp_path, capsys):
     assert "q8_0" in line
     assert "No such file" in refused(capsys, "export", tmp_path / "none.bin", tmp_path / "x")
     assert "cannot write" in refused(capsys, "import", folder, tmp_path / "none" / "b.bin")
+    os.remove(folder / "config.json")
+    assert "model.safetensors" in refused(capsys, "export", tmp_path / "a.bin", folder)
 
 
 @pytest.mark.parametrize("edit", [

@@ -205,7 +205,7 @@ def test_chat_through_a_pipe(trained):
     """Lines in, continuations out; /reset makes the second answer the first one again."""
     args = ("--tokens", 20, "--temperature", 0, "--threads", 1)
     result = nanoeuler("chat", *args, cwd=trained,
-                       stdin="ROMEO:\n\nROMEO:\n/reset\nROMEO:\n/quit\nnever read\n")
+                       stdin="ROMEO:\n \nROMEO:\n/reset\nROMEO:\n/quit\nnever read\n")
     assert result.returncode == 0 and result.stderr == ""
     head, *replies = result.stdout.split("\n> ")
     assert "nanoeuler.bin" in head and "continues what you type" in head and "/quit" in head
@@ -257,14 +257,40 @@ def test_streaming_keeps_characters_whole(tmp_path):
     assert process.wait() == 0 and pieces.decode("utf-8") == "a" + text + "\n"
 
 
+def test_half_a_character_at_the_end_is_shown(tmp_path):
+    path = spoken(tmp_path, b"\xe4\xb8")
+    result = nanoeuler("generate", "a", path, "--temperature", 0, cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout == "a\ufffd\n"
+
+
+def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
+    path, stops, lines = spoken(tmp_path, "Yes!", "chat"), [1], iter(["Well?", "Really?"])
+    last, = ne.read_checkpoint(str(path)).tokenizer.encode("!")
+
+    class Decoder(ne.Decoder):
+        def step(self, token):
+            if token == last and stops:
+                stops.pop()
+                raise KeyboardInterrupt
+            return super().step(token)
+
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/quit"))
+    ne.speak(str(path), decoder=Decoder, temperature=0.0)
+    assert capsys.readouterr().out.endswith("stops a reply.\nYesYes!\n\n")
+
+
 def test_a_chat_model_answers(tmp_path):
     """The template goes in and is not shown, </s> ends the answer, each question stands alone."""
     path = spoken(tmp_path, "Yes!", "chat")
-    result = nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path, stdin="Well?\nReally?\n")
+    result = nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path, stdin="Well?\nWell?\nNo?\n")
     assert result.returncode == 0 and "answers what you type" in result.stdout
-    assert [s.strip() for s in result.stdout.split("\n> ")[1:3]] == ["Yes!", "Yes!"]
+    assert [s.strip() for s in result.stdout.split("\n> ")[1:4]] == ["Yes!", "Yes!", "Yes!"]
     once = nanoeuler("generate", "Well?", path, "--temperature", 0, cwd=tmp_path)
     assert once.stdout.strip() == "Yes!" and "Instruction" not in once.stdout
+    path = spoken(tmp_path, "Yes!")          # by nature it goes on, with a template it answers
+    for flags, said in (((), "Well?Yes!\n"), (("--template", "alpaca"), "Yes!\n")):
+        result = nanoeuler("generate", "Well?", path, "--temperature", 0, *flags, cwd=tmp_path)
+        assert result.stdout == said
 
 
 def test_the_template_is_alpacas():
