@@ -96,7 +96,7 @@ def test_metadata_is_strings_and_data_is_aligned(checkpoint):
     header, data = take_apart(checkpoint)
     meta = header.pop("__metadata__")
     assert all(isinstance(v, str) for v in meta.values())
-    assert (checkpoint.stat().st_size - len(data)) % 8 == 0
+    assert (checkpoint.stat().st_size - len(data)) % 64 == 0
     ends = sorted(tuple(t["data_offsets"]) for t in header.values())
     assert ends[0][0] == 0 and ends[-1][1] == len(data)
     assert all(a[1] == b[0] for a, b in zip(ends, ends[1:]))
@@ -135,6 +135,13 @@ def damaged(kind, path):
         del header["__metadata__"]
         text = json.dumps(header).encode()
         path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    elif kind == "no checksum":
+        del meta["sha256"]
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    elif kind == "float16":
+        _, tensors = ne.map_tensors(path)
+        ne.write_tensors(path, meta, {k: x.astype("<f2") for k, x in tensors.items()}, "")
     elif kind == "foreign tokenizer":
         meta["tokenizer"] = bpe.train(b"quite another text another", TINY.vocab_size).to_json()
         put_together(path, header, data)
@@ -155,8 +162,8 @@ def damaged(kind, path):
 
 KINDS = ["empty", "seven bytes", "truncated", "half", "longer", "bit flipped in the data",
          "bit flipped in the header", "text", "zeros", "a ZIP as PyTorch writes",
-         "another program's safetensors", "no metadata", "foreign tokenizer",
-         "tokenizer of another size", "absurd size", "a directory", "missing"]
+         "another program's safetensors", "no metadata", "no checksum", "float16",
+         "foreign tokenizer", "tokenizer of another size", "absurd size", "a directory", "missing"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -311,6 +318,15 @@ def test_a_thousand_mutated_files(checkpoint):
 
 
 # ---- writing all or nothing
+def test_a_file_takes_its_name_when_it_is_on_the_disk(checkpoint, monkeypatch):
+    done, c = [], ne.read_checkpoint(str(checkpoint))
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, lambda *args, name=name, call=getattr(os, name): (
+            done.append(name), call(*args)))
+    ne.write_checkpoint(str(checkpoint), c.cfg, c.tokenizer, c.state, c.flat)
+    assert done == ["fsync", "replace"]
+
+
 KILLED = '''
 import os, sys
 sys.path.insert(0, {root!r})

@@ -195,6 +195,13 @@ def test_presets_have_their_sizes(name, count):
     assert ne.PRESETS[name].check() is ne.PRESETS[name]
 
 
+@pytest.mark.parametrize("changes, words", [(dict(n_kv_head=3), "no multiple of n_kv_head 3"),
+                                            (dict(head_dim=5), "even number")])
+def test_heads_that_cannot_be(changes, words):
+    with pytest.raises(ne.UserError, match=words):
+        replace(BASE, **changes).check()
+
+
 def test_views_share_the_buffer_and_cover_it():
     flat = np.arange(ne.n_params(BASE), dtype=float)
     p = ne.views(flat, ne.param_table(BASE))
