@@ -676,6 +676,17 @@ def test_a_damaged_gguf_gives_one_line(edit, tokenizer, tmp_path, capsys):
     assert str(path) in line and "give a Llama" in line, line
 
 
+def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys):
+    """A small file may not become a large model."""
+    gguf, path = package(), as_folder(tmp_path, tokenizer).with_name("a.gguf")
+    f = gguf.GGUFReader(path, "r+")
+    for t in f.tensors:
+        t.field.parts[-1][:] = 0             # where its bytes begin
+    f.data.flush()
+    os.truncate(path, f.data_offset + max(t.n_bytes for t in f.tensors))
+    assert "overlap" in refused(capsys, "import", path, tmp_path / "b.bin")
+
+
 FUZZ = '''
 import contextlib, io, json, pathlib, random, resource, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
