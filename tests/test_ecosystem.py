@@ -587,6 +587,12 @@ def rewrite(folder, edit):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+def longer(path):
+    """No checksum of ours tells it."""
+    rewrite(path.parent, lambda header: header["__metadata__"].pop("sha256"))
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
 def keep_shard(folder, part):
     """Some of the tensors of model.safetensors, in a file of another name."""
     _, tensors = ne.map_tensors(folder / "model.safetensors")
@@ -605,6 +611,7 @@ DAMAGED = {
     "config is a list": lambda f: (f / "config.json").write_text("[1]", encoding="utf-8"),
     "config is no JSON": lambda f: (f / "config.json").write_text("{", encoding="utf-8"),
     "weights cut": lambda f: cut(f / "model.safetensors", -7),
+    "weights a byte longer": lambda f: longer(f / "model.safetensors"),
     "weights empty": lambda f: cut(f / "model.safetensors", 0),
     "weights a header long": lambda f: cut(f / "model.safetensors", 9),
     "header of 2^60 bytes": lambda f: (f / "model.safetensors").write_bytes(
