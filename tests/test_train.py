@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import naive
 import numpy as np
@@ -261,6 +263,24 @@ def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("size", [9_999, 10_000, 20_000])
+def test_half_a_character_at_the_end_is_invalid(size, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ne, "LARGE", 10_000)
+    (tmp_path / "a.txt").write_bytes(b"x" * (size - 1) + b"\xc3")
+    ne.read_text(str(tmp_path / "a.txt"))
+    assert f"not UTF-8 at byte {size - 1};" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("V, dtype", [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
+def test_a_token_file_has_room_for_the_last_id(V, dtype, large):
+    path, parts, _, digest = large
+    tokenizer = SimpleNamespace(vocab_size=V, hash=lambda: "x", encode=lambda text: np.full(
+        len(text), V - 1, np.int32))
+    for _ in range(2):                       # written, then read
+        for ids in ne.tokenize(path, parts, tokenizer, digest):
+            assert ids.dtype == dtype and len(ids) and (ids == V - 1).all()
+
+
 # ---- 9 evaluation
 def disjoint(tokens, T):
     """tokens, targets (n, T) of the windows that a run is validated on."""
@@ -322,11 +342,52 @@ def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
     assert bits == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 
 
+def test_what_a_run_makes_of_its_settings(text, elsewhere):
+    """The rate is that of width 128, the batch whole sequences, cuts are of what is learned."""
+    cfg = replace(TINY, n_embd=256, seq_len=16, vocab_size=280)
+    make = lambda **chosen: ne.Run("x.bin", ne.Checkpoint(cfg, None, ne.State(), None, ()),
+                                   ne.Options(data=str(text), **chosen).check())
+    plain, cut = make(batch=75, lr=0.004), make(batch=7, cuts=0.3)
+    assert plain.lr == pytest.approx(0.002) and (plain.B, cut.B) == (5, 1)
+    train, _ = ne.split_text(text.read_bytes(), 0.1)
+    tokens = plain.tokenizer.encode(train)
+    assert plain.tokenizer.hash() == bpe.train(train, 280).hash() == cut.tokenizer.hash()
+    assert np.array_equal(plain.batches.tokens, tokens)
+    assert len(cut.batches.tokens) > len(tokens)
+    assert cut.tokenizer.decode(cut.batches.tokens) == train
+    for x, y in zip(plain.val, cut.val):
+        assert np.array_equal(x, y)
+    other = make(batch=75, seed=2, mtp_weight=0.0)
+    assert not np.array_equal(plain.model.flat, other.model.flat)
+    assert not np.array_equal(plain.next[0], other.next[0])
+    assert [run.weights(*run.next, 5)[0, 1] > 0 for run in (plain, other)] == [True, False]
+    again, other = make(cuts=0.3), make(cuts=0.3, seed=2)
+    assert np.array_equal(again.batches.tokens, cut.batches.tokens)
+    assert not np.array_equal(other.batches.tokens, cut.batches.tokens)
+
+
+def test_a_preset_and_what_is_changed_of_it(elsewhere):
+    class Run(ne.Run):
+        shapes = []
+
+        def __init__(self, out, start, options, engine):
+            self.shapes.append(start.cfg)
+
+        def go(self):
+            """The model is not needed."""
+
+    for more in (dict(preset="big", seq_len=16), dict(vocab_size=300)):
+        ne.launch(Run, out="x.bin", resume=False, force=False, **more)
+    assert Run.shapes == [replace(ne.PRESETS["big"], seq_len=16),
+                          replace(ne.PRESETS["small"], vocab_size=300)]
+
+
 def test_micro_batches_train_the_same_weights(trained, text, tmp_path):
     result = nanoeuler("train", "--data", text, "--steps", 20, "--eval-every", 10, *FAST,
                        "--micro-batch", 3, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert outcome(tmp_path)[3] == outcome(trained)[3]
+    assert ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.micro_batch == 3
 
 
 def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
@@ -387,6 +448,33 @@ def test_a_finished_run_can_be_made_longer(copy):
     assert ne.read_checkpoint(str(copy / "nanoeuler.bin")).state.step == 25
 
 
+def test_a_second_ctrl_c_kills_and_later_ones_are_not_ours(copy, monkeypatch):
+    """The first is remembered until the step is done; what heard them before, hears them again."""
+    monkeypatch.chdir(copy)
+    advance, during = ne.Run.advance, []
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+        during.append(signal.getsignal(signal.SIGINT))
+        return advance(self)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(ne.Run, "advance", interrupted)
+    assert ne.main(["train", "--resume", "--steps", "25", "--threads", "1"]) in (0, None)
+    assert during == [signal.SIG_DFL]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 21
+
+
+def test_the_time_of_all_sittings_is_added_up(copy, monkeypatch):
+    monkeypatch.chdir(copy)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    c.state.elapsed = 5000.0
+    ne.write_checkpoint("nanoeuler.bin", c.cfg, c.tokenizer, c.state, c.flat, c.moments)
+    assert ne.main(["train", "--resume", "--steps", "21", "--threads", "1"]) in (0, None)
+    assert ne.read_checkpoint("nanoeuler.bin").state.elapsed > 5000
+
+
 def test_ctrl_c_at_once_leaves_something_to_resume(text, tmp_path):
     process = subprocess.Popen(command("train", "--data", text, "--steps", 100_000, *FAST),
                                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -444,6 +532,7 @@ def elsewhere(tmp_path, monkeypatch):
     ("empty.txt", b"", ["empty", "--data"]),
     ("blank.txt", b" \n\n \t", ["empty", "--data"]),
     ("zero.txt", b"text and\0binary", ["not text", "8", "--data"]),
+    ("first.txt", b"\0 and text", ["not text", "byte 0 is", "--data"]),
     ("short.txt", b"too short", []),
     ("one.txt", b"x", []),
     ("short2.txt", b"To be, or not to be, that is the question. " * 4, ["--seq-len"]),
@@ -553,9 +642,9 @@ def test_a_log_replaces_neither_text_nor_checkpoint(data, out, text, elsewhere, 
 def test_more_minutes_go_on_where_the_schedule_is(text, elsewhere, capsys):
     run = ["--out", "m.bin", *FAST[:-4], "--threads", "1", "--warmup", "2"]
     assert ne.main(["train", "--data", str(text), "--minutes", "0.03", *run]) in (0, None)
-    before = ne.read_checkpoint("m.bin").state
+    before, _ = ne.read_checkpoint("m.bin").state, capsys.readouterr()
     assert ne.main(["train", "--resume", "--out", "m.bin", "--minutes", "0.01"]) in (0, None)
-    assert "is complete" in capsys.readouterr().out
+    assert f"is complete: {before.step:,} of {before.step:,} steps" in capsys.readouterr().out
     minutes = 2 * before.elapsed / 60
     assert ne.main(["train", "--resume", "--out", "m.bin", "--minutes", f"{minutes}"]) in (0, None)
     rates = [r["lr"] for r in ne.read_log("m.jsonl") if "lr" in r][before.step:]
@@ -619,7 +708,7 @@ def test_a_damaged_line_of_the_log_stops_no_run(copy):
 
 def test_same_flags_on_resume_are_fine(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
-    args = ["train", "--resume", "--steps", "21", "--batch", "64", "--threads", "1"]
+    args = ["train", "small", "--resume", "--steps", "21", "--batch", "64", "--threads", "1"]
     assert ne.main(args) in (0, None)
 
 
@@ -759,6 +848,8 @@ def test_a_log_line_left_unfinished_is_skipped(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo', "utf-8")
     assert [r["step"] for r in ne.read_log(path)] == [1, 2]
+    path.write_text("", "utf-8")             # killed before the first step
+    assert ne.read_log(path) == []
 
 
 @pytest.mark.parametrize("content", [
@@ -781,6 +872,37 @@ def test_files_may_stand_behind_flags(copy):
                                                               "tokenizer.json", "text.txt")):
         result = nanoeuler(*args, cwd=copy, program="bpe.py")
         assert result.returncode == 0 and result.stdout, result.stderr
+
+
+def test_a_prompt_may_look_like_a_flag(copy):
+    flags = ("--tokens", 0, "--threads", 1)
+    result = nanoeuler("generate", *flags, "--", "--help", "nanoeuler.bin", cwd=copy)
+    assert result.returncode == 0 and result.stdout == "--help\n", result.stderr
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (KeyboardInterrupt(), 130, ""), (MemoryError("9 GiB"), 2, "out of memory (9 GiB); use a small"),
+    (OSError(5, "Input/output error", "a.bin"), 2, "a.bin: Input/output error; see --out")])
+def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
+    def fail(*args, **flags):
+        raise error
+
+    monkeypatch.setattr(ne, "speak", fail)
+    assert ne.main(["chat", "--threads", "1"]) == code
+    said = capsys.readouterr().err
+    assert line in said and len(said.splitlines()) == bool(line)
+
+
+def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
+    most, counts = get_num_threads(), []
+    monkeypatch.setattr(ne, "compile_kernels", lambda: counts.append(get_num_threads()))
+    monkeypatch.setattr(ne, "physical_cores", lambda: most)
+    for flags in (["--threads", "1"], []):
+        set_num_threads(most)
+        assert ne.main(["compile", *flags]) in (0, None)
+    assert counts == [1, most]
+    assert ne.main(["compile", "--threads", f"{most + 1}"]) == 2 and len(counts) == 2
+    assert f"--threads is {most + 1}, expected 0 to {most}" in capsys.readouterr().err
 
 
 def test_every_verb_has_help(capsys):
