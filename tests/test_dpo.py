@@ -1,5 +1,6 @@
 """Preferences: the loss by hand and by PyTorch, pairs in rows, the run, its errors, kill -9."""
 import hashlib
+import io
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import TINY, command, complains, nanoeuler, needs, random_flat
+from conftest import ROOT, TINY, command, complains, nanoeuler, needs, random_flat
 from test_checkpoint import wait_for_step
 from test_sft import ADD, FLAGS, copy_of, refused
 from test_sft import base  # noqa: F401 (a fixture)
@@ -279,3 +280,41 @@ def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: 
 def test_help_names_no_setting_that_dpo_does_not_use():
     result = nanoeuler("dpo", "--help", cwd=".")
     assert "--beta" in result.stdout and "--mtp-weight" not in result.stdout
+    assert "--seq-len" in result.stdout
+
+
+def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # noqa: F811
+    pairs = [{**e, "chosen": e["chosen"].replace("plus", "\u00e9")} for e in PAIRS]
+    held = [e["chosen"] for e in pairs if ne.held_out(e)]
+    start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
+    start = start._replace(moments=(), state=ne.State(
+        kind="chat", reference=[60.0 + i % 7 for i in range(2 * len(PAIRS))]))
+    options = ne.DpoOptions(data=str(write(tmp_path, pairs) / "pairs.jsonl"), batch=640, beta=0.3)
+    run = ne.DpoRun(str(tmp_path / "x.bin"), start, options.check())
+    assert run.B == 4 and run.state.n_steps == math.ceil(2 * (len(PAIRS) - len(held)) / 4)
+    tokens, targets, size = run.val
+    assert [run.tokenizer.decode(y[y >= 0]).decode() for y in targets] == [x + "</s>" for x in held]
+    assert len(tokens) == len(held) and size == sum(len(x.encode()) for x in held)
+    count = (run.batches.answers >= 0).sum()
+    assert run.bytes_per_token * count == sum(
+        len((e["chosen"] + e["rejected"]).encode()) for e in pairs if not ne.held_out(e))
+    run.log_file = io.StringIO()
+    run.validate()
+    ce = run.losses(run.test, range(len(run.test.rows)))
+    want, _ = ne.dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
+    got = json.loads(run.log_file.getvalue().splitlines()[-1])
+    assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})
+
+
+def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
+    """What each verb says before it begins, from the text, the examples and the pairs that ship."""
+    monkeypatch.chdir(ROOT)
+    shown = (ROOT / "README.md").read_text("utf-8").splitlines()
+    cfg, tokenizer, state = ne.PRESETS[ne.Run.preset], None, ne.State(kind="chat", reference=[0.0])
+    for verb in (ne.Run, ne.SftRun, ne.DpoRun):
+        start = ne.Checkpoint(cfg, tokenizer, state, None, ())
+        tokenizer = verb("nanoeuler_test.bin", start, verb.Options().check()).tokenizer
+        cfg = ne.replace(cfg, seq_len=256)
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+        said = [line for line in said if line.split()[0] != "writes"]
+        assert len(said) == 6 and not [line for line in said if line not in shown]

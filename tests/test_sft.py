@@ -204,6 +204,80 @@ def test_held_out_by_hand():
     assert ne.held_out({**e, "output": "x"}) == ne.held_out({**e, "output": "y"})
 
 
+# ---- the files
+def test_a_mark_of_the_byte_order_and_lines_of_a_text_are_no_lines_of_the_file(tmp_path):
+    """Within a JSON text U+2028 and U+0085 are characters like others; a BOM is none."""
+    e, path = dict(instruction="One\u2028two", input="", output="a\x85b"), tmp_path / "a.json"
+    for text in (json.dumps([e], ensure_ascii=False), json.dumps(e, ensure_ascii=False)):
+        for mark in ("", "\ufeff"):
+            path.write_text(mark + text, encoding="utf-8")
+            assert ne.read_examples(str(path), "output")[0] == [e]
+
+
+def begin(base, tmp_path, examples, seq_len=160, **chosen):
+    """The SftRun of these examples before its first step."""
+    (tmp_path / "some.json").write_text(json.dumps(examples), encoding="utf-8")
+    start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
+    start = start._replace(cfg=ne.replace(start.cfg, seq_len=seq_len), moments=(),
+                           state=ne.State(kind="chat"))
+    options = ne.SftOptions(data=str(tmp_path / "some.json"), batch=320, **chosen)
+    return ne.SftRun(str(tmp_path / "x.bin"), start, options.check())
+
+
+def test_which_examples_are_left_out(base, tmp_path, capsys):
+    """Prompt and response fill the context, </s> is the last target; no question, no example."""
+    tokenizer = ne.read_checkpoint(str(base / "nanoeuler.bin")).tokenizer
+    sizes = [len(tokenizer.encode(ne.prompt_of(e))) + len(tokenizer.encode(e["output"]))
+             for e in ADD]
+    T, odd = max(sizes), dict(instruction="", input="", output="?")
+    run = begin(base, tmp_path, [*ADD, odd], T, epochs=1.1)
+    assert "left out         0 examples" in (said := capsys.readouterr().out) and "1 empty" in said
+    n = sum(not ne.held_out(e) for e in ADD)
+    assert (len(run.batches.rows), run.state.n_steps) == (n, math.ceil(1.1 * n / run.B))
+    tokens, (targets, *_) = run.batches.batch(slice(None))
+    assert tokens.shape[1] == T and (targets[:, -1] >= 0).any()
+    for row in targets:                      # each ends with </s>, also the longest
+        assert row[row >= 0][-1] == tokenizer.specials["</s>"]
+    cut = begin(base, tmp_path, ADD, T, epochs=20, cuts=0.5)   # what gets too long stays uncut
+    assert cut.batches.copies == 16 and len(cut.batches.rows) == 16 * n
+    assert not np.array_equal(cut.batches.rows[:n], run.batches.rows)
+    begin(base, tmp_path, ADD, T - 1)
+    assert f"left out         {sizes.count(T)} examples" in capsys.readouterr().out
+
+
+def test_responses_are_measured_in_bytes(base, tmp_path):
+    many = [{**e, "output": e["output"].replace("plus", "\u00e9\u4e2d")} for e in ADD]
+    run = begin(base, tmp_path, many)
+    learned, held = ([e for e in many if ne.held_out(e) == held] for held in (False, True))
+    assert run.val[2] == sum(len(e["output"].encode()) for e in held)
+    count = sum(len(run.tokenizer.encode(e["output"])) + 1 for e in learned)
+    assert run.bytes_per_token * count == pytest.approx(
+        sum(len(e["output"].encode()) for e in learned))
+
+
+def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkeypatch):
+    run, asked = begin(base, tmp_path, ADD), []
+    monkeypatch.setattr(ne, "generate", lambda decoder, ids, n, rng, sampling, stop: (
+        asked.append((n, sampling.temperature, stop)), ids)[1])
+    e, = [e for e in ADD if ne.held_out(e)][:1]
+    assert run.sample(20) == f"> {e['instruction']} \n{ne.prompt_of(e)}"
+    assert asked == [(20, 0.0, run.tokenizer.specials["</s>"])]
+
+
+def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_path, monkeypatch):
+    runs, c = [], ne.read_checkpoint(str(base / "nanoeuler.bin"))
+    monkeypatch.setattr(ne.SftRun, "go", lambda self: runs.append(self))
+    state = ne.replace(c.state, kind="chat", bos="<s>", template="x", reference=[1.0])
+    ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, state, c.flat, c.moments)
+    ne.launch(ne.SftRun, file=str(tmp_path / "a.bin"), out=str(tmp_path / "b.bin"), resume=False,
+              force=False, data=str(base / "add.json"))
+    run, = runs
+    assert c.moments[0].any() and np.array_equal(run.model.flat, c.flat)
+    assert not run.model.m.any() and not run.model.v.any()
+    assert run.state == ne.State(kind="chat", bos="<s>", n_steps=run.state.n_steps,
+                                 text_sha256=run.state.text_sha256, options=run.state.options)
+
+
 # ---- the run
 TIMES = ("ms", "tokens_per_s")
 
@@ -321,6 +395,8 @@ def test_default_data(base, tmp_path):
         result = nanoeuler("sft", "--steps", 1, "--force", *FLAGS, cwd=folder)
         assert result.returncode == 0 and f"  data/{name}.json, " in result.stdout
         assert ("data/alpaca.json, of make data" in result.stdout) == (name == "instructions")
+    result = nanoeuler("sft", "--data", "add.json", "--steps", 1, "--force", *FLAGS, cwd=folder)
+    assert result.returncode == 0 and "  add.json, " in result.stdout
 
 
 # ---- what can go wrong: in this process
