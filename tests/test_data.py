@@ -635,7 +635,7 @@ def flag(capsys):
 
 
 @pytest.mark.parametrize("text, prose", [
-    ("word " * 200, True), ("word " * 199 + "wor\0 ", True), ("word " * 199 + "wo\0\0 ", False),
+    ("word " * 200, True), ("word " * 199 + "wor\1 ", True), ("word " * 199 + "wo\1\1 ", False),
     ("a1 " * 99, True), ("a1b2 3c " * 99 + "1", False), ("", False),
     (("a" * 19 + " ") * 99, True), (("a" * 20 + " ") * 99, False)])
 def test_prose_by_hand(text, prose):
