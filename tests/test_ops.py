@@ -362,12 +362,13 @@ def widths():
     return [bits for bits, has in known.items() if has and bits != ne.BITS]
 
 
-def test_the_cache_keeps_the_kernels_of_each_width_apart(monkeypatch):
+def test_the_cache_keeps_the_kernels_of_each_width_apart():
     """Panels of one width, read by the kernels of another, are other numbers."""
-    keys, codegen = set(), ne.matmul.targetctx.codegen()
-    for bits in (128, 256, 512):
-        monkeypatch.setattr(ne, "BITS", bits)
-        keys.add(ne.matmul._cache._index_key((), codegen))
+    code = ("import nanoeuler as ne; "
+            "print(ne.matmul._cache._index_key((), ne.matmul.targetctx.codegen()))")
+    keys = {subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                           check=True, env=dict(os.environ, NANOEULER_BITS=bits)).stdout
+            for bits in ("128", "256", "512")}
     assert len(keys) == 3
 
 
