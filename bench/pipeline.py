@@ -43,7 +43,7 @@ STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"],
           ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"],
            ["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
            "--mtp-weight", "0", "--cuts", "0.1"]),
-          ("preferences", "dpo", "d", "pipeline_dpo.bin", [],
+          ("preferences", "dpo", "d", "pipeline_dpo.bin", ["--nll", "1"],
            ["--batch", "4096", "--lr", "2.4e-4", "--nll", "5", "--epochs", "2"])]
 
 
