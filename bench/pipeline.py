@@ -2,7 +2,7 @@
 
     python bench/pipeline.py [--gpu] [--minutes M] [--instructions FILE] [--pairs FILE] [--unseen N]
 
-Runs the three verbs of the CPU program on the data that ship (10 minutes on two cores), or those of
+Runs the three verbs of the CPU program on the data that ship (7 minutes on two cores), or those of
 the GPU program, base preset, on data/pretrain.txt; --minutes is the length of pretraining.  After
 each stage it asks held-out questions, always with the template and the likeliest answer, and writes
 what came out to REPORT.  What is complete is not run again and what was interrupted is gone on
