@@ -39,7 +39,7 @@ gpu-test: $(GPU_DEPS)  ## on a GPU: every kernel, the whole gradient, resume, eq
 	$(PY) nanoeuler_cuda.py g
 	$(PY) -m pytest tests/test_gpu.py $(ARGS)
 
-pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (10 minutes)
+pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (7 minutes)
 	$(PY) bench/pipeline.py $(ARGS)
 
 gpu-pipeline: $(GPU_DEPS)  ## the same on the GPU, with data/pretrain.txt
