@@ -297,7 +297,8 @@ def emit_tile(module, scalar, lanes, size):
 @intrinsic
 def tile(typing, out, base, x, b, m, j, add):
     """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
-    b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled."""
+    b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
+    base and b whole vectors are read, also past the end (see `aligned`)."""
     def codegen(context, bd, sig, args):
         scalar, size = context.get_value_type(sig.args[0].dtype), sig.args[0].dtype.bitwidth // 8
         arrays = [context.make_array(t)(context, bd, v) for t, v in zip(sig.args, args[:4])]
@@ -2078,7 +2079,7 @@ def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
     except UserError as e:
         problem = e
     except ModuleNotFoundError as e:         # an extra
-        problem = f"this needs the package {e.name}: pip install {e.name}"
+        problem = f"{e}; if it is a package: pip install {e.name}"
     except MemoryError as e:
         problem = f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
     except OSError as e:
