@@ -410,6 +410,7 @@ mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta
                     "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
 mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
 # TMA: the copy engine moves a box of a matrix, given by its tensor map and the box's (column, row)
+map_fence = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", u64)     # see a fresh map
 tma_load = ptx("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[$0], [$1, {$2, $3}], [$4];", u32, u64, u32, u32, u32)
 tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];",
@@ -931,6 +932,10 @@ def wgmma_kernel(a_mn, b_mn, single):
                 mbarrier_init(full + u32(8 * i), u32(1))             # the producer, and its bytes
                 mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp
             mbarrier_fence()
+        if thread & u32(127) == u32(0):
+            map_fence(global_address(map_a))
+            map_fence(global_address(map_b))
+            map_fence(global_address(map_out))
         cuda.syncthreads()                   # the barriers exist
         tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
         pieces = tiles * u32(splits)
@@ -1472,6 +1477,11 @@ def tensor_attention(D, hopper):
         return smem, barriers
 
     @inlined
+    def see(source):
+        if hopper and cuda.threadIdx.x == 0:
+            map_fence(global_address(source))
+
+    @inlined
     def fetch(barrier, tile, source, row, last, col):
         """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the last
         are whatever comes then (wgmma), or copies of it."""
@@ -1617,6 +1627,7 @@ def tensor_attention(D, hopper):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
         smem, barriers = begin(2)
+        see(qkv)
         acc, m, l = filled(BOTH_OUT, f32(0)), filled(4, -INF), filled(4, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
@@ -1655,6 +1666,9 @@ def tensor_attention(D, hopper):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
         smem, barriers = begin(3)
+        see(qkv)
+        see(do)
+        see(o)
         acc, mean, log = filled(OUT, f32(0)), filled(2, f32(0)), cuda.local.array(2, f32)
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
@@ -1701,6 +1715,8 @@ def tensor_attention(D, hopper):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
         smem, barriers = begin(2)
+        see(qkv)
+        see(do)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
         acc = filled(BOTH_OUT, f32(0))                                           # dV, dK
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
