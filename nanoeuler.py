@@ -1,7 +1,8 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file is the whole engine for the CPU, meant to be read top to bottom.
+integration time.  This file is the whole engine for the CPU, meant to be read top to bottom; bpe.py
+is its tokenizer, and data/ has what reads texts, chats and files of tensors.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
@@ -18,7 +19,7 @@ Contents
     1    Configuration                        4.7  Cross-entropy
     2    Memory: flat buffers and views       5    Model: forward, backward, the parallel driver
     3    Building blocks: the register tile   6    Optimizer
-    4.1  Matmul                               7    Data: texts and their tokens, batches, examples
+    4.1  Matmul                               7    Data: batches, examples, their losses
     4.2  Embedding                            8    Checkpoint
     4.3  RMSNorm                              9    Training: from a text, and from examples
     4.4  RoPE                                 10   Inference
@@ -43,10 +44,8 @@ import importlib
 import itertools
 import json
 import math
-import mmap
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -69,6 +68,9 @@ from numba.extending import intrinsic, overload
 
 import bpe
 from bpe import UserError, need, reading
+from data.chats import ALPACA, chat_ids, held_out, prompt_of, read_examples
+from data.tensors import map_tensors, replacing, write_tensors
+from data.texts import encode_cut, excerpt, read_text, split_text, tokenize
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 9)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -864,76 +866,6 @@ def adamw(p, g, m, v, n_decay, hyper):
     return norm
 
 # ==== 7 Data ====
-LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
-
-def read_text(path):
-    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
-    with reading(path, "name a text with --data"), open(path, "rb") as f:
-        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is empty")
-        zero = text.find(b"\0")
-        need(zero < 0, f"it is not text, byte {zero} is zero")
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for i in range(0, len(text), LARGE):
-            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
-    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
-        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
-              f"bytes are learned as they are", file=sys.stderr)
-    return text
-
-def split_text(text, holdout):
-    """(training part, validation part): the tail is held out, cut where a character starts."""
-    cut = int(len(text) * (1 - holdout))
-    while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
-        cut -= 1
-    return text[:cut], text[cut:]
-
-def excerpt(text, pieces=256):
-    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
-    if len(text) <= LARGE:
-        return text
-    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
-    parts = [bytes(text[i:i + n]) for i in starts]
-    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
-
-def encode_cut(tokenizer, text, share, rng):
-    """Ids of a text, bytes, in which this share of the words, and a fifth as many of the characters
-    inside of words, must begin a token: so each word is met in many spellings, also in that of the
-    beginning of a line (subword regularization; Kudo 2018).  A zero byte cuts: no merge has one."""
-    if not share:
-        return tokenizer.encode(text)
-    x = np.frombuffer(text, np.uint8)
-    at = rng.integers(len(x), size=rng.binomial(len(x), share))
-    at = at[(x[at] & 0xC0 != 0x80) & ((x[at - 1] == 32) | (rng.random(len(at)) < 0.2))]
-    ids = tokenizer.encode(np.insert(x, np.unique(at), 0).tobytes())
-    return ids[~np.isin(ids, tokenizer.encode(b"\0"))]
-
-def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
-    """Tokens of the training part of the text at `path`, cut, and of the validation part.
-    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
-    rng, shares = np.random.default_rng(seed), (cuts, 0.0)
-    encoded = (encode_cut(tokenizer, part, share, rng) for part, share in zip(parts, shares))
-    if sum(map(len, parts)) <= LARGE:
-        return list(encoded)
-    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
-            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(parts[0])),
-            "cuts": str(cuts and (cuts, seed))}
-    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
-    remedy = "free space, or move the text to where there is some"
-    with contextlib.suppress(UserError), reading(cache, remedy):
-        found, tensors = map_tensors(cache)
-        need({**found, **meta} == found, "it belongs to another text")
-        return [tensors["train"], tensors["val"]]
-    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    tensors = {name: ids.astype(dtype) for name, ids in zip(("train", "val"), encoded)}
-    try:
-        write_tensors(cache, meta, tensors, remedy)
-    except UserError as e:                   # a folder of others, or another run that fills it
-        print(f"note: {e}", file=sys.stderr)
-    return list(tensors.values())
-
 def later(rows, T):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     return np.stack([rows[:, k + 1:k + 1 + T] for k in range(rows.shape[1] - T)])
@@ -994,42 +926,6 @@ def dpo_loss(ce, reference, beta):
                  margin=margin.mean(), kl=-ratio[:, 0].mean()),
             np.stack((slope, -slope), 1).ravel())
 
-# Stanford Alpaca's templates; what follows them is the response
-PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
-          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
-PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
-                "further context. Write a response that appropriately completes the request.\n\n"
-                "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
-
-def prompt_of(example):
-    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
-
-def held_out(example):
-    """About one example in 50, by a hash: the same question is always on the same side."""
-    question = f"{example['instruction']}\0{example['input']}".encode()
-    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big") % 50 == 0
-
-def read_examples(path, *answers):
-    """The {instruction, input, *answers} of a JSON list, or one a line, and the file's SHA-256."""
-    keys, examples = ("instruction", "input", *answers), []
-    remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
-    with reading(path, remedy):
-        text = pathlib.Path(path).read_bytes()
-        listed = text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"["
-        lines = [(f"line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
-        entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))] if listed else lines
-    for name, e in entries:
-        with reading(f"{path}, {name}", remedy):
-            e = e if listed else json.loads(e)
-            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
-            e = {"input": "", **e}
-            for key in keys:
-                need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
-                e[key].encode()              # half a surrogate pair is no text
-            examples.append(e)
-    need(examples, f"{path}: it is empty; {remedy}")
-    return examples, hashlib.sha256(text).hexdigest()
-
 class Examples(Batches):
     """One response a row, in shuffled epochs: prompt, response with </s>, then padding.
     Targets are the tokens of the response alone, for every head; rows do not see each other.  The R
@@ -1057,14 +953,8 @@ class Examples(Batches):
         return self.batch(self.pick(i, B))
 
 # ==== 8 Checkpoint ====
-# A safetensors file: 8 bytes of header length, a JSON header, raw little-endian float32.  Weights
-# have the names of a LlamaForCausalLM and are slices of the flat buffer: the buffer is the file.
-# Heads 1.. and the moments have names of their own.  "sha256" covers all, with itself zeroed.
-NO_HASH = "0" * 64
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
-CODES = {dtype: code for code, dtype in DTYPES.items()}         # a uint16 of ours is no BF16
-
+# A safetensors file (data/tensors.py).  Weights have the names of a LlamaForCausalLM and are slices
+# of the flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
 @dataclass
 class State(Settings):
     """What a checkpoint knows besides the weights."""
@@ -1105,61 +995,6 @@ def named(cfg, flat, *moments):
     names, shapes = zip(*tensor_shapes(cfg).items())
     return dict(zip((*names, "adamw.m", "adamw.v"), (*slices(flat, shapes), *moments)))
 
-@contextlib.contextmanager
-def replacing(path, remedy):
-    """All or nothing: what is written under the name it yields is flushed, then takes the path."""
-    path = os.path.realpath(path)            # a link stays one
-    temporary = f"{path}.tmp"
-    try:
-        yield temporary
-        with open(temporary, "rb+") as f:
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except OSError as e:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
-                        f"{remedy}") from None
-
-def write_tensors(path, meta, tensors, remedy):
-    """A safetensors file of {name: array}."""
-    entries, end = {"__metadata__": {**meta, "sha256": NO_HASH}}, 0
-    for name, x in tensors.items():
-        start, end = end, end + x.nbytes
-        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
-    digest = hashlib.sha256(header)
-    for x in tensors.values():
-        digest.update(x)
-    start, _, rest = header.rpartition(NO_HASH.encode())
-    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        f.write(len(header).to_bytes(8, "little") + start + digest.hexdigest().encode() + rest)
-        for x in tensors.values():
-            f.write(x)
-
-def map_tensors(path):
-    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-    No size in the header is believed until the file is known to be that long."""
-    with open(path, "rb") as f:
-        size, length = os.fstat(f.fileno()).st_size, int.from_bytes(f.read(8), "little")
-        need(length <= min(size - 8, 100_000_000), f"{length} bytes of header, {size} in all")
-        header, tensors = f.read(length), {}
-        data = np.memmap(f, np.uint8, "r", offset=f.tell())
-    entries = json.loads(header)
-    meta = entries.pop("__metadata__", {})
-    for name, t in entries.items():
-        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
-        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
-        tensors[name] = x.reshape(t["shape"])
-    end = sum(x.nbytes for x in tensors.values())
-    need(end == data.size, f"{data.size} bytes of data, expected {end}")
-    if "sha256" in meta:
-        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
-        digest.update(data)
-        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
-    return meta, tensors
-
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
@@ -1176,7 +1011,7 @@ def read_checkpoint(path):
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
         moments = "adamw.m" in tensors
-        found = {name: x.shape for name, x in tensors.items() if x.dtype == DTYPES["F32"]}
+        found = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
         need(found == tensor_shapes(cfg, moments), "its tensors are not those of its configuration")
         flat, *moments = (aligned((n_params(cfg),), np.float32) for _ in range(1 + 2 * moments))
         for name, x in named(cfg, flat, *moments).items():
@@ -1700,49 +1535,6 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
-    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
-    "{% endif %}{% endfor %}")
-# ChatML as Jinja text without blanks, and what may add a system message where there is none
-CHATML = (r"{%formessageinmessages%}{{'<|im_start|>'+message['role']+'\n'+message['content']+"
-          r"'<|im_end|>'+'\n'}}{%endfor%}{%ifadd_generation_prompt%}{{'<|im_start|>assistant\n'}}"
-          r"{%endif%}")
-SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
-                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
-
-def render(template, messages, state):
-    """The text of messages [(role, content)] with what begins the next answer.
-    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
-    if template in ("", "alpaca", ALPACA):
-        return PROMPT.format(instruction=messages[-1][1])
-    written = template.replace("\n", "\\n")
-    if template == "chatml" or SYSTEM.sub("", written).replace(" ", "") == CHATML:
-        if (default := SYSTEM.search(written)) and messages[0][0] != "system":
-            messages = [("system", default[1]), *messages]
-        return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages) + (
-            "<|im_start|>assistant\n")
-    try:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment as sandbox
-        return sandbox(trim_blocks=True, lstrip_blocks=True).from_string(template).render(
-            messages=[dict(role=role, content=text) for role, text in messages],
-            add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos)
-    except Exception as e:                   # a template is a program: it may fail in any way
-        raise UserError(f"the model's chat template: {type(e).__name__}: {e}; pip install jinja2, "
-                        f"or choose --template alpaca or chatml".replace("\n", " ")) from None
-
-def chat_ids(template, messages, state, tokenizer):
-    """The ids of a conversation.  Only the template makes special tokens, never what users say:
-    private characters stand for their words while the text is cut at special tokens."""
-    slots = [(role, chr(0xF0000 + i)) for i, (role, _) in enumerate(messages)]
-    said = {0xF0000 + i: text for i, (_, text) in enumerate(messages)}
-    names, ids = sorted(map(re.escape, tokenizer.specials), key=len, reverse=True), []
-    for piece in re.split(f"({'|'.join(names) or '(?!)'})", render(template, slots, state)):
-        special = tokenizer.specials.get(piece)
-        text = piece.translate(said)
-        ids += tokenizer.encode(text).tolist() if special is None else [special]
-    need(ids, "the model's chat template makes no text of it; choose --template alpaca or chatml")
-    return ids
-
 def speak(file, prompt=None, decoder=Decoder, **chosen):
     """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
     o = Sampling(**chosen).check()
@@ -1785,7 +1577,7 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
 
 # ==== 11 Import and export ====
 # Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json and others.
-# llama.cpp keeps it in one GGUF file; the package gguf, an extra, knows its types of numbers.
+# llama.cpp keeps it in one GGUF file: bench/gguf_file.py.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
          ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
          ("n_layer", "num_hidden_layers", "llama.block_count"),
@@ -1797,20 +1589,6 @@ LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, con
          ("rope_theta", "rope_theta", "llama.rope.freq_base"),
          ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
          ("tie_embeddings", "tie_word_embeddings", "")]
-PRE = ["gpt-2", "smollm"]                    # tokenizer.ggml.pre: many digits a word, or one
-
-def gguf_names(cfg):
-    """Our name of a tensor -> its name in GGUF."""
-    import gguf
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
-    return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
-
-def neighbours(w, name, cfg, back=False):
-    """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1."""
-    heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
-    halves = (-1, 2) if back else (2, -1)
-    return w.reshape(heads, *halves, w.shape[1]).swapaxes(1, 2).reshape(w.shape) if heads else w
-
 def llama_config(c, n_mtp=1):
     """Config of a config.json; what this engine does not compute is refused."""
     rope, H = c.get("rope_parameters") or c.get("rope_scaling") or {}, c["num_attention_heads"]
@@ -1823,43 +1601,6 @@ def llama_config(c, n_mtp=1):
     for key, v in expected.items():
         need(c[key] == v, f"its {key} is {c[key]}, expected {v}")
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
-
-def llama_of_gguf(path):
-    """As `llama_of_folder`."""
-    import gguf
-
-    class Reader(gguf.GGUFReader):
-        def _get(self, offset, dtype, count=1, **order):     # believes no length beyond the end
-            need(offset + int(count) <= len(self.data), "it ends too early")
-            return super()._get(offset, dtype, count, **order)
-
-    f = Reader(path)
-    meta = {key: x.contents() for key, x in f.fields.items()}
-    need(sum(t.n_bytes for t in f.tensors) <= len(f.data), "its tensors overlap")
-    word = lambda key: meta.get(f"tokenizer.ggml.{key}")
-    tokens, pre, scaling = word("tokens"), word("pre"), meta.get("llama.rope.scaling.type")
-    need(word("model") == "gpt2" and pre in PRE and not word("add_bos_token"),
-         f"its tokenizer is {word('model')} {pre}, expected gpt2 {' or '.join(PRE)}, without a "
-         f"token before every text")
-    short = lambda x: float(str(np.float32(x))) if isinstance(x, float) else x       # 1e-5 again
-    cfg = llama_config({**{hf: short(meta.get(key)) for _, hf, key in LLAMA},
-                        "vocab_size": len(tokens), "model_type": meta["general.architecture"],
-                        "rope_type": "default" if scaling in (None, "none") else scaling,
-                        "tie_word_embeddings": all(t.name != "output.weight" for t in f.tensors)})
-    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
-    need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
-    ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
-    tensors = {ours.get(t.name, t.name): t for t in f.tensors}
-    shapes = {name: (*t.shape.tolist()[::-1],) for name, t in tensors.items()}
-
-    def read(name):
-        t = tensors[name]
-        return neighbours(gguf.dequantize(t.data, t.tensor_type), name, cfg, back=True)
-
-    tokenizer = bpe.Tokenizer({t: k for k, t in enumerate(tokens)}, word("merges") or (),
-                              digits=pre == PRE[1])
-    ends = ("" if k is None else tokens[k] for k in (word("bos_token_id"), word("eos_token_id")))
-    return cfg, tokenizer, shapes, read, (meta.get("tokenizer.chat_template", ""), *ends)
 
 def llama_of_folder(folder):
     """Config, Tokenizer, {name: shape}, name -> tensor, (chat template, bos, eos)"""
@@ -1882,7 +1623,7 @@ def import_llama(source, out, force):
     keep(out, force)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
-        load = llama_of_folder if os.path.isdir(source) else llama_of_gguf
+        load = llama_of_folder if os.path.isdir(source) else bench("gguf_file", "llama_of_gguf")
         cfg, tokenizer, found, read, (template, bos, eos) = load(source)
         state = State(kind="chat" if template else "base", template=template, bos=bos, eos=eos,
                       options={"data": source}).check()
@@ -1900,39 +1641,6 @@ def import_llama(source, out, force):
     print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
           f"    python nanoeuler.py chat {out}")
 
-def write_gguf(path, c, matrices):
-    """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
-    import gguf
-    cfg, s, words = c.cfg, c.state, c.tokenizer.specials
-    model = json.loads(c.tokenizer.to_json())["model"]
-    types = {f.name: f.type for f in fields(Config)}     # an int is a float where that is expected
-    meta = {**{key: types[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
-            "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
-            "llama.rope.dimension_count": cfg.head_dim,
-            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
-            "tokenizer.ggml.tokens": list(model["vocab"]),
-            "tokenizer.ggml.token_type": [3 if t in words else 1 for t in model["vocab"]],
-            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
-            "tokenizer.ggml.bos_token_id": words.get(s.bos, words.get(s.eos, 0)),
-            "tokenizer.ggml.eos_token_id": words.get(s.eos, 0),
-            "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
-    f, kinds = gguf.GGUFWriter(path, "llama"), gguf.GGMLQuantizationType
-    add = {int: f.add_uint32, float: f.add_float32, bool: f.add_bool, str: f.add_string,
-           list: f.add_array}
-    for key, v in meta.items():
-        add[type(v)](key, v)
-    names = gguf_names(cfg)
-    for name, w in named(cfg, c.flat).items():
-        if not name.startswith("mtp."):
-            kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
-            kind = kinds.F16 if w.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] else kind
-            w = gguf.quantize(neighbours(w, name, cfg), kind)
-            f.add_tensor(names[name], w, raw_dtype=kind)
-    f.write_header_to_file()
-    f.write_kv_data_to_file()
-    f.write_tensors_to_file()
-    f.close()
-
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
     need((folder or gguf) and matrices in ("f32", "f16", "q8_0"),
@@ -1942,7 +1650,7 @@ def export(file, folder, gguf, matrices, force):
         keep(path or "", force)
     if gguf:
         with replacing(gguf, remedy) as temporary:
-            write_gguf(temporary, c, matrices)
+            bench("gguf_file", "write_gguf")(temporary, c, matrices)
         print(f"{gguf}: for llama.cpp, {matrices}")
     if not folder:
         return
@@ -2029,8 +1737,9 @@ def add_verb(verbs, name, call, text, *args, settings=()):
     return v
 
 def bench(script, name):
-    """A verb that is a script of its own: a function of bench/script.py."""
-    return lambda **flags: getattr(importlib.import_module(f"bench.{script}"), name)(**flags)
+    """What few runs need: a function of bench/script.py."""
+    return lambda *args, **flags: getattr(importlib.import_module(f"bench.{script}"), name)(
+        *args, **flags)
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",

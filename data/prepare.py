@@ -13,7 +13,7 @@ import download as dl
 
 sys.path.insert(0, str(dl.HERE.parent))
 import bpe
-import nanoeuler as ne
+from data import texts
 
 CORPORA = "gutenberg.txt", "web.txt"
 GAP = re.compile(rb"\n[ \t\r]*\n[ \t\r]*\n\s*")         # what separates documents in other texts
@@ -123,12 +123,12 @@ def main(argv=None):
           f"validate, from {', '.join(f.name for f in files)}; dropped {corpus.duplicates:,} "
           f"duplicates, {corpus.junk:,} that are not text")
     if o.vocab_size:
-        text = ne.read_text(str(path))
-        parts = ne.split_text(memoryview(text), float(holdout))
-        if len(text) > ne.LARGE:             # as a run does it, which then finds the tokens
-            tokenizer = bpe.train(ne.excerpt(parts[0]), o.vocab_size)
+        text = texts.read_text(str(path))
+        parts = texts.split_text(memoryview(text), float(holdout))
+        if len(text) > texts.LARGE:             # as a run does it, which then finds the tokens
+            tokenizer = bpe.train(texts.excerpt(parts[0]), o.vocab_size)
             digest = hashlib.sha256(text).hexdigest()
-            n = sum(map(len, ne.tokenize(str(path), parts, tokenizer, digest)))
+            n = sum(map(len, texts.tokenize(str(path), parts, tokenizer, digest)))
             print(f"{n:,} tokens of {len(text) / n:.2f} bytes; tokenizer {tokenizer.hash()[:12]}")
         else:
             print("short enough to be tokenized whenever a run starts")

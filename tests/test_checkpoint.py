@@ -13,6 +13,7 @@ from conftest import FAST, ROOT, TINY, command, complains, nanoeuler, needs, ran
 
 import bpe
 import nanoeuler as ne
+from data.tensors import NO_HASH
 
 
 def take_apart(path):
@@ -24,10 +25,10 @@ def take_apart(path):
 
 def put_together(path, header, data):
     """Writes the file with a checksum that fits."""
-    header["__metadata__"]["sha256"] = ne.NO_HASH
+    header["__metadata__"]["sha256"] = NO_HASH
     text = json.dumps(header).encode()
     digest = hashlib.sha256(text + data).hexdigest()
-    text = text.replace(ne.NO_HASH.encode(), digest.encode(), 1)
+    text = text.replace(NO_HASH.encode(), digest.encode(), 1)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 

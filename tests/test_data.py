@@ -26,6 +26,7 @@ import get_preferences
 import get_web
 import nanoeuler as ne
 import prepare
+from data import texts
 
 ALPACA = json.dumps([{"instruction": f"Count to {i}.", "input": "", "output": "1 " * (i + 1)}
                      for i in range(600)]).encode()
@@ -403,7 +404,10 @@ def test_wrong_usage_is_one_line(module, args, capsys):
     one_line(capsys, args[0], "--help")
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "data").glob("*.py")))
+MODULES = {"__init__", "chats", "tensors", "texts"}      # the programs', which need no extra
+
+
+@pytest.mark.parametrize("name", sorted({p.stem for p in (ROOT / "data").glob("*.py")} - MODULES))
 def test_without_the_extra(name, tmp_path):
     """One line that says how to install it."""
     code = (f"import runpy, sys; sys.modules['requests'] = None; sys.path.insert(0, '.'); "
@@ -690,7 +694,7 @@ def test_every_gap_has_its_holdout():
 
 def test_a_run_finds_the_tokens(tmp_path, capsys, monkeypatch):
     """The tokenizer and the token file are those a training run would make."""
-    monkeypatch.setattr(ne, "LARGE", 100_000)
+    monkeypatch.setattr(texts, "LARGE", 100_000)
     make(tmp_path, "web.txt", [prose(i, 600) for i in range(100)])
     prepared(tmp_path, "--vocab-size", "300", "--holdout", "0.05")
     out = capsys.readouterr().out

@@ -15,6 +15,7 @@ from test_bpe import TORTURE
 
 import bpe
 import nanoeuler as ne
+from data import chats
 
 SMALL = ne.PRESETS["small"]
 CONFIGS = {
@@ -257,7 +258,8 @@ def test_models_of_every_type_come_in(name, tokenizer, tmp_path):
     """Each weight is the one that the gguf package takes from the stored one."""
     gguf, cfg = package(), replace(SMALL, n_layer=1, n_mtp=1, n_hidden=96)
     c = ne.read_checkpoint(str(write(tmp_path / "a.bin", cfg, tokenizer)))
-    ne.write_gguf(tmp_path / "a.gguf", c, name)
+    from bench import gguf_file              # which needs the package
+    gguf_file.write_gguf(tmp_path / "a.gguf", c, name)
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     got, kind = ne.read_checkpoint(str(tmp_path / "b.bin")), gguf.GGMLQuantizationType[name]
     for x, w in zip(ne.views(got.flat, ne.param_table(cfg)), ne.views(c.flat, ne.param_table(cfg))):
@@ -293,6 +295,7 @@ def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, t
 def test_gguf_needs_its_package(tokenizer, tmp_path, monkeypatch, capsys):
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer)
     monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, "bench.gguf_file", raising=False)
     for args in (("export", path, "--gguf", tmp_path / "a.gguf"),
                  ("import", tmp_path / "a.gguf", tmp_path / "b.bin")):
         assert "pip install gguf" in refused(capsys, *args)
@@ -386,21 +389,22 @@ def test_templates_are_rendered_as_jinja_does(template):
     for messages in (HELLO[:1], HELLO, [("system", "Be brief."), *HELLO]):
         want = theirs.render(messages=dicts(messages), add_generation_prompt=True,
                              bos_token="<|im_start|>", eos_token="</s>")
-        assert ne.render(template, messages, STATE) == want
+        assert chats.render(template, messages, STATE) == want
 
 
 def test_chatml_and_alpaca_need_no_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
     for template in (SMOL, SMOL.replace("\n", "\\n"), PLAIN, "chatml"):
-        text = ne.render(template, HELLO, STATE)
+        text = chats.render(template, HELLO, STATE)
         assert text.endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
     for template in ("", "alpaca", ne.ALPACA):               # the last question alone
-        assert ne.render(template, HELLO[:1], STATE) == ne.PROMPT.format(instruction="Hello  there")
-        assert ne.render(template, HELLO, STATE) == ne.PROMPT.format(instruction=HELLO[-1][1])
+        for said in HELLO[:1], HELLO:
+            want = chats.PROMPT.format(instruction=said[-1][1])
+            assert chats.render(template, said, STATE) == want
     for template in (OTHER, SMOL + "!", SMOL.replace("content", "text")):
         with pytest.raises(ne.UserError, match="--template"):
-            ne.render(template, HELLO, STATE)
+            chats.render(template, HELLO, STATE)
 
 
 @pytest.mark.parametrize("template", [
@@ -409,7 +413,7 @@ def test_chatml_and_alpaca_need_no_package(monkeypatch):
 def test_a_bad_template_gives_one_line(template):
     needs("jinja2")
     with pytest.raises(ne.UserError, match="--template") as error:
-        ne.render(template, HELLO, STATE)
+        chats.render(template, HELLO, STATE)
     assert "\n" not in str(error.value)
 
 
@@ -427,12 +431,12 @@ def test_users_cannot_make_special_tokens(tokenizer):
 def test_special_tokens_of_a_template(monkeypatch):
     """The longest of those that begin alike; a tokenizer that has none cuts nowhere."""
     two, none = (bpe.train(b"Hello " * 9, 262, names) for names in (("<s", "<s>", "<s>>"), ()))
-    monkeypatch.setattr(ne, "render", lambda _, messages, state: f"<s>{messages[0][1]}<sHello")
+    monkeypatch.setattr(chats, "render", lambda _, messages, state: f"<s>{messages[0][1]}<sHello")
     want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
     assert ne.chat_ids("", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
     assert ne.chat_ids("", HELLO[:1], STATE, none) == none.encode("<s>Hello  there<sHello").tolist()
     with pytest.raises(ne.UserError, match="--template"):
-        monkeypatch.setattr(ne, "render", lambda template, messages, state: "")
+        monkeypatch.setattr(chats, "render", lambda template, messages, state: "")
         ne.chat_ids("", HELLO[:1], STATE, two)
 
 
@@ -811,7 +815,7 @@ def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
     peer.add_special_tokens([t for t, k in zip(tokens, value("token_type")) if k != 1])
     asked = [("user", QUESTION)]
     ids = ne.chat_ids(c.state.template, asked, c.state, c.tokenizer)
-    text = ne.render(c.state.template, asked, c.state)
+    text = chats.render(c.state.template, asked, c.state)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert peer.encode(text).ids == ids
     config = transformers.LlamaConfig(

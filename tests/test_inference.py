@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
+from data import chats
 
 CONFIGS = {
     "grouped queries": TINY,
@@ -294,7 +295,7 @@ def test_a_chat_model_answers(tmp_path):
 
 
 def test_the_template_is_alpacas():
-    assert ne.PROMPT.format(instruction="Sing.").startswith(
+    assert chats.PROMPT.format(instruction="Sing.").startswith(
         "Below is an instruction that describes a task. Write a response that appropriately "
         "completes the request.\n\n### Instruction:\nSing.\n\n### Response:")
 

@@ -60,10 +60,11 @@ def test_every_open_names_its_encoding(path):
             assert binary or "encoding" in given, f"{path.name}:{node.lineno}"
 
 
-@pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py", "check.py"])
+@pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py", "check.py", "data/chats.py",
+                                  "data/tensors.py", "data/texts.py"])
 def test_programs_import_only_what_is_installed_with_them(name):
     """Everything else is an extra: imported where it is used, if it is there."""
-    allowed = {"numba", "numpy", "llvmlite", "nanoeuler", "bpe"}
+    allowed = {"numba", "numpy", "llvmlite", "nanoeuler", "bpe", "data"}
     import sys
     for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
         modules = [a.name for a in node.names] if isinstance(node, ast.Import) else (

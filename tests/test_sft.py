@@ -17,6 +17,7 @@ from test_checkpoint import wait_for_step
 
 import bpe
 import nanoeuler as ne
+from data import chats
 
 ADD = [dict(instruction=f"Add {a} and {b}.", input="", output=f"{a} plus {b} is {a + b}.")
        for a in range(12) for b in range(12)]
@@ -98,7 +99,7 @@ def test_the_text_of_a_row(checkpoint_tokenizer, examples):
 
 @pytest.fixture(scope="module")
 def checkpoint_tokenizer():
-    return bpe.train((ne.PROMPT + ne.PROMPT_INPUT).encode(), 300)
+    return bpe.train((chats.PROMPT + chats.PROMPT_INPUT).encode(), 300)
 
 
 def test_a_row_knows_of_no_other_and_of_no_padding():
@@ -378,7 +379,7 @@ def test_a_tuned_model_answers(tuned):
     result = nanoeuler("chat", "nanoeuler_chat.bin", "--temperature", 0, cwd=tuned,
                        stdin="Add 3 and 4.\n/quit\n")
     c = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin"))
-    prompt = c.tokenizer.encode(ne.PROMPT.format(instruction="Add 3 and 4."))
+    prompt = c.tokenizer.encode(chats.PROMPT.format(instruction="Add 3 and 4."))
     ids = ne.generate(ne.Decoder(c.cfg, c.flat), prompt, 200, None, ne.Sampling(temperature=0.0),
                       c.tokenizer.specials["</s>"])
     want = c.tokenizer.decode(list(ids)).decode()

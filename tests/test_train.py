@@ -22,6 +22,7 @@ from test_checkpoint import outcome, wait_for_step
 
 import bpe
 import nanoeuler as ne
+from data import texts
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +170,7 @@ def test_split_text_does_not_cut_a_character():
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A text beyond LARGE, which is made smaller, and what `tokenize` needs."""
-    monkeypatch.setattr(ne, "LARGE", 10_000)
+    monkeypatch.setattr(texts, "LARGE", 10_000)
     path = tmp_path / "large.txt"
     path.write_bytes(TEXT.read_bytes()[:30_000])
     text = ne.read_text(str(path))
@@ -242,7 +243,7 @@ def test_a_damaged_token_file_is_made_again(damage, large, capsys):
 def test_an_excerpt_is_whole_lines_from_everywhere(monkeypatch):
     text = b"".join(b"line %06d\n" % i for i in range(20_000))
     assert ne.excerpt(text) == text
-    monkeypatch.setattr(ne, "LARGE", 40_000)
+    monkeypatch.setattr(texts, "LARGE", 40_000)
     part = ne.excerpt(memoryview(text), pieces=100)
     lines = part.splitlines()
     assert 30_000 < len(part) <= 40_000 and all(len(x) == 11 for x in lines)
@@ -253,7 +254,7 @@ def test_an_excerpt_is_whole_lines_from_everywhere(monkeypatch):
 
 @pytest.mark.parametrize("at", [0, 9_999, 10_000, 25_000])
 def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "LARGE", 10_000)
+    monkeypatch.setattr(texts, "LARGE", 10_000)
     text = ("\u00e9" * 15_000).encode()      # two bytes each: pieces begin inside of characters
     text = b"x" + text[:at - at % 2] + b"\xff" + text[at - at % 2:]
     (tmp_path / "a.txt").write_bytes(text)
@@ -266,7 +267,7 @@ def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("size", [9_999, 10_000, 20_000])
 def test_half_a_character_at_the_end_is_invalid(size, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "LARGE", 10_000)
+    monkeypatch.setattr(texts, "LARGE", 10_000)
     (tmp_path / "a.txt").write_bytes(b"x" * (size - 1) + b"\xc3")
     ne.read_text(str(tmp_path / "a.txt"))
     assert f"not UTF-8 at byte {size - 1};" in capsys.readouterr().err
