@@ -189,7 +189,7 @@ def scratch_shapes(cfg, n, T, dtype):
     D, W = cfg.head_dim, tile_width(dtype)
     return Scratch((n, T, cfg.n_embd), (n, T, cfg.n_head * D), (n, T, cfg.n_hidden), (n, BR, T),
                    (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W),
-                   (n, -(-NB // PACKED), KC, PACKED))
+                   (n, 1, KC, PACKED))
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
@@ -235,8 +235,8 @@ caching.Cache._index_key = lambda self, *known, key=caching.Cache._index_key: (
 MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 6 x 2
 ROWS = 8 * MR                    # of a product at a time: what it writes lies together
 BR = 32                          # attention: query rows a block; small's scores stay in L1
-KC = 128                         # weight gradients: rows of the batch summed in registers at a time
-NB, PACKED = 128, 4 * MR         # rows of dW a task, they stay in L2; columns of dY side by side
+KC = 64                          # weight gradients: rows of the batch summed in registers at a time
+NB, PACKED = 128, 2 * MR         # rows of dW a task, they stay in L2; columns of dY side by side
 i32, i64 = ir.IntType(32), ir.IntType(64)                # i64(5) is a constant of that type
 
 def tile_width(dtype):
@@ -417,11 +417,13 @@ def weight_gradient(dw, dy, x, n0, scratch):
     for b in range(B):
         for t in range(0, T, KC):
             e = min(T, t + KC)
-            pack(scratch[:-(-N // PACKED), :e - t], dy[b, t:e, n0:n0 + N])   # rows lie pages apart
-            for j in range(0, K, w):
-                for m in range(0, N, MR):
-                    i, r, rows = m // PACKED, m % PACKED, dw[m:m + MR]
-                    tile(rows, rows, scratch[i, :e - t, r:r + MR].T, x[b, t:e], 0, j, 1)
+            for n in range(0, N, PACKED):
+                end = min(n + PACKED, N)     # rows of dy lie pages apart, and are read line by line
+                pack(scratch[:, :e - t], dy[b, t:e, n0 + n:n0 + end])
+                for m in range(n, end, MR):
+                    rows, columns = dw[m:m + MR], scratch[0, :e - t, m - n:m - n + MR]
+                    for j in range(0, K, w):
+                        tile(rows, rows, columns.T, x[b, t:e], 0, j, 1)
 
 # ==== 4.2 Embedding ====
 @jit

@@ -14,8 +14,8 @@ import pytest
 from conftest import ROOT, nanoeuler
 
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
-BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 128 ", "KC = 4 "), ("ROWS = 8 * MR", "ROWS = MR"),
-          ("NB, PACKED = 128, 4 * MR", "NB, PACKED = 4, MR")]
+BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 64 ", "KC = 4 "), ("ROWS = 8 * MR", "ROWS = MR"),
+          ("NB, PACKED = 128, 2 * MR", "NB, PACKED = 4, MR")]
 
 MUTANTS = {
     "embedding overwrites": ("e[c] += row[c]", "e[c] = row[c]"),
@@ -51,7 +51,7 @@ MUTANTS = {
     "matmul_add without base": ("tile(out, base, x, b, m, j, 1)", "tile(out, base, x, b, m, j, 0)"),
     "weight gradient, block edge": ("e = min(T, t + KC)", "e = min(T, t + KC - 1)"),
     "weight gradient, last block": ("for t in range(0, T, KC)", "for t in range(0, T - KC, KC)"),
-    "weight gradient, other rows": ("dy[b, t:e, n0:n0 + N]", "dy[b, t:e, :N]"),
+    "weight gradient, other rows": ("dy[b, t:e, n0 + n:n0 + end]", "dy[b, t:e, n:end]"),
     "weight gradient overwrites": ("x[b, t:e], 0, j, 1)", "x[b, t:e], 0, j, 0)"),
     "last rows of a matrix": ("min(n + NB, N)", "min(n + NB, N - 1)"),
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
