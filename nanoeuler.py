@@ -70,7 +70,7 @@ import bpe
 from bpe import UserError, need, reading
 from data.chats import ALPACA, chat_ids, held_out, prompt_of, read_examples
 from data.tensors import map_tensors, replacing, write_tensors
-from data.texts import encode_cut, excerpt, read_text, split_text, tokenize
+from data.texts import encode_cut, excerpt, read_log, read_text, split_text, tokenize
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 9)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -868,6 +868,7 @@ def adamw(p, g, m, v, n_decay, hyper):
     return norm
 
 # ==== 7 Data ====
+# data/texts.py makes tokens of a text, data/chats.py reads examples; from here on they are arrays.
 def later(rows, T):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     return np.stack([rows[:, k + 1:k + 1 + T] for k in range(rows.shape[1] - T)])
@@ -1364,18 +1365,6 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     if engine is Model:
         compile_kernels()
     run(out, start, options, engine).go()
-
-def read_log(path):
-    """The records of a JSON-lines log.  What a killed run left unfinished is skipped."""
-    records = []
-    with reading(path, "name a log that train, sft or dpo wrote"):
-        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                r = json.loads(line)
-                records.append({**r, "step": int(r["step"])})
-        need(records or not lines, "no line of it is the record of a step")
-    return records
 
 # ==== 10 Inference ====
 SHARED = 1 << 16     # bytes of a matrix; two threads that are awake need 2 us to start and to meet

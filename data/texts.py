@@ -1,4 +1,4 @@
-"""Texts and their tokens: read, split, encoded, and kept beside a large text.
+"""Texts and their tokens: read, split, encoded, and kept beside a large text.  And logs of runs.
 
 nanoeuler.py learns from these, data/prepare.py makes them beforehand.
 """
@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import mmap
+import pathlib
 import sys
 
 import numpy as np
@@ -83,3 +84,15 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     except UserError as e:                   # a folder of others, or another run that fills it
         print(f"note: {e}", file=sys.stderr)
     return list(tensors.values())
+
+def read_log(path):
+    """The records of a JSON-lines log.  What a killed run left unfinished is skipped."""
+    records = []
+    with reading(path, "name a log that train, sft or dpo wrote"):
+        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                r = json.loads(line)
+                records.append({**r, "step": int(r["step"])})
+        need(records or not lines, "no line of it is the record of a step")
+    return records
