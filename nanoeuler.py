@@ -1393,24 +1393,28 @@ def matvec_add(y, w, scale, x):
         dot_rows_parallel(y, w, scale, x)
 
 @jit
-def attention_decode(o, q, kc, vc, pos, scores):
-    """One query row per head against the cache, the heads of a key together.
-    o, q (H, D), kc (G, D, T), vc (G, T, D)     scratch: scores (H / G, T)"""
-    (H, D), G, n, scale = q.shape, kc.shape[0], pos + 1, o.dtype.type(1 / math.sqrt(o.shape[1]))
-    for g in range(G):
-        h0, h1 = g * H // G, (g + 1) * H // G
-        matmul(scores[:, :n], q[h0:h1], kc[g, :, :n])
-        for h in range(h1 - h0):
-            row, l = scores[h, :n], o.dtype.type(0)
-            m = row_max(row)
-            for t in range(n):
-                row[t] = exp((row[t] - m) * scale)
-            for t in range(n):
-                l += row[t]
-            norm = o.dtype.type(1) / l
-            for t in range(n):
-                row[t] *= norm
-        matmul(o[h0:h1], scores[:, :n], vc[g, :n])
+def attention_of_key(g, o, q, kc, vc, n, scores):
+    """One query row a head against the first n of the cache, the heads of key g together.
+    o, q (H, D), kc (G, D, T), vc (G, T, D)     scratch: scores (H, T)"""
+    H, G, scale = len(q), len(kc), o.dtype.type(1 / math.sqrt(o.shape[1]))
+    h0, h1 = g * H // G, (g + 1) * H // G
+    matmul(scores[h0:h1, :n], q[h0:h1], kc[g, :, :n])
+    for h in range(h0, h1):
+        row, l = scores[h, :n], o.dtype.type(0)
+        m = row_max(row)
+        for t in range(n):
+            row[t] = exp((row[t] - m) * scale)
+        for t in range(n):
+            l += row[t]
+        norm = o.dtype.type(1) / l
+        for t in range(n):
+            row[t] *= norm
+    matmul(o[h0:h1], scores[h0:h1, :n], vc[g, :n])
+
+@jit_parallel
+def attention_parallel(o, q, kc, vc, n, scores):
+    for g in prange(len(kc)):
+        attention_of_key(g, o, q, kc, vc, n, scores)
 
 @jit
 def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, scores, logits, cos, sin,
@@ -1432,7 +1436,11 @@ def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, score
             for i in range(D):
                 kc[l, g, i, pos] = heads[H + g, i]
                 vc[l, g, pos, i] = heads[H + G + g, i]
-        attention_decode(att, heads[:H], kc[l], vc[l], pos, scores)
+        if G * D * pos * kc.itemsize < SHARED:
+            for g in range(G):
+                attention_of_key(g, att, heads[:H], kc[l], vc[l], pos + 1, scores)
+        else:
+            attention_parallel(att, heads[:H], kc[l], vc[l], pos + 1, scores)
         matvec_add(x[0], p.attn_proj[l], s.attn_proj[l], att.reshape(H * D))
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         gate_up[:] = 0
@@ -1470,7 +1478,7 @@ class Decoder:
         self.buffers = (Params(*matrices, *map(np.copy, p[6:])), Scales(*scales),      # not `flat`
                         new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
                         new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(1, F),
-                        new(H // G, T), self.logits, *rope_table(cfg, flat.dtype))
+                        new(H, T), self.logits, *rope_table(cfg, flat.dtype))
 
     def step(self, token):
         """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
@@ -1567,8 +1575,7 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
     print()
 
 # ==== 11 Import and export ====
-# Hugging Face keeps a model in a directory: config.json, *.safetensors, tokenizer.json and others.
-# llama.cpp keeps it in one GGUF file: bench/gguf_file.py.
+# Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF: bench/gguf_file.py).
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
          ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
          ("n_layer", "num_hidden_layers", "llama.block_count"),
