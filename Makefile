@@ -51,7 +51,7 @@ bench: $(BENCH_DEPS)  ## side by side with PyTorch, transformers, nanoGPT's demo
 	$(PY) bench/bench_llama.py
 	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
 
-gpu-bench: $(GPU_BENCH_DEPS)  ## on a GPU: side by side with cuBLAS, SDPA, torch.compile (5 minutes)
+gpu-bench: $(GPU_BENCH_DEPS)  ## on a GPU: side by side with cuBLAS, SDPA, torch.compile (11 minutes)
 	$(PY) bench/bench_gpu.py $(ARGS)
 
 data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of web pages, answers

@@ -2,9 +2,9 @@
 
     python bench/bench_gpu.py [--only matmul attention kernels step ablation decode]
 
-Writes bench/results/gpu_<device>.json and .md.  Without --only everything but decode, some five
-minutes on an H200, most of them torch.compile's.  Groups that were measured before, on the same
-device with the same commit, stay in the file.
+Writes bench/results/gpu_<device>.json and .md.  Without --only everything but decode, some
+eleven minutes on an H200, most of them naive attention's and torch.compile's.  Groups that were
+measured before, on the same device with the same commit, stay in the file.
 
 ceiling    What the card gives: a kernel that reads and writes memory, and cuBLAS on 8192^3.  Always
            measured.

@@ -63,6 +63,17 @@ def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
         assert np.abs(got - want).max() <= limit * max(1, np.abs(want).max())
 
 
+@pytest.mark.parametrize("G", [1, 2, 3])
+def test_a_long_conversation_is_shared_by_the_threads(G):
+    """Positions on both sides of the one from which keys fill more than SHARED bytes."""
+    cfg = ne.replace(TINY, n_head=6, n_kv_head=G, head_dim=128, seq_len=160)
+    assert G * 128 * 160 * 8 > ne.SHARED                     # bytes of the keys of a whole context
+    model, tokens = ne.Model(cfg, random_flat(cfg, 3)), tokens_of(cfg, cfg.seq_len)
+    decoder, want = ne.Decoder(cfg, model.flat), model.logits(tokens[None])[0, 0]
+    for t, token in enumerate(tokens):
+        assert np.abs(decoder.step(token) - want[t]).max() <= 1e-12 * max(1, np.abs(want[t]).max())
+
+
 def test_a_new_conversation_forgets():
     flat = random_flat(TINY, 2)
     used, fresh = ne.Decoder(TINY, flat), ne.Decoder(TINY, flat)
