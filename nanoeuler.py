@@ -2,7 +2,7 @@
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
 integration time.  This file is the whole engine for the CPU, meant to be read top to bottom; bpe.py
-is its tokenizer, and data/ has what reads texts, chats and files of tensors.
+is its tokenizer, and data/ has what reads texts, chats, files of tensors and the command line.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
@@ -36,7 +36,6 @@ Threads One sequence is one task of the forward and backward pass, a block of ro
         task of its gradient.  Each number is written by one task, in one order: the result does not
         depend on how many threads there are or which of them takes which task.
 """
-import argparse
 import codecs
 import contextlib
 import hashlib
@@ -47,10 +46,8 @@ import math
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
-import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -62,13 +59,15 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two mat
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
+from numba import float32, get_num_threads, int32, njit, prange, types
 from numba.core import caching, cgutils
 from numba.extending import intrinsic, overload
 
 import bpe
 from bpe import UserError, need, reading
 from data.chats import ALPACA, chat_ids, held_out, prompt_of, read_examples
+from data.commands import CHAT, FILE, FORCE, RUN, TEXT, Settings, arg, bench, out, run_verb, setting
+from data.kernels import compile_kernels
 from data.tensors import map_tensors, replacing, write_tensors
 from data.texts import encode_cut, excerpt, read_log, read_text, split_text, tokenize
 
@@ -78,31 +77,7 @@ OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=True)
 jit = njit(**OPTIONS)
 jit_parallel = njit(parallel=True, **OPTIONS)
 
-def save_compiled(self, key, data):
-    """A file of Numba's cache, named by what it holds.  Numba numbers them: two processes that
-    start at once may write the same one, and a third then runs the kernel of another signature."""
-    name = self._data_name(zlib.crc32(repr(key).encode()))
-    self._save_data(name, data)
-    self._save_index({**self._load_index(), key: name})
-
-caching.IndexDataCacheFile.save = save_compiled
-
 # ==== 1 Configuration ====
-class Settings:
-    """A dataclass whose fields are checked: their type, and the range given as metadata."""
-
-    def check(self):
-        for f in fields(self):
-            value, (low, high) = getattr(self, f.name), f.metadata.get("range", (0, 1 << 62))
-            need(type(value) is f.type or f.type is float and type(value) is int,
-                 f"{f.name} is {value!r}, expected {f.type.__name__}")
-            need(f.type not in (int, float) or low <= value <= high,
-                 f"{f.name} is {value}, expected {low:g} to {high:g}")
-        return self
-
-def setting(default, low, high, text=""):
-    return field(default=default, metadata={"range": (low, high), "help": text})
-
 @dataclass(frozen=True)
 class Config(Settings):
     """Everything that shapes the model.  A checkpoint stores these fields and no others."""
@@ -1678,75 +1653,16 @@ def export(file, folder, gguf, matrices, force):
     print(f"{folder}: a LlamaForCausalLM" + f", and its heads 1 to {len(heads)}" * bool(heads))
 
 # ==== 12 Command line ====
-def compile_part(part):
-    """Compiles half of the kernels, on a tiny model."""
-    cfg = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
-    model = Model(cfg, init_params(cfg, 0))
-    if part == 1:
-        return model.run(GRADIENT, np.zeros((1, 8), np.int32))
-    model.update(np.ones(8))
-    model.decoder().step(0)
-    bpe.train(b"a b a b", 258).encode(b"a b")
-
-def compile_kernels():
-    """Nothing if Numba's cache is warm; else compiles in two other processes, and says so.
-    In others, because a process that compiled `run` links its callees differently from one that
-    loads it, which changes last bits: a first run must compute the same as a second."""
-    key, began = run._cache._index_key, time.perf_counter()
-    if any("float32" in str(sig) and key(sig, run.targetctx.codegen()) == (sig, *rest)
-           for sig, *rest in run._cache._cache_file._load_index()):
-        return                               # check.py leaves float64 kernels there
-    print("compiling the kernels: once, about 20 seconds", flush=True)
-    code, folder = "import nanoeuler; nanoeuler.compile_part", os.path.dirname(__file__) or "."
-    parts = [subprocess.Popen([sys.executable, "-c", f"{code}({i})"], cwd=folder,
-                              start_new_session=True) for i in (1, 2)]       # Ctrl-C is for us
-    need(not any([p.wait() for p in parts]), "the kernels do not compile; see above, or report it")
-    print(f"compiled in {time.perf_counter() - began:.0f} seconds\n", flush=True)
-
-def physical_cores():
-    """Hyper-threads count once: they share the multipliers."""
-    siblings = pathlib.Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")
-    return len({path.read_text(encoding="ascii") for path in siblings}) or os.cpu_count() or 1
-
-arg = lambda *names, **options: (names, options)         # for add_argument
-FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
-CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
-FORCE = arg("--force", action="store_true", help="replace what is there")
-TEXT = arg("prompt", help="text to begin with")
-THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
-RUN = arg("--resume", action="store_true", help="go on with --out"), FORCE
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
-
-def out(default):
-    return arg("--out", default=default, help="file to write")
-
-def add_verb(verbs, name, call, text, *args, settings=()):
-    """A verb that calls `call` with its arguments, and with those of the settings that are given:
-    --resume compares them."""
-    v = verbs.add_parser(name, help=text, description=text,
-                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    v.set_defaults(call=call)
-    for names, options in (*args, THREADS):
-        v.add_argument(*names, **options)
-    for f in settings:
-        v.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-                       help=f"{f.metadata['help']} "
-                            f"(default: {'of the model' if f in SHAPE else f.default})")
-    return v
-
-def bench(script, name):
-    """What few runs need: a function of bench/script.py."""
-    return lambda *args, **flags: getattr(importlib.import_module(f"bench.{script}"), name)(
-        *args, **flags)
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
         arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
-        out("nanoeuler.bin"), *RUN, settings=(*fields(Options), *SHAPE))
+        out("nanoeuler.bin"), *RUN, settings=fields(Options), shape=SHAPE)
     add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
-        out("nanoeuler_chat.bin"), *RUN, settings=(*fields(SftOptions), SHAPE[0]))
+        out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions), shape=SHAPE[:1])
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,
-        out("nanoeuler_dpo.bin"), *RUN, settings=(*fields(DpoOptions), SHAPE[0]))
+        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions), shape=SHAPE[:1])
     add("chat", speak, "continue or answer what you type", FILE, settings=fields(Sampling))
     add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Sampling))
     add("lens", bench("lens", "lens"), "the Euler steps of one prompt", TEXT, FILE)
@@ -1761,38 +1677,7 @@ def add_verbs(add):
         arg("source", help="directory or .gguf"), arg("out", help="file to write"), FORCE)
     add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
-def main(argv=None, add_verbs=add_verbs, text="A GPT from scratch"):
-    """Another engine hands in its own verbs."""
-    root = argparse.ArgumentParser(description=text)
-    verbs = root.add_subparsers(required=True, metavar="VERB")
-    add_verbs(partial(add_verb, verbs))
-    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may know ASCII only
-        with contextlib.suppress(AttributeError):        # None, or a notebook's
-            stream.reconfigure(errors="replace")
-    argv = sys.argv[1:] if argv is None else argv
-    v = verbs.choices.get(argv[0]) if argv else None     # its files may stand behind its flags
-    a = vars(v.parse_intermixed_args(argv[1:]) if v and "--" not in argv else root.parse_args(argv))
-    most = get_num_threads()
-    call, threads = a.pop("call"), a.pop("threads")
-    try:
-        need(0 <= threads <= most, f"--threads is {threads}, expected 0 to {most}")
-        set_num_threads(threads or min(physical_cores(), most))
-        return call(**a)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:                  # the reader of our output is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except UserError as e:
-        problem = e
-    except ModuleNotFoundError as e:         # an extra
-        problem = f"{e}; if it is a package: pip install {e.name}"
-    except MemoryError as e:
-        problem = f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
-    except OSError as e:
-        problem = f"{e.filename or 'a file'}: {e.strerror}; see --out"
-    print(f"nanoeuler: {problem}", file=sys.stderr)
-    return 2
+main = partial(run_verb, add_verbs, "A GPT from scratch")
 
 if __name__ == "__main__":
     # As `nanoeuler`, not `__main__`: Numba's cache knows the named tuples by their module's name.

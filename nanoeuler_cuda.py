@@ -49,6 +49,8 @@ from types import SimpleNamespace
 import numpy as np
 
 import nanoeuler as ne
+from data.commands import CHAT, FILE, RUN, TEXT, arg, bench, out, run_verb, setting
+from data.kernels import save_compiled
 from nanoeuler import UserError, from_bf16, need, to_bf16
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
@@ -68,10 +70,10 @@ try:
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
     if __name__ == "__main__":
-        sys.exit(ne.bench("doctor", "doctor")(problem=reason))
+        sys.exit(bench("doctor", "doctor")(problem=reason))
     raise ImportError(reason) from None
 
-caching.IndexDataCacheFile.save = ne.save_compiled
+caching.IndexDataCacheFile.save = save_compiled
 kernel = cuda.jit(cache=True)
 inlined = cuda.jit(device=True, inline="always")
 
@@ -2277,21 +2279,21 @@ class Decoder(ne.Decoder):
 @dataclass
 class OnGpu:
     """What the GPU's stages are started with beside the CPU's options, some of which differ."""
-    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
-    matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
+    save_every: int = setting(5000, 1, 1 << 40, "steps between checkpoints")
+    dtype: str = setting("bf16", 0, 0, "bf16, f32 or f64")
+    matmul: str = setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
 
 class Run(ne.Run):
     verb, preset, full = "t", "base", "data/pretrain.txt"
 
     @dataclass
     class Options(OnGpu, ne.Options):
-        data: str = ne.setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
-        steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
-        batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
-        holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
-        warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
+        data: str = setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
+        steps: int = setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
+        batch: int = setting(32_768, 1, 1 << 40, "tokens a step")
+        holdout: float = setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
+        warmup: int = setting(200, 0, 1 << 40, "steps of linear warm-up")
+        weight_decay: float = setting(1.0, 0, 10, "of matrices only; a text is reread")
 
 class SftRun(ne.SftRun):
     verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, ne.SftOptions))
@@ -2307,31 +2309,31 @@ def on_gpu(verb, **engine):
     return run
 
 def add_verbs(add):
-    preset = ne.arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
+    preset = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
                     help="size of the model (default: base)")
-    learn = (preset, ne.out("nanoeuler.bin"), *ne.RUN)
+    learn = (preset, out("nanoeuler.bin"), *RUN)
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
     stage = lambda run: on_gpu(ne.launch, run=run, engine=Model)
-    options, shape = (*fields(Run.Options), *ne.SHAPE), ne.SHAPE[0]
-    add("test", on_gpu(ne.bench("self_tests", "self_tests")), "every kernel against the CPU",
-        ne.arg("--quick", action="store_true", help="without the largest shapes"))
-    add("g", on_gpu(ne.bench("self_tests", "gradient_check")), "the gradient of the whole model "
-        "against the CPU", preset, ne.arg("--batch", type=int, default=1, help="sequences"))
-    add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, settings=options)
+    learning = dict(settings=fields(Run.Options), shape=ne.SHAPE)
+    add("test", on_gpu(bench("self_tests", "self_tests")), "every kernel against the CPU",
+        arg("--quick", action="store_true", help="without the largest shapes"))
+    add("g", on_gpu(bench("self_tests", "gradient_check")), "the gradient of the whole model "
+        "against the CPU", preset, arg("--batch", type=int, default=1, help="sequences"))
+    add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, **learning)
     add("tr", stage(Run), "go on with the run of t", *learn,
-        settings=options).set_defaults(resume=True)
-    add("i", speak, "one continuation", ne.TEXT, ne.FILE, settings=speech)
-    add("s", stage(SftRun), "fine-tune: learn to answer", ne.FILE, ne.out("nanoeuler_chat.bin"),
-        *ne.RUN, settings=(*fields(SftRun.Options), shape))
-    add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", ne.CHAT,
-        ne.out("nanoeuler_dpo.bin"), *ne.RUN, settings=(*fields(DpoRun.Options), shape))
-    add("c", speak, "chat", ne.CHAT, settings=speech)
-    add("doctor", ne.bench("doctor", "doctor"), "what this machine has, and what it lacks")
+        **learning).set_defaults(resume=True)
+    add("i", speak, "one continuation", TEXT, FILE, settings=speech)
+    add("s", stage(SftRun), "fine-tune: learn to answer", FILE, out("nanoeuler_chat.bin"), *RUN,
+        settings=fields(SftRun.Options), shape=ne.SHAPE[:1])
+    add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", CHAT,
+        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options), shape=ne.SHAPE[:1])
+    add("c", speak, "chat", CHAT, settings=speech)
+    add("doctor", bench("doctor", "doctor"), "what this machine has, and what it lacks")
 
 def main(argv=None):
     try:
-        return ne.main((sys.argv[1:] if argv is None else argv) or ["test"], add_verbs,
-                       "NanoEuler on the GPU.  Without a verb: the self-tests")
+        return run_verb(add_verbs, "NanoEuler on the GPU.  Without a verb: the self-tests",
+                        (sys.argv[1:] if argv is None else argv) or ["test"])
     except CudaAPIError as e:
         print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor",
               file=sys.stderr)

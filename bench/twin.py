@@ -53,6 +53,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 from bench_cpu import cpu_model
+from data.commands import physical_cores
 from pipeline import KINDS, unseen
 from torch_peer import Peer, make_optimizer, peer_config
 
@@ -354,7 +355,7 @@ def side_of(side, Run, follow, Model, args):
 
 
 def run_side(side, chosen, args):
-    set_num_threads(min(ne.physical_cores(), get_num_threads()))
+    set_num_threads(min(physical_cores(), get_num_threads()))
     torch.set_num_threads(get_num_threads())
     if args.engine == "gpu":
         import nanoeuler_cuda as program

@@ -61,7 +61,8 @@ def test_every_open_names_its_encoding(path):
 
 
 @pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py", "check.py", "data/chats.py",
-                                  "data/tensors.py", "data/texts.py"])
+                                  "data/commands.py", "data/kernels.py", "data/tensors.py",
+                                  "data/texts.py"])
 def test_programs_import_only_what_is_installed_with_them(name):
     """Everything else is an extra: imported where it is used, if it is there."""
     allowed = {"numba", "numpy", "llvmlite", "nanoeuler", "bpe", "data"}

@@ -22,7 +22,7 @@ from test_checkpoint import outcome, wait_for_step
 
 import bpe
 import nanoeuler as ne
-from data import texts
+from data import commands, texts
 
 
 @pytest.fixture(autouse=True)
@@ -898,7 +898,7 @@ def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
 def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
     most, counts = get_num_threads(), []
     monkeypatch.setattr(ne, "compile_kernels", lambda: counts.append(get_num_threads()))
-    monkeypatch.setattr(ne, "physical_cores", lambda: most)
+    monkeypatch.setattr(commands, "physical_cores", lambda: most)
     for flags in (["--threads", "1"], []):
         set_num_threads(most)
         assert ne.main(["compile", *flags]) in (0, None)
