@@ -497,17 +497,21 @@ def attention_forward(o, lse, qkv, D, scores, kt):
                 P = scores[:t1 - t0, :t1]
                 matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + w - 1) // w])
                 for t in range(t0, t1):      # rows up to t1, not t: whole vectors
-                    row, l = scores[t - t0, :t1], o.dtype.type(0)
+                    row = scores[t - t0, :t1]
                     for j in range(t + 1, t1):
                         row[j] = row[0]      # the future does not change the maximum
-                    m = row_max(row)
+                    lse[h, t] = row_max(row)
+                for t in range(t0, t1):      # row by row the core would wait for each maximum
+                    row, m = scores[t - t0, :t1], lse[h, t]
                     for j in range(t1):
                         row[j] = exp((row[j] - m) * scale)
+                for t in range(t0, t1):
+                    row, l = scores[t - t0, :t1], o.dtype.type(0)
                     for j in range(t + 1, t1):
                         row[j] = 0           # and has no weight
                     for j in range(t1):
                         l += row[j]
-                    lse[h, t] = m * scale + o.dtype.type(math.log(l))
+                    lse[h, t] = lse[h, t] * scale + o.dtype.type(math.log(l))
                     norm = o.dtype.type(1) / l
                     for j in range(t1):
                         row[j] *= norm

@@ -404,7 +404,8 @@ def test_wrong_usage_is_one_line(module, args, capsys):
     one_line(capsys, args[0], "--help")
 
 
-MODULES = {"__init__", "chats", "commands", "kernels", "tensors", "texts"}      # the programs', which need no extra
+# the programs', which need no extra
+MODULES = {"__init__", "chats", "commands", "kernels", "tensors", "texts"}
 
 
 @pytest.mark.parametrize("name", sorted({p.stem for p in (ROOT / "data").glob("*.py")} - MODULES))
