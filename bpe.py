@@ -318,6 +318,7 @@ def reading(source, remedy):
             ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         what = " ".join((getattr(error, "strerror", None) or what).split())[:300]
+        source = getattr(error, "filename", None) or source      # a file of the folder
         raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
 
 # ==== 6 The tokenizer, its files ====
@@ -454,6 +455,8 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:                  # the reader of our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (OSError, UserError) as error:
         print(f"bpe.py: {error}", file=sys.stderr)
         sys.exit(2)

@@ -45,6 +45,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 import signal
 import sys
 import time
@@ -1021,7 +1022,7 @@ class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
-    micro_batch: int = setting(0, 0, 1 << 20, "sequences in memory at once; 0: as fits")
+    micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
     warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
@@ -1081,7 +1082,7 @@ class Run:
         o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
         self.began, self.B = time.perf_counter() - s.elapsed, R * max(1, round(o.batch / T / R))
         rows, self.lr = self.load(cfg), o.lr * 128 / cfg.n_embd
-        s.n_steps = o.steps or s.n_steps
+        s.n_steps = max(s.step, o.steps) if o.steps else s.n_steps
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         flat = init_params(cfg, o.seed) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, o)
@@ -1209,7 +1210,8 @@ class Run:
             self.save()
         if not final:
             return print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
-                         f"\n    python {self.model.program} {self.verb} --resume --out {self.out}")
+                         f"\n    python {self.model.program} {self.verb} --resume --out "
+                         f"{shlex.quote(self.out)}")
         print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
               f"{self.elapsed() / 60:.1f} minutes")
         print_done(self.out, s, self.model)
@@ -1300,7 +1302,7 @@ class DpoRun(SftRun):
 
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
-          f"    python {engine.program} {engine.talk} {out}")
+          f"    python {engine.program} {engine.talk} {shlex.quote(out)}")
 
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
@@ -1536,6 +1538,7 @@ def speak(file, prompt=None, decoder=Decoder, **chosen):
             print(piece, end="", flush=True)
         print()
 
+    need(sys.stdin or prompt is not None, "standard input is closed; see generate")
     if prompt is not None:
         print("" if answers else prompt, end="")
         return reply(prompt)
@@ -1616,7 +1619,7 @@ def import_llama(source, out, force):
             x[...] = read(name)
     write_checkpoint(out, cfg, tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
-          f"    python nanoeuler.py chat {out}")
+          f"    python nanoeuler.py chat {shlex.quote(out)}")
 
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""

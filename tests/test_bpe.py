@@ -601,6 +601,18 @@ def test_command_line_errors(tmp_path):
     assert not (tmp_path / "o.json").exists()
 
 
+def test_a_closed_pipe_is_no_error(tmp_path):
+    """bpe.py encode text | head -1"""
+    bpe.train(b"a b", 257).save(tmp_path / "t.json")
+    (tmp_path / "text").write_bytes(b"x" * 1_000_000)
+    process = subprocess.Popen([sys.executable, ROOT / "bpe.py", "encode", "text", "--tokenizer",
+                                "t.json"], cwd=tmp_path, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    process.stdout.read(5)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(timeout=60) == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
 def test_ctrl_c_is_quiet(tmp_path):
     os.mkfifo(tmp_path / "pipe")

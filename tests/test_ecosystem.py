@@ -648,6 +648,7 @@ def test_a_damaged_directory_gives_one_line(name, tokenizer, tmp_path, capsys):
     DAMAGED[name](folder)
     line = refused(capsys, "import", folder, tmp_path / "b.bin")
     assert str(folder) in line and "give a Llama" in line, line
+    assert name != "no config" or str(folder / "config.json") in line
     assert not (tmp_path / "b.bin").exists()
 
 

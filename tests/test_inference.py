@@ -3,6 +3,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import naive
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, command, complains, nanoeuler, needs, random_flat
+from conftest import FAST, ROOT, TINY, command, complains, nanoeuler, needs, random_flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -405,6 +406,21 @@ def test_a_closed_pipe_is_no_error(trained):
     process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
     process.wait(timeout=60)
+
+
+def test_a_closed_input_is_one_line(trained):
+    shell = f"exec {shlex.join(command('chat', '--threads', 1))} <&-"
+    result = subprocess.run(["sh", "-c", shell], cwd=trained, capture_output=True, text=True,
+                            check=False)
+    complains(result, "standard input")
+
+
+def test_a_name_with_blanks_is_quoted_in_what_to_type_next(text, tmp_path):
+    """The commands that the program prints work as they stand."""
+    run = ("train", "--data", text, "--out", "my model.bin", *FAST)
+    result = nanoeuler(*run, "--steps", 2, cwd=tmp_path)
+    line = result.stdout.splitlines()[-1]
+    assert shlex.split(line) == ["python", "nanoeuler.py", "chat", "my model.bin"]
 
 
 def test_the_program_is_found_from_anywhere(trained, tmp_path):

@@ -373,6 +373,9 @@ def test_epochs_and_a_longer_context(base, tmp_path):
     longer = nanoeuler("sft", "--resume", "--epochs", 0.6, "--threads", 1, cwd=folder)
     assert longer.returncode == 0, longer.stderr
     assert ne.read_checkpoint(str(folder / "nanoeuler_chat.bin")).state.step == math.ceil(0.6 * n)
+    less = nanoeuler("sft", "--resume", "--epochs", 0.1, "--threads", 1, cwd=folder)
+    done = math.ceil(0.6 * n)
+    assert less.returncode == 0 and f"complete: {done} of {done} steps" in less.stdout, less.stdout
 
 
 def test_a_tuned_model_answers(tuned):
