@@ -2310,7 +2310,7 @@ def on_gpu(verb, **engine):
 
 def add_verbs(add):
     preset = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
-                    help="size of the model (default: base)")
+                 help="size of the model (default: base)")
     learn = (preset, out("nanoeuler.bin"), *RUN)
     speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
     stage = lambda run: on_gpu(ne.launch, run=run, engine=Model)
