@@ -3,45 +3,63 @@ r"""Byte-level BPE: text to token ids and back, learned from text, in Python, Nu
     python bpe.py train data/shakespeare.txt --vocab-size 4096 --tokenizer tokenizer.json
     echo "To be, or not to be" | python bpe.py encode | python bpe.py decode
 
-GPT-2's pattern cuts the text into words (section 2). Inside a word, which starts as single bytes,
-the pair of neighbours that was learned first becomes one token, and so on (section 4). Training
+GPT-2's pattern cuts the text into words (section 3). Inside a word, which starts as single bytes,
+the pair of neighbours that was learned first becomes one token, and so on (section 5). Training
 learns the pairs: merge the most frequent pair of all words, and so on (Sennrich et al. 2016).
 
-    1 bytes and classes    3 training    5 errors                      7 command line
-    2 words                4 encoding    6 the tokenizer, its files
+    1 bytes and classes    3 words       5 encoding    7 the tokenizer, its files
+    2 compilation          4 training    6 errors      8 command line
 
 Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids in GPT-2's order,
 ties to the smaller pair of ids, an existing string keeps its id, special tokens last and never made
 from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V tokens, M merges.
 """
-import argparse, collections, contextlib, hashlib, heapq, json, os, pathlib, re, string, sys
+import argparse
+import collections
+import contextlib
+import hashlib
+import heapq
+import json
+import os
+import pathlib
+import re
+import stat
+import string
+import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
 import numpy as np
-from numba import get_num_threads, njit
-
-JIT = dict(error_model="numpy", nogil=True, cache=True)
-# Small functions are inlined. They allocate nothing, so references to their arrays go uncounted:
-# atomic additions at each call, which took a third of the time of encoding.
-INLINE = dict(JIT, forceinline=True, _nrt=False)
-PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
-MAX_VOCAB, NO_RANK = 1 << 20, 0xFFFFF       # ids and ranks have 20 bits; all of them set: none
-MIX = 0x2545F4914F6CDD1D    # odd, half its bits set: high bits of a product depend on all of a key
+from numba import config, get_num_threads, njit
 
 # ==== 1 Bytes and classes ====
 # GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
 # themselves, the other 68 (blanks, controls) become U+0100 and up. Byte ids follow the same order.
-BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTES += sorted(set(range(256)) - set(BYTES))
-CHARS = [chr(b if k < 188 else 256 + k - 188) for k, b in enumerate(BYTES)]
-BYTE_ID = np.argsort(BYTES)
+VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]     # ! to ~, ¡ to ¬, ® to ÿ
+HIDDEN = sorted(set(range(256)) - set(VISIBLE))
+BYTE_OF_ID = VISIBLE + HIDDEN
+CHAR_OF_ID = [chr(b) for b in VISIBLE] + [chr(256 + k) for k in range(len(HIDDEN))]
+ID_OF_BYTE = np.argsort(BYTE_OF_ID)     # what sorts a permutation is its inverse
+MAX_VOCAB = 1 << 20                 # ids and ranks of merges have 20 bits (section 5)
 
-# \s, \p{N} and \p{L} of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 25 spaces,
-# 1,911 numbers, 141,028 letters. Frozen, because str.isalpha and str.isspace differ and change with
-# Python (3.11 lacks 9,272 letters). Code points outside, then inside, and so on are counted as 52
-# times the digits, if any, and a letter, a to z and A to Z: jfsb1Wb is 9, 5, 18, 1, 52 + 48, 1.
-OTHER, LETTER, NUMBER, SPACE, INVALID, DIGIT = range(6)     # no UTF-8; a number that is a word
+# The class of a character, as the pattern in section 3 tells them apart. The order matters there:
+# a blank may join the first three, and whatever comes after SPACE is a word by itself.
+OTHER = 0           # punctuation, marks, symbols, controls, unassigned code points
+LETTER = 1          # \p{L}
+NUMBER = 2          # \p{N}
+SPACE = 3           # \s
+INVALID = 4         # no character: a surrogate, a number above U+10FFFF, a byte that is no UTF-8
+DIGIT = 5           # a number, where each number shall be a word
+
+# LETTER, NUMBER and SPACE of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 141,028
+# letters, 1,911 numbers, 25 spaces. Frozen, because str.isalpha and str.isspace differ and change
+# with Python (3.11 lacks 9,272 letters).
+# A text is a list of counts: from U+0000 on, so many code points are outside the class, so many
+# inside, so many outside, and so on. The spaces begin with j f s b 1W b: 9 outside, 5 inside
+# (U+0009 to U+000D), 18 outside, 1 inside (U+0020), 100 outside, 1 inside (U+0085). A count ends
+# with a letter, a to z for 0 to 25, A to Z for 26 to 51; a number before it counts 52s:
+# 1W = 1 * 52 + 48 = 100.
 RUNS = {SPACE: "jfsb1WbAb107Jb46NlDcfbVb76Wb", NUMBER: """
 Wk2qcfbcd27Lk2Ek3Qk7Wk2okeg2ek2ok2okcg2gn2lkih1Zk2ahht2fk1Sk2ok1su5ik1sk13Ru16Xd4Fkgkwk5Ok2yl3jkgk3A
 k1Ik2Ekgk20gbdggk3QZcf13Y1i1Aw12gE26Hb14Xbzjod6Fe2IkEibpGkNp568ak3Gk6ig2YkMk3Qkwk1Ik7Qk409ck9zTm1frc
@@ -66,242 +84,453 @@ gg5b1k2QTkhqb6jEsS9qC4uEcb9Bhbebcbpb3P1h1qhb23iebBbcbbcbbkbebbbbgbebbbbbbdbcbbcb
 bbbkbrfdbfbr85a821CG79Ug4oc110Qo143Lp11Y47w10w28Y94Zf80G"""}
 
 def class_table():
-    """(0x140000,) uint8: the class of whatever 1 to 4 bytes can spell. A text touches a few KB."""
-    table = np.zeros(0x140000, np.uint8)
-    table[0xD800:0xE000] = table[0x110000:] = INVALID
+    """(0x140000,) uint8: the class of each code point that 4 bytes of UTF-8 can spell, which are
+    more than Unicode has. A text touches a few KB of it."""
+    table = np.full(0x140000, OTHER, np.uint8)
+    table[0xD800:0xE000] = INVALID                              # surrogates
+    table[0x110000:] = INVALID
     for kind, text in RUNS.items():
-        end = 0
-        for k, (digits, letter) in enumerate(re.findall("([0-9]*)([A-Za-z])", text)):
-            start, end = end, end + 52 * int(digits or 0) + string.ascii_letters.index(letter)
-            table[start:end] += np.uint8(kind * (k % 2))
+        point = 0
+        inside = False
+        for digits, letter in re.findall("([0-9]*)([A-Za-z])", text):
+            count = 52 * int(digits or 0) + string.ascii_letters.index(letter)
+            if inside:
+                table[point:point + count] = kind
+            point += count
+            inside = not inside
     return table
 
 CLASSES = class_table()
-DIGITS = np.where(CLASSES == NUMBER, np.uint8(DIGIT), CLASSES)      # Hugging Face's Digits
-DIGITS[0x11DE0:0x11DEA] = DIGITS[0x16FF4:0x16FF7] = DIGIT           # which know Unicode 17's
+# The classes if each number is a word of its own, as Hugging Face's step Digits has it. That step
+# knows Unicode 17, where these 13 code points became numbers.
+DIGITS = np.where(CLASSES == NUMBER, np.uint8(DIGIT), CLASSES)
+DIGITS[0x11DE0:0x11DEA] = DIGIT
+DIGITS[0x16FF4:0x16FF7] = DIGIT
 
-# ==== 2 Words ====
+# ==== 2 Compilation ====
+def numba_finds_a_folder():
+    """Whether Numba can write compiled kernels to NUMBA_CACHE_DIR, to __pycache__ beside this file
+    or to the user's cache folder. Where it cannot, a decorator with cache=True raises."""
+    try:
+        njit(cache=True)(lambda: None)
+    except RuntimeError:
+        return False
+    return True
+
+def keep_kernels_in(folder):
+    """Sets NUMBA_CACHE_DIR, here and in the processes that this one starts."""
+    os.environ["NUMBA_CACHE_DIR"] = folder
+    config.CACHE_DIR = folder
+
+def private_folder():
+    """A folder for temporary files that nobody but this user can write, or None. Kernels are
+    programs: who can change them can run anything in this user's name."""
+    if not hasattr(os, "geteuid"):
+        return None                             # Windows: there the user's cache folder will do
+    try:
+        folder = os.path.join(tempfile.gettempdir(), f"nanoeuler-cache-{os.geteuid()}")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)                # a link is not followed, and refused below
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return None
+    if found.st_mode & 0o022:                   # others can write it
+        return None
+    return folder
+
+def settle_cache():
+    """Sees to it that Numba has a folder for compiled kernels; False if none can be written. To be
+    called before the first @njit(cache=True), which would end the program there."""
+    if config.CACHE_DIR:                        # absolute, as a child may start somewhere else
+        keep_kernels_in(os.path.abspath(config.CACHE_DIR))
+    if numba_finds_a_folder():
+        return True
+    here = os.path.dirname(os.path.abspath(__file__))
+    trouble = (f"note: compiled kernels cannot be written to NUMBA_CACHE_DIR "
+               f"({config.CACHE_DIR or 'not set'}), {here}/__pycache__ or your cache folder")
+    remedy = "set NUMBA_CACHE_DIR to a folder that can be written"
+    folder = private_folder()
+    if folder:
+        keep_kernels_in(folder)
+        if numba_finds_a_folder():
+            print(f"{trouble}: they go to {folder}; {remedy} and lasts", file=sys.stderr)
+            return True
+    print(f"{trouble}: they are compiled anew at each start, which takes seconds to minutes; "
+          f"{remedy}", file=sys.stderr)
+    return False
+
+CACHE = settle_cache()          # for njit(cache=CACHE): whether compiled kernels are kept
+
+JIT = dict(error_model="numpy", nogil=True, cache=CACHE)        # nogil: threads run side by side
+# For small functions: their code is copied to where they are called, and as they allocate nothing,
+# references to their arrays go uncounted (_nrt, an option that Numba 0.68 does not document).
+# Counting is an atomic addition at each call, which took a third of the time of encoding.
+INLINE = dict(JIT, forceinline=True, _nrt=False)
+
+# ==== 3 Words ====
+APOSTROPHE = ord("'")
+BLANK = ord(" ")
+AFTER_APOSTROPHE = tuple(b"stmd")                               # 's 't 'm 'd
+# 're 've 'll, two bytes as one number
+TWO_AFTER = tuple(int.from_bytes(two, "big") for two in (b"re", b"ve", b"ll"))
+
 @njit(**INLINE)
 def char_at(text, i, end, classes):
-    """(class, length in bytes) of the UTF-8 character at i, or (INVALID, 1).     RFC 3629"""
-    b = np.int64(text[i])
-    if b < 0x80:
-        return np.int64(classes[b]), 1
-    n = 2 + (b >= 0xE0) + (b >= 0xF0)
-    if b < 0xC2 or b > 0xF4 or i + n > end:
+    """(class, length in bytes) of the UTF-8 character at i, or (INVALID, 1).     RFC 3629
+    0xxxxxxx | 110xxxxx 10xxxxxx | 1110xxxx 10xxxxxx 10xxxxxx | 11110xxx and three of 10xxxxxx"""
+    first = np.int64(text[i])
+    if first < 0x80:
+        return np.int64(classes[first]), 1
+    if first < 0xC2 or first > 0xF4:                # 10xxxxxx, or all it begins is out of range
         return INVALID, 1
-    point = b & (0x7F >> n)
+    if first < 0xE0:
+        n, smallest = 2, 0x80
+    elif first < 0xF0:
+        n, smallest = 3, 0x800
+    else:
+        n, smallest = 4, 0x10000
+    if i + n > end:
+        return INVALID, 1
+    point = first & (0x7F >> n)                     # the bits x of the first byte
     for k in range(i + 1, i + n):
-        if text[k] & 0xC0 != 0x80:
+        if text[k] & 0xC0 != 0x80:                  # not 10xxxxxx
             return INVALID, 1
-        point = point << 6 | text[k] & 0x3F
-    if point < 1 << (5 * n - 4) or classes[point] == INVALID:   # fewer bytes would do; a surrogate
+        point = (point << 6) | (text[k] & 0x3F)
+    if point < smallest:                            # fewer bytes would do
         return INVALID, 1
-    return np.int64(classes[point]), n
+    kind = np.int64(classes[point])
+    if kind == INVALID:
+        return INVALID, 1
+    return kind, n
 
 @njit(**INLINE)
 def word_end(text, i, end, classes):
     r"""End of the word at i: one invalid byte, or the first of GPT-2's alternatives that matches,
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-    With the classes DIGITS the text is cut around each number first."""
-    if text[i] == 39 and i + 1 < end:                           # apostrophe
-        if text[i + 1] in (115, 116, 109, 100):                 # s t m d
+    With the classes DIGITS the text is cut around each number first.
+    text (N,) uint8, of which text[:end] counts     classes (0x140000,) uint8"""
+    if text[i] == APOSTROPHE and i + 1 < end:
+        if text[i + 1] in AFTER_APOSTROPHE:
             return i + 2
-        if i + 2 < end and (text[i + 1] << 8 | text[i + 2]) in (0x7265, 0x7665, 0x6C6C):
-            return i + 3                                        # re ve ll
-    j = i + 1 if text[i] == 32 and i + 1 < end else i
-    kind, n = char_at(text, j, end, classes)
-    if j > i and kind >= SPACE:                                 # the blank at i joins no word
-        j, kind, n = i, SPACE, 1
-    last, j, k = j, j + n, kind                                 # last: where the last character is
-    while j < end and kind < INVALID:
-        k, n = char_at(text, j, end, classes)
-        if k != kind:
+        if i + 2 < end and (text[i + 1] << 8 | text[i + 2]) in TWO_AFTER:
+            return i + 3
+    # The others are a blank or none, then a run of characters of one class.
+    last = i                                # where the last character of the run begins
+    if text[i] == BLANK and i + 1 < end:
+        last = i + 1
+    kind, n = char_at(text, last, end, classes)
+    # SPACE, INVALID and DIGIT join no blank before them: that begins a run of spaces.
+    if last > i and kind >= SPACE:
+        last = i
+        kind = SPACE
+        n = 1
+    stop = last + n                         # where the run ends
+    next_kind = kind                        # class of the character at stop
+    while stop < end and kind < INVALID:    # INVALID, DIGIT: each is a run by itself
+        next_kind, n = char_at(text, stop, end, classes)
+        if next_kind != kind:
             break
-        last, j = j, j + n
-    return last if kind == SPACE and j < end and last > i and k != DIGIT else j     # \s+(?!\S)
+        last = stop
+        stop += n
+    # \s+(?!\S): before a word, spaces leave the last one to it. Not before a DIGIT: there the text
+    # was cut first, so that (?!\S) sees the end of a text.
+    if kind == SPACE and stop < end and next_kind != DIGIT and last > i:
+        return last
+    return stop
+
+# A word table counts or remembers words: (R, 4) int64, R a power of two, one word a row, its bytes
+# staying in the text. Columns:
+KEY = 0             # the first 8 bytes
+START = 1           # text[START:END] is the word
+END = 2             # 0: the row is free
+VALUE = 3           # what the caller keeps
+# A word stands in the row that its hash names, or in the next that was free. The hash is 20 upper
+# bits of a product with MIX (no table has more rows). MIX is odd and half of its bits are set, so
+# that the upper bits of the product depend on every bit of the other factor.
+MIX = 0x2545F4914F6CDD1D
 
 @njit(**INLINE)
-def find_word(table, text, i, j):
-    """The row of text[i:j] in a word table, or the free row it may take, whose key is set.
-    table (R, 4) int64, R a power of two: key (the first 8 bytes), i, j, value; j = 0: free."""
+def same_bytes(text, i, j, other):
+    """Whether text[i:j] is also what begins at `other`."""
+    k = i
+    while k < j and text[k] == text[other + k - i]:
+        k += 1
+    return k >= j
+
+@njit(**INLINE)
+def row_for_word(table, text, i, j):
+    """The row of text[i:j] in a word table; for a new word a free row, in which KEY is written and
+    the other columns are left to the caller."""
     key = 0
     for k in range(i, min(i + 8, j)):
-        key = key << 8 | text[k]
+        key = (key << 8) | text[k]
     h = key ^ (j - i)
-    for k in range(i + 8, j):
-        h = h * MIX ^ text[k]
+    for k in range(i + 8, j):               # few words are that long
+        h = (h * MIX) ^ text[k]
     row = (h * MIX >> 44) & (len(table) - 1)
-    while table[row, 2] != 0:
-        if table[row, 0] == key and table[row, 2] - table[row, 1] == j - i:
-            k, d = i + 8, table[row, 1] - i
-            while k < j and text[k] == text[k + d]:
-                k += 1
-            if k >= j:
+    while table[row, END] != 0:
+        start = table[row, START]
+        if table[row, KEY] == key and table[row, END] - start == j - i:     # then the first 8 agree
+            if same_bytes(text, i + 8, j, start + 8):
                 break
         row = (row + 1) & (len(table) - 1)
-    table[row, 0] = key
+    table[row, KEY] = key
     return row
 
+PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
+
 def of_parts(text, work):
-    """[work(start, end)] of the parts of a text, each in a thread of its own, one part if N is
-    small. A word ends where a visible ASCII character meets a blank: there parts may meet, too."""
+    """[work(start, end)] of the parts of a text (N,) uint8, each in a thread of its own, one part
+    if N is small. A word ends where a visible ASCII character meets a blank or a line's end: there
+    parts may meet, too."""
     if len(text) < PARALLEL:
         return [work(0, len(text))]
-    n, meet = get_num_threads(), re.compile(rb"[!-~](?=[ \n])|\Z")
+    n = get_num_threads()
+    meet = re.compile(rb"[!-~](?=[ \n])|\Z")          # at the end if there is no such place
     cuts = [meet.search(text, len(text) * k // n).end() for k in range(1, n)]
+    starts = [0, *cuts]
+    ends = [*cuts, len(text)]
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(work, [0, *cuts], [*cuts, len(text)]))
+        return list(pool.map(work, starts, ends))
 
 def as_array(text):
-    """(N,) uint8. A lone surrogate of a str is three invalid bytes."""
-    text = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    """(N,) uint8 of str or bytes. A lone surrogate of a str is three invalid bytes."""
+    if isinstance(text, str):
+        text = text.encode("utf-8", "surrogatepass")
     return np.frombuffer(text, np.uint8)
 
-# ==== 3 Training ====
+# ==== 4 Training ====
 @njit(**JIT)
 def count_words(table, text, i, end, classes):
-    """Counts words of text[i:end] in a word table until that is half full; returns where."""
+    """Counts words of text[i:end] in a word table until that is half full; returns the position
+    it stopped at.
+    VALUE: how often     START, END: the latest, whose bytes are likely in the processor's cache"""
     used = 0
     while i < end and 2 * used < len(table):
         j = word_end(text, i, end, classes)
-        row = find_word(table, text, i, j)
-        used += table[row, 2] == 0
-        table[row, 1], table[row, 2], table[row, 3] = i, j, table[row, 3] + 1
+        row = row_for_word(table, text, i, j)
+        if table[row, END] == 0:
+            used += 1
+        table[row, START] = i
+        table[row, END] = j
+        table[row, VALUE] += 1
         i = j
     return i
 
 def unique_words(text):
     """Counter of the words of text, bytes -> how often; a thread for each part."""
-    array = as_array(text)
+    text = as_array(text)
+
     def count(i, end):
         words = collections.Counter()
         while i < end:
             table = np.zeros((1 << 17, 4), np.int64)            # 4 MB, emptied at 65,536 words
-            i = count_words(table, array, i, end, CLASSES)      # runs without the GIL
-            for start, stop, n in table[table[:, 2] > 0, 1:].tolist():
-                words[array[start:stop].tobytes()] += n
+            i = count_words(table, text, i, end, CLASSES)       # runs without the GIL
+            taken = table[table[:, END] > 0]
+            for start, stop, n in taken[:, [START, END, VALUE]].tolist():
+                words[text[start:stop].tobytes()] += n
         return words
-    return sum(of_parts(array, count), collections.Counter())
+
+    return sum(of_parts(text, count), collections.Counter())
+
+MERGED = -2         # in place of an id: the token to the left has taken this one in
+BORDER = -1         # between two words
+
+def push_pairs(heap, ids, weight, after, p):
+    """Pushes (-count, pair, positions) of each pair that begins at one of the positions p (K,),
+    ascending. A pair is the number left << 32 | right: in order, that is by left, then right."""
+    p = p[(ids[p] >= 0) & (ids[after[p]] >= 0)]                 # two tokens of one word
+    pairs = ids[p] << 32 | ids[after[p]]
+    order = np.argsort(pairs, kind="stable")                    # equal pairs come together
+    pairs = pairs[order]
+    p = p[order]
+    first = np.flatnonzero(np.diff(pairs, prepend=-1))          # of each group of equal pairs
+    counts = np.add.reduceat(weight[p], first).tolist()
+    groups = np.split(p, first[1:])
+    for count, pair, positions in zip(counts, pairs[first].tolist(), groups):
+        # a pair is in the heap once, so that two entries never differ in their positions alone
+        heapq.heappush(heap, (-count, pair, positions))
+
+def pop_pair(heap, ids, weight, after):
+    """(left, right, positions) of the most frequent pair, or None. The count of an entry was right
+    when it was pushed; if other merges took some of its positions since, it goes back with the
+    count that is right now."""
+    while heap:
+        minus_count, pair, p = heapq.heappop(heap)
+        left = pair >> 32
+        right = pair & 0xFFFFFFFF
+        p = p[(ids[p] == left) & (ids[after[p]] == right)]
+        count = int(weight[p].sum())
+        if count == -minus_count:
+            return left, right, p
+        if count > 0:
+            heapq.heappush(heap, (-count, pair, p))
+    return None
+
+def every_second(p, after):
+    """Of the positions p (K,) of a pair (a, a) those that merge: it begins four times in aaaaa, but
+    that becomes [aa][aa]a. So in each run of neighbours the first, the third and so on."""
+    first = np.flatnonzero(np.append(True, after[p[:-1]] != p[1:]))     # where in p a run begins
+    length = np.diff(first, append=len(p))
+    place = np.arange(len(p)) - np.repeat(first, length)                # in its run, from 0
+    return p[place % 2 == 0]
 
 def learn_merges(ids, weight, M):
     """The first M merges [(left, right)], fewer if the pairs run out; merge m makes token 256 + m.
-    ids (P,) int64: the unique words one after another, -1 between words and at both ends
+    ids (P,) int64: the unique words one after another, BORDER between words and at both ends
     weight (P,) int64: how often the word of a position occurs
     A pair is born in one step, which makes its younger token, and then its count only falls: the
     next merge is the first in the heap of (-count, pair, positions) whose count still holds."""
-    prev, next = np.arange(-1, len(ids) - 1), np.arange(1, len(ids) + 1)
-    heap, merges, born = [], [], np.arange(len(ids) - 1)
-    while True:
-        born = born[(ids[born] >= 0) & (ids[next[born]] >= 0)]
-        pairs = ids[born] << 32 | ids[next[born]]   # ordered as ties are: by left, then right
-        order = np.argsort(pairs, kind="stable")
-        pairs, born = pairs[order], born[order]
-        start = np.flatnonzero(np.diff(pairs, prepend=-1))
-        count = np.add.reduceat(-weight[born], start).tolist()
-        for entry in zip(count, pairs[start].tolist(), np.split(born, start[1:])):
-            heapq.heappush(heap, entry)
-        while heap and heap[0][0] < 0 and len(merges) < M:
-            count, pair, p = heapq.heappop(heap)
-            a, b = pair >> 32, pair & 0xFFFFFFFF
-            p = p[(ids[p] == a) & (ids[next[p]] == b)]      # some are part of another merge by now
-            n = int(weight[p].sum())
-            if n == -count:
-                break
-            heapq.heappush(heap, (-n, pair, p))
-        else:
-            return merges
-        if a == b:                                  # aaa is [aa]a: in a run, every second position
-            runs = np.flatnonzero(np.append(True, next[p[:-1]] != p[1:]))
-            p = p[(np.arange(len(p)) - np.repeat(runs, np.diff(runs, append=len(p)))) % 2 == 0]
-        q = next[p]
-        ids[p], ids[q], next[p] = 256 + len(merges), -2, next[q]
-        prev[next[p]] = p
-        born = np.unique(np.concatenate([prev[p], p]))
-        merges.append((a, b))
+    before = np.arange(-1, len(ids) - 1)            # (P,) position of the token to the left
+    after = np.arange(1, len(ids) + 1)              # (P,) position of the token to the right
+    heap = []
+    push_pairs(heap, ids, weight, after, np.arange(len(ids) - 1))
+    merges = []
+    while len(merges) < M:
+        found = pop_pair(heap, ids, weight, after)
+        if found is None:
+            break
+        left, right, p = found
+        if left == right:
+            p = every_second(p, after)
+        q = after[p]                                # the right tokens, which go
+        ids[p] = 256 + len(merges)
+        ids[q] = MERGED
+        after[p] = after[q]
+        before[after[p]] = p
+        push_pairs(heap, ids, weight, after, np.unique(np.concatenate([before[p], p])))
+        merges.append((left, right))
+    return merges
+
+def lay_out(words):
+    """ids and weight, as `learn_merges` takes them, of a Counter of words. Of "to" 7 times and
+    "be" twice, | being BORDER:    ids    | t o | b e |
+                                   weight 0 7 7 7 2 2 2"""
+    ids = ID_OF_BYTE[as_array(b" ".join([b"", *words, b""]))]
+    sizes = np.array([1] + [len(word) + 1 for word in words])   # the first border; word and border
+    ids[np.cumsum(sizes) - 1] = BORDER
+    weight = np.repeat([0, *words.values()], sizes)
+    return ids, weight
 
 def train(text, vocab_size, specials=("</s>",)):
     """Tokenizer of vocab_size tokens, or fewer if text has few pairs: bytes, merges, specials."""
     fixed = 256 + len(specials)
     need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
          f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
-    words = unique_words(text)
-    ids = BYTE_ID[np.frombuffer(b" ".join([b"", *words, b""]), np.uint8)]
-    ends = np.cumsum([0] + [1 + len(w) for w in words])
-    ids[ends] = -1
-    weight = np.repeat(np.array([0, *words.values()]), np.diff(ends, prepend=-1))
-    names, merges = CHARS.copy(), []
-    for a, b in learn_merges(ids, weight, vocab_size - fixed):
-        merges.append(f"{names[a]} {names[b]}")     # a new string each time: between two ends of
-        names.append(names[a] + names[b])           # tokens, training spells it in one way only
-    return Tokenizer({s: k for k, s in enumerate([*names, *specials])}, merges, specials)
+    ids, weight = lay_out(unique_words(text))
+    names = CHAR_OF_ID.copy()
+    merges = []
+    for left, right in learn_merges(ids, weight, vocab_size - fixed):
+        # No merge makes a string that is there already. Equal bytes with ends of tokens on both
+        # sides have always been merged alike, so the first merge that made the string of them made
+        # it wherever they stood, and no pair that spells it is left.
+        merges.append(f"{names[left]} {names[right]}")
+        names.append(names[left] + names[right])
+    names.extend(specials)
+    return Tokenizer({name: k for k, name in enumerate(names)}, merges, specials)
 
-# ==== 4 Encoding ====
+# ==== 5 Encoding ====
+# A pair table holds merges: (R,) int64, R a power of two, left << 40 | right << 20 | rank in a row,
+# -1 if that is free. A pair stands in the row that its hash of 24 bits names, or in the next that
+# was free.
+NO_RANK = 0xFFFFF           # higher than any rank; all of its 20 bits are set, as those of -1 are
+
 @njit(**INLINE)
 def find_pair(table, left, right):
-    """The row of a pair of ids in a pair table, or the free row it may take.
-    table (R,) int64, R a power of two: left << 40 | right << 20 | rank of the merge; -1: free."""
-    pair = np.int64(left) << 20 | right
-    row = pair * MIX >> 40 & len(table) - 1
+    """The row of a pair of ids in a pair table, or the free row it may take."""
+    pair = (np.int64(left) << 20) | right
+    row = (pair * MIX >> 40) & (len(table) - 1)
     while table[row] >= 0 and table[row] >> 20 != pair:
-        row = row + 1 & len(table) - 1
+        row = (row + 1) & (len(table) - 1)
     return row
+
+@njit(**INLINE)
+def rank_of(table, left, right):
+    """Rank of the merge of a pair of ids, or NO_RANK: the lower 20 bits of its row, free or not."""
+    return table[find_pair(table, left, right)] & NO_RANK
 
 @njit(**JIT)
 def merge_word(ids, table, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
     stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
-    many passes as different merges, so that a megabyte of one letter is no trap."""
-    n, rank = len(ids), np.full(len(ids), NO_RANK)      # rank of the merge of a token and the next
-    for p in range(n - 1):
-        rank[p] = table[find_pair(table, ids[p], ids[p + 1])] & NO_RANK
+    many passes as different merges, so that a megabyte of one letter is no trap.
+    table: pair table     made (M,) int32: the token that the merge of a rank makes"""
+    n = len(ids)
+    rank = np.full(n, NO_RANK)              # of the pair of a token and the next
+    for k in range(n - 1):
+        rank[k] = rank_of(table, ids[k], ids[k + 1])
     while True:
-        lowest, m = NO_RANK, 0
-        for p in range(n):
-            if rank[p] < lowest:
-                lowest, m = rank[p], p
+        lowest = NO_RANK
+        first = 0                           # where the lowest rank stands first
+        for k in range(n):
+            if rank[k] < lowest:
+                lowest = rank[k]
+                first = k
         if lowest == NO_RANK:
             return n
-        p = m
-        while p < n:
-            ids[m], rank[m], p = ids[p], rank[p], p + 1
-            if rank[m] == lowest:
-                ids[m], rank[m], p = made[lowest], NO_RANK, p + 1
-                for x, y in ((m, p), (m - 1, m)):       # with the token after, the one before
-                    if x >= 0 and y < n:
-                        rank[x] = table[find_pair(table, ids[x], ids[y])] & NO_RANK
-                        lowest = -1 if rank[x] < lowest else lowest
-            m += 1
-        n = m
+        read = first
+        write = first                       # tokens move from read to write, which falls behind
+        merging = True                      # else this pass only moves the rest
+        while read < n:
+            ids[write] = ids[read]
+            rank[write] = rank[read]
+            read += 1
+            if merging and rank[write] == lowest:
+                ids[write] = made[lowest]
+                read += 1                   # past the right token of the pair
+                new_right = NO_RANK         # ranks of the token made and its neighbours
+                new_left = NO_RANK
+                if read < n:
+                    new_right = rank_of(table, ids[write], ids[read])
+                rank[write] = new_right
+                if write > 0:
+                    new_left = rank_of(table, ids[write - 1], ids[write])
+                    rank[write - 1] = new_left
+                merging = min(new_left, new_right) >= lowest
+            write += 1
+        n = write
 
 @njit(**JIT)
-def encode_range(out, text, start, end, classes, byte_id, pairs, made):
+def encode_range(out, text, start, end, classes, byte_id, table, made):
     """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
-    from where its ids stand in out: `seen` is a word table, value = where << 8 | how many, for
-    words of less than 256 bytes."""
-    rows = 1 << min(17, max(9, int(np.log2(end - start + 1)) - 1))
-    seen, used = np.zeros((rows, 4), np.int64), 0
-    i = m = start
+    from where its ids stand in out: `seen` is a word table, VALUE = where << 8 | how many, for
+    words of less than 256 bytes.
+    out (N,) int32     text (N,) uint8     byte_id (256,) int32, -1 for a byte without an id
+    classes: as `word_end` has it     table, made: as `merge_word` has them"""
+    bits = int(np.log2(end - start + 1)) - 1        # of rows: one for each two to four bytes,
+    rows = 1 << min(17, max(9, bits))               # but 512 to 131,072
+    seen = np.zeros((rows, 4), np.int64)
+    used = 0
+    i = start                               # where the next word begins in text
+    m = start                               # where its ids begin in out: no later than i
     while i < end:
         j = word_end(text, i, end, classes)
-        row = find_word(seen, text, i, j)
-        if seen[row, 2] != 0:
-            p, n = seen[row, 3] >> 8, seen[row, 3] & 255
+        row = row_for_word(seen, text, i, j)
+        if seen[row, END] != 0:
+            where = seen[row, VALUE] >> 8
+            n = seen[row, VALUE] & 255
             for k in range(n):
-                out[m + k] = out[p + k]
+                out[m + k] = out[where + k]
         else:
             n = 0
-            for k in range(i, j):                               # a byte without an id is left out
-                out[m + n] = byte_id[text[k]]
-                n += out[m + n] >= 0
-            n = merge_word(out[m:m + n], pairs, made)
+            for k in range(i, j):
+                token = byte_id[text[k]]
+                if token >= 0:              # a byte without an id is left out
+                    out[m + n] = token
+                    n += 1
+            n = merge_word(out[m:m + n], table, made)
             if j - i < 256 and 2 * used < rows:
-                seen[row, 1], seen[row, 2], seen[row, 3] = i, j, m << 8 | n
+                seen[row, START] = i
+                seen[row, END] = j
+                seen[row, VALUE] = m << 8 | n
                 used += 1
-        i, m = j, m + n
+        i = j
+        m += n
     return m
 
-# ==== 5 Errors ====
+# ==== 6 Errors ====
 class UserError(ValueError):
     """Something the user can mend. Printed as one line: what is wrong, both values, the remedy."""
 
@@ -316,12 +545,47 @@ def reading(source, remedy):
         yield
     except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
             ValueError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        what = " ".join((getattr(error, "strerror", None) or what).split())[:300]
-        source = getattr(error, "filename", None) or source      # a file of the folder
-        raise UserError(f"{source}: {what or type(error).__name__}; {remedy}") from None
+        what = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, KeyError):
+            what = f"{error} is missing"
+        what = " ".join(what.split())[:300] or type(error).__name__
+        path = getattr(error, "filename", None) or source        # a file of the folder `source`
+        raise UserError(f"{path}: {what}; {remedy}") from None
 
-# ==== 6 The tokenizer, its files ====
+# ==== 7 The tokenizer, its files ====
+# The two parts of pre_tokenizer in a tokenizer.json that this file knows: GPT-2's pattern, and what
+# may stand before it.
+GPT2_WORDS = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
+EACH_DIGIT = dict(type="Digits", individual_digits=True)
+
+def cuts_digits(cutting):
+    """Whether the pre_tokenizer of a tokenizer.json has EACH_DIGIT before GPT-2's pattern. Any but
+    these two are refused."""
+    steps = [cutting]
+    if isinstance(cutting, dict):
+        steps = cutting.get("pretokenizers", steps)
+    words = steps[-1] if steps else None
+    gpt2 = (isinstance(words, dict) and words.get("type") == "ByteLevel"
+            and words.get("use_regex", True) and words.get("add_prefix_space") is False)
+    need(gpt2 and steps[:-1] in ([], [EACH_DIGIT]),
+         f"pre_tokenizer {json.dumps(cutting)} is not GPT-2's, nor that behind Digits")
+    return len(steps) == 2
+
+def check_model(root, model):
+    """Refuses a tokenizer.json with a setting that would make other ids than this file does."""
+    kind = model.get("type", "BPE")                     # older files leave it out
+    need(kind == "BPE", f"model type {kind}, expected BPE")
+    settings = ["normalizer", "dropout", "ignore_merges", "continuing_subword_prefix",
+                "end_of_word_suffix"]
+    if not set(CHAR_OF_ID) <= set(model["vocab"]):
+        settings.append("unk_token")                    # of a byte without an id
+    both = {**root, **model}
+    found = {name: both[name] for name in settings if both.get(name)}
+    after = root.get("post_processor") or {}
+    if after.get("type", "ByteLevel") != "ByteLevel":   # that one moves offsets only
+        found["post_processor"] = after["type"]
+    need(not found, f"{found} would make other ids: only files without can be read")
+
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
     specials: dict name -> id     digits: each number is a word of its own"""
@@ -332,33 +596,55 @@ class Tokenizer:
         A byte may lack an id; `encode` leaves it out, as Hugging Face does."""
         names = sorted(ids, key=ids.get)
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
-        made = set(CHARS).union(a + b for a, b in pairs)
-        bad = sorted(made.intersection(specials))[:3]
+        ordinary = set(CHAR_OF_ID).union(left + right for left, right in pairs)
+        bad = sorted(ordinary.intersection(specials))[:3]
         need(not bad, f"special tokens {bad} are also made from text: choose some like </s>")
-        need([ids[s] for s in names] == list(range(len(names))) and len(names) <= MAX_VOCAB,
-             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}, or over {MAX_VOCAB}")
-        need(len(set(pairs)) == len(pairs) < MAX_VOCAB and "" not in ids, f"{len(pairs)} merges, "
-             f"{len(set(pairs))} of them different, or an empty special token")
-        ids, byte = {s: k for k, s in enumerate(names)}, dict(zip(CHARS, BYTES))
-        self.vocab = [bytes(byte[c] for c in s) if s in made else s.encode() for s in names]
-        self.merges, self.vocab_size = [(ids[a], ids[b]) for a, b in pairs], len(names)
-        self.specials = {s: k for s, k in ids.items() if s not in made}
-        self.digits, self._ids, self._lines = digits, ids, [f"{a} {b}" for a, b in pairs]
-        table = np.full(4 << len(pairs).bit_length(), -1)       # a quarter full at most
+        twice = [name for name, n in collections.Counter([*specials]).items() if n > 1][:3]
+        need(not twice, f"special tokens {twice} are named twice: name each once")
+        unknown = [name for name in specials if name not in ids][:3]
+        need(not unknown, f"special tokens {unknown} have no id: give them one, or leave them out")
+        need("" not in ids, "an empty special token: choose some like </s>")
+        need([ids[name] for name in names] == list(range(len(names))),
+             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}")
+        need(len(names) <= MAX_VOCAB, f"{len(names)} tokens, over {MAX_VOCAB}")
+        need(len(set(pairs)) == len(pairs),
+             f"{len(pairs)} merges, {len(set(pairs))} of them different")
+        need(len(pairs) < MAX_VOCAB, f"{len(pairs)} merges, not below {MAX_VOCAB}")
+        id_of = {name: k for k, name in enumerate(names)}       # ints, even if a file says 1.0
+        byte = dict(zip(CHAR_OF_ID, BYTE_OF_ID))
+        self.vocab = [bytes(byte[c] for c in name) if name in ordinary else name.encode()
+                      for name in names]
+        self.vocab_size = len(names)
+        self.merges = [(id_of[left], id_of[right]) for left, right in pairs]
+        self.specials = {name: k for name, k in id_of.items() if name not in ordinary}
+        self.digits = digits
+        self._ids = id_of
+        self._lines = [f"{left} {right}" for left, right in pairs]
+        # what `encode_range` takes
+        self._classes = DIGITS if digits else CLASSES
+        in_gpt2_order = np.array([id_of.get(c, -1) for c in CHAR_OF_ID], np.int32)
+        self._byte_id = in_gpt2_order[ID_OF_BYTE]       # (256,) by byte
+        self._table = np.full(4 << len(pairs).bit_length(), -1)         # a quarter full at most
         for rank, (left, right) in enumerate(self.merges):
-            table[find_pair(table, left, right)] = left << 40 | right << 20 | rank
-        self._tables = (DIGITS if digits else CLASSES,
-                        np.array([ids.get(c, -1) for c in CHARS], np.int32)[BYTE_ID],
-                        table, np.array([ids[a + b] for a, b in pairs], np.int32))
+            row = find_pair(self._table, left, right)
+            self._table[row] = left << 40 | right << 20 | rank
+        self._made = np.array([id_of[left + right] for left, right in pairs], np.int32)
 
     def encode(self, text):
         """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
-        text, m = as_array(text), 0
+        text = as_array(text)
         ids = np.empty(len(text), np.int32)             # a byte or more for each id
-        encode = lambda i, j: (i, encode_range(ids, text, i, j, *self._tables))
-        for start, end in of_parts(text, encode):
-            ids[m:m + end - start], m = ids[start:end], m + end - start
-        ids.resize(m, refcheck=False)                   # gives back the memory behind
+
+        def encode_part(start, end):
+            return start, encode_range(ids, text, start, end, self._classes, self._byte_id,
+                                       self._table, self._made)
+
+        n = 0
+        for start, stop in of_parts(text, encode_part):
+            count = stop - start
+            ids[n:n + count] = ids[start:stop]          # moves to the left, behind the part before
+            n += count
+        ids.resize(n, refcheck=False)                   # gives back the memory behind
         return ids
 
     def decode(self, ids):
@@ -370,37 +656,37 @@ class Tokenizer:
 
     def hash(self):
         """SHA-256 in hex of what makes a tokenizer: the same through any file."""
-        form = [list(self._ids), self._lines, list(self.specials)] + ["digits"] * self.digits
+        form = [list(self._ids), self._lines, list(self.specials)]
+        if self.digits:
+            form.append("digits")
         return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 
     def to_json(self):
         """Hugging Face's tokenizer.json, compact."""
-        words = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
-        steps = [dict(type="Digits", individual_digits=True), words]
-        cuts = dict(type="Sequence", pretokenizers=steps) if self.digits else words
+        cutting = GPT2_WORDS
+        if self.digits:
+            cutting = dict(type="Sequence", pretokenizers=[EACH_DIGIT, GPT2_WORDS])
         flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-        added = [dict(id=k, content=s, **flags) for s, k in self.specials.items()]
-        root = dict(version="1.0", added_tokens=added, pre_tokenizer=cuts, decoder=words,
-                    model=dict(type="BPE", vocab=self._ids, merges=self._lines))
+        added = [dict(id=k, content=name, **flags) for name, k in self.specials.items()]
+        model = dict(type="BPE", vocab=self._ids, merges=self._lines)
+        root = dict(version="1.0", added_tokens=added, pre_tokenizer=cutting, decoder=GPT2_WORDS,
+                    model=model)
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text):
         """Of Hugging Face's tokenizer.json. Errors are of any kind: wrap it in `reading`."""
         root = json.loads(text)
-        model, words = root["model"], root["pre_tokenizer"]
-        *digits, last = words.get("pretokenizers", [words])
-        need((last["type"], last.get("use_regex", True), last.get("add_prefix_space"))
-             == ("ByteLevel", True, False)
-             and digits in ([], [dict(type="Digits", individual_digits=True)]),
-             f"pre_tokenizer {words} is not GPT-2's, nor that behind Digits")
-        after = (root.get("post_processor") or {}).get("type", "ByteLevel")
-        alien = ["normalizer", "dropout", "ignore_merges", "continuing_subword_prefix",
-                 "end_of_word_suffix"] + ["unk_token"] * (not set(CHARS) <= set(model["vocab"]))
-        found = {key: value for key, value in {**root, **model}.items() if key in alien and value}
-        need(not found and after == "ByteLevel", f"{found}, post_processor {after}: other ids")
-        added = {a["content"]: a["id"] for a in root.get("added_tokens") or []}
-        return cls({**model["vocab"], **added}, model["merges"], added, bool(digits))
+        digits = cuts_digits(root["pre_tokenizer"])
+        model = root["model"]
+        check_model(root, model)
+        added = {}
+        for token in root.get("added_tokens") or []:
+            name = token["content"]
+            need(added.get(name, token["id"]) == token["id"],
+                 f"added_tokens gives {name} the ids {added.get(name)} and {token['id']}")
+            added[name] = token["id"]
+        return cls({**model["vocab"], **added}, model["merges"], added, digits)
 
     def save(self, path):
         """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
@@ -422,11 +708,13 @@ class Tokenizer:
             need(file.stat().st_size < 1 << 28, f"{file.stat().st_size} bytes, over {1 << 28}")
             if not file.is_dir():
                 return cls.from_json(file.read_text(encoding="utf-8"))
+            # not splitlines: U+0085 and others that it takes for a line's end may be in a merge
             lines = (file / "merges.txt").read_text(encoding="utf-8").split("\n")
-            return cls(json.loads((file / "vocab.json").read_text(encoding="utf-8")),
-                       [s for s in lines if s and not s.startswith("#version")])
+            merges = [line for line in lines if line and not line.startswith("#version")]
+            ids = json.loads((file / "vocab.json").read_text(encoding="utf-8"))
+            return cls(ids, merges)
 
-# ==== 7 Command line ====
+# ==== 8 Command line ====
 def main():
     parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -437,7 +725,8 @@ def main():
     parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
                         "the others: a .json file, or a directory for vocab.json, merges.txt")
     args = parser.parse_intermixed_args()    # the file may stand behind the flags
-    with open(0 if args.file == "-" else args.file, "rb") as f:
+    source = 0 if args.file == "-" else args.file        # 0 is the number of standard input
+    with open(source, "rb") as f:
         data = f.read()
     if args.verb == "train":
         tokenizer = train(data, args.vocab_size)
@@ -455,7 +744,7 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:                  # the reader of our output is gone
+    except BrokenPipeError:                  # the reader of our output is gone: discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (OSError, UserError) as error:
         print(f"bpe.py: {error}", file=sys.stderr)

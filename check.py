@@ -23,9 +23,10 @@ With two points they balance near h = 1e-5, at 1e-10: too much beside a gradient
 
 The error is |a - n| / (|a| + |n| + rms), a = <g, u> the analytic value, rms the root mean square of
 the tensor's gradient g.  For values of the usual size and above this is a relative error; near zero
-it is the error in units of the usual value, because the noise of n does not shrink with a.  u are
-all entries of a tensor, or ENTRIES random ones and DIRECTIONS random unit vectors through the whole
-tensor (<g, u> is then as large as an entry of g), where an error in any entry shows.
+it is the error in units of the usual value, because the noise of n does not shrink with a.  The
+directions u are those of single entries, all of them or ENTRIES random ones, and DIRECTIONS random
+unit vectors through the whole tensor, where an error in any entry shows; <g, u> is of the size of
+an entry of g in both.
 
 Exit code 0 if every tensor of every case stays below 1e-6, else 1.
 """
@@ -33,6 +34,7 @@ import argparse
 import math
 import sys
 import time
+from collections import namedtuple
 from dataclasses import replace
 
 import numpy as np
@@ -40,24 +42,28 @@ from numba import set_num_threads
 
 import nanoeuler as ne
 
-TOLERANCE, H, MTP_WEIGHT, BETA = 1e-6, 2e-4, 0.3, 0.1
+TOLERANCE = 1e-6
+STEP = 2e-4                                  # h
+MTP_WEIGHT, BETA = 0.3, 0.1
 ENTRIES, DIRECTIONS, SEEDS = 24, 4, 2
 
-# what is special, the fields of Config that differ from BASE, T, the sizes of the micro-batches
 BASE = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=4, n_layer=2, n_hidden=9, seq_len=7,
                  vocab_size=13, n_mtp=4)
+# What is special, the fields of Config that differ from BASE, the tokens of a sequence, how many
+# sequences each micro-batch has, and whether they are pairs of responses
+Case = namedtuple("Case", "title changes T sizes pairs", defaults=(False,))
 CASES = [
-    ("two query heads a key/value head, four output heads", {}, 7, (2, 1, 1)),
-    ("one token: every head but the first has no target", {}, 1, (1, 3)),
-    ("one layer, one key/value head", dict(n_layer=1, n_kv_head=1), 6, (3,)),
-    ("as many key/value heads as query heads", dict(n_kv_head=4, head_dim=2), 5, (1, 2)),
-    ("one output head", dict(n_mtp=1), 7, (2, 2)),
-    ("head 0 tied to the embedding", dict(tie_embeddings=True), 7, (2, 1)),
-    ("one output head, tied", dict(tie_embeddings=True, n_mtp=1, n_layer=1), 4, (2,)),
-    ("past the blocks: 32 query rows, 128 positions of a sum, 128 rows of a matrix",
-     dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131, vocab_size=150,
-          n_mtp=2), 131, (1, 2)),
-    (DPO := "preferences: two pairs, one of them cut by a micro-batch", {}, 7, (1, 3)),
+    Case("two query heads a key/value head, four output heads", {}, 7, (2, 1, 1)),
+    Case("one token: every head but the first has no target", {}, 1, (1, 3)),
+    Case("one layer, one key/value head", dict(n_layer=1, n_kv_head=1), 6, (3,)),
+    Case("as many key/value heads as query heads", dict(n_kv_head=4, head_dim=2), 5, (1, 2)),
+    Case("one output head", dict(n_mtp=1), 7, (2, 2)),
+    Case("head 0 tied to the embedding", dict(tie_embeddings=True), 7, (2, 1)),
+    Case("one output head, tied", dict(tie_embeddings=True, n_mtp=1, n_layer=1), 4, (2,)),
+    Case(f"past the blocks: {ne.BR} query rows, {ne.KC} positions of a sum, {ne.NB} rows of a "
+         f"matrix", dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131,
+                         vocab_size=150, n_mtp=2), 131, (1, 2)),
+    Case("preferences: two pairs, one of them cut by a micro-batch", {}, 7, (1, 3), pairs=True),
 ]
 
 
@@ -65,7 +71,8 @@ def random_params(cfg, rng):
     """A flat buffer at which nothing is nearly linear: products of unit size, gains around 1."""
     flat = ne.aligned((ne.n_params(cfg),), np.float64)
     for view, (name, shape, std) in zip(ne.views(flat, ne.param_table(cfg)), ne.param_table(cfg)):
-        noise, fan_in = rng.standard_normal(shape), 1 if name == "wte" else shape[-1]
+        noise = rng.standard_normal(shape)
+        fan_in = 1 if name == "wte" else shape[-1]
         view[...] = 1 + 0.3 * noise if std is None else noise / math.sqrt(fan_in)
     return flat
 
@@ -76,12 +83,13 @@ def random_batch(cfg, B, T, rng):
     stream[:, :T + 1] = rng.integers(0, cfg.vocab_size, (B, T + 1))
     targets = np.stack([stream[:, k + 1:k + 1 + T] for k in range(cfg.n_mtp)])
     masked = rng.random((B, T)) < np.linspace(0.1, 0.9, B)[:, None]
-    masked[0, 0] = False
+    masked[0, 0] = False                     # one target at least
     return stream[:, :T].copy(), np.where(masked, np.int32(-1), targets)
 
 
 def loss_of(model, tokens, targets, reference):
-    """The definitions above, from the summed cross-entropies (B, P) of the forward pass."""
+    """The definitions above, from the summed cross-entropies (B, P) of the forward pass.
+    reference (B,): -log ref of the responses, which are pairs; None if they are not"""
     ce = model.run(ne.LOSS, tokens, targets)
     if reference is not None:
         chosen, rejected = (reference - ce[:, 0]).reshape(-1, 2).T
@@ -92,12 +100,13 @@ def loss_of(model, tokens, targets, reference):
 
 def gradient(model, tokens, targets, sizes, reference):
     """The engine's gradient of all parameters, accumulated over micro-batches."""
-    weight, start = np.zeros((len(tokens), len(targets))), 0
+    weight = np.zeros((len(tokens), len(targets)))
     if reference is None:
         weight[:] = ne.loss_weights(targets, MTP_WEIGHT)
     else:
         _, weight[:, 0] = ne.dpo_loss(model.losses(tokens, targets[0]), reference, BETA)
     model.g_flat[:] = 0
+    start = 0
     for n in sizes:
         part = slice(start, start + n)
         model.run(ne.GRADIENT, tokens[part], targets[:, part], weight[part])
@@ -106,37 +115,57 @@ def gradient(model, tokens, targets, sizes, reference):
 
 
 def derivative(model, view, u, *batch):
-    """d loss / ds at view + s * u, s = 0."""
-    before, f = view.copy(), {}
-    for s in (-2, -1, 1, 2):
-        view[...] = before + s * H * u
+    """d loss / ds at view + s * u, s = 0.  Leaves the model as it was."""
+    before = view.copy()
+
+    def f(s):
+        view[...] = before + s * u
         model.pack()
-        f[s] = loss_of(model, *batch)
+        return loss_of(model, *batch)
+
+    h = STEP
+    far, near = f(2 * h) - f(-2 * h), f(h) - f(-h)
     view[...] = before
-    return (8 * (f[1] - f[-1]) - (f[2] - f[-2])) / (12 * H)
+    model.pack()
+    return (8 * near - far) / (12 * h)
 
 
-def check_case(cfg, T, sizes, seed, pairs):
+def directions(shape, rng):
+    """Entries of a tensor, all or ENTRIES of them, as unit vectors, and if not all, others."""
+    size = math.prod(shape)
+    units = []
+    for i in rng.choice(size, min(ENTRIES, size), replace=False):
+        u = np.zeros(size)
+        u[i] = 1
+        units.append(u.reshape(shape))
+    if size > ENTRIES:
+        units += [u / np.linalg.norm(u) for u in rng.standard_normal((DIRECTIONS, *shape))]
+    return units
+
+
+def check_case(case, seed):
     """Tensor name -> the largest error of its gradient."""
-    rng, errors = np.random.default_rng(seed), {}
+    cfg = replace(BASE, **case.changes)
+    rng = np.random.default_rng(seed)
     model = ne.Model(cfg, random_params(cfg, rng))
-    tokens, targets = random_batch(cfg, sum(sizes), T, rng)
-    reference = rng.normal(model.losses(tokens, targets[0]), 2 / BETA) if pairs else None
-    grads = ne.views(gradient(model, tokens, targets, sizes, reference), ne.param_table(cfg))
+    tokens, targets = random_batch(cfg, sum(case.sizes), case.T, rng)
+    reference = None
+    if case.pairs:                           # margins of 2, where the sigmoid has a slope
+        reference = rng.normal(model.losses(tokens, targets[0]), 2 / BETA)
+    grads = ne.views(gradient(model, tokens, targets, case.sizes, reference), ne.param_table(cfg))
+    errors = {}
     for (name, shape, _), view, g in zip(ne.param_table(cfg), model.p, grads):
         if g.size == 0:                      # lm_head, if there is one head and it is tied
             continue
-        chosen = rng.choice(g.size, min(ENTRIES, g.size), replace=False)
-        units = [(np.arange(g.size) == i).reshape(shape).astype(float) for i in chosen]
-        if g.size > ENTRIES:
-            units += [u / np.linalg.norm(u) for u in rng.standard_normal((DIRECTIONS, *shape))]
-        rms, worst = math.sqrt((g * g).mean()), 0.0
-        for u in units:
-            a, n = (g * u).sum(), derivative(model, view, u, tokens, targets, reference)
+        rms = math.sqrt((g * g).mean())
+        worst = 0.0
+        for u in directions(shape, rng):
+            a = (g * u).sum()
+            n = derivative(model, view, u, tokens, targets, reference)
             worst = np.maximum(worst, abs(a - n) / (abs(a) + abs(n) + rms + 1e-30))   # keeps a NaN
         errors[name] = float(worst)
-    if pairs:
-        errors["heads 1.."] = float(grads.lm_head[1:].any())       # exactly 0, or it is wrong
+    if case.pairs:                           # they learn nothing: 0, or it is wrong
+        errors["heads 1.."] = float(grads.lm_head[1:].any())
     return errors
 
 
@@ -146,14 +175,17 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=1, help="of weights, tokens and masks")
     parser.add_argument("--quick", action="store_true", help="the first case and one seed only")
     args = parser.parse_args(argv)
-    began, all_errors = time.perf_counter(), []
+    began = time.perf_counter()
     set_num_threads(1)                       # a pass takes 50 us: no work for two
     print("the first start compiles the kernels for float64: about 20 seconds", flush=True)
-    for title, changes, T, sizes in CASES[:1] if args.quick else CASES:
-        cfg, seeds = replace(BASE, **changes), range(args.seed, args.seed + (args.quick or SEEDS))
-        print(f"\n{title}\n  ({cfg.n_layer} layers, {cfg.n_head}/{cfg.n_kv_head} heads, T {T}, "
-              f"micro-batches of {', '.join(map(str, sizes))}, seeds {', '.join(map(str, seeds))})")
-        runs = [check_case(cfg, T, sizes, seed, title == DPO) for seed in seeds]
+    seeds = [args.seed] if args.quick else range(args.seed, args.seed + SEEDS)
+    all_errors = []
+    for case in CASES[:1] if args.quick else CASES:
+        cfg = replace(BASE, **case.changes)
+        print(f"\n{case.title}\n  ({cfg.n_layer} layers, {cfg.n_head}/{cfg.n_kv_head} heads, "
+              f"T {case.T}, micro-batches of {', '.join(map(str, case.sizes))}, "
+              f"seeds {', '.join(map(str, seeds))})")
+        runs = [check_case(case, seed) for seed in seeds]
         for name in runs[0]:
             errors = [r[name] for r in runs]
             all_errors += errors
@@ -162,7 +194,8 @@ def main(argv=None):
     ok = worst < TOLERANCE                   # false for a NaN
     print(f"\nmax relative error: {worst:.2e}   ({len(all_errors)} gradients, "
           f"{time.perf_counter() - began:.0f} s)")
-    print(f">>> backward {'OK (error <' if ok else 'WRONG (error not <'} 1e-6)")
+    verdict = "OK (error <" if ok else "WRONG (error not <"
+    print(f">>> backward {verdict} {TOLERANCE:.0e})".replace("e-0", "e-"))
     return 0 if ok else 1
 
 

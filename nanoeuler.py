@@ -1,8 +1,8 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file is the whole engine for the CPU, meant to be read top to bottom; bpe.py
-is its tokenizer, and data/ has what reads texts, chats, files of tensors and the command line.
+integration time.  This file is the whole program for the CPU, meant to be read top to bottom; with
+bpe.py, its tokenizer, it runs alone.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
@@ -14,71 +14,110 @@ is its tokenizer, and data/ has what reads texts, chats, files of tensors and th
     python nanoeuler.py info FILE              what is in a checkpoint
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
     python nanoeuler.py import DIR|GGUF OUT    a Llama from there
+    python nanoeuler.py compile                all kernels, before they are needed
 
 Contents
-    1    Configuration                        4.7  Cross-entropy
-    2    Memory: flat buffers and views       5    Model: forward, backward, the parallel driver
-    3    Building blocks: the register tile   6    Optimizer
-    4.1  Matmul                               7    Data: batches, examples, their losses
-    4.2  Embedding                            8    Checkpoint
-    4.3  RMSNorm                              9    Training: from a text, and from examples
-    4.4  RoPE                                 10   Inference
-    4.5  Attention                            11   Import and export
-    4.6  SwiGLU                               12   Command line
+    1    Configuration                        5    Model: forward, backward, the parallel driver
+    2    Memory: flat buffers and views       6    Optimizer
+    3    Building blocks: the register tile   7    Data: texts, batches, examples
+    4.1  Matmul                               8    Checkpoint
+    4.2  Embedding                            9    Training: from a text, and from examples
+    4.3  RMSNorm                              10   Inference: sampling, chat, the lens
+    4.4  RoPE                                 11   Import and export
+    4.5  Attention                            12   Compilation
+    4.6  SwiGLU                               13   Command line
+    4.7  Cross-entropy
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
         In 4.5 P, S and dS are the matrices of the papers.
+        n_mtp: heads that predict further tokens (multi-token prediction; Gloeckle et al. 2024).
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
-        w and wt: W and W^T packed for the matmul; in 4.1 w is a tile's width, in 4.3 the gains.
-        Forward is y = x W^T, backward dx = dy W.
+        w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
+        SFT is supervised fine-tuning, DPO direct preference optimization (section 9).
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
         task of its gradient.  Each number is written by one task, in one order: the result does not
         depend on how many threads there are or which of them takes which task.
 """
+import argparse
 import codecs
 import contextlib
+import glob
 import hashlib
 import importlib
-import itertools
 import json
 import math
+import mmap
 import os
 import pathlib
+import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
+import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from typing import Protocol
+
+# As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
+# cache knows a named tuple by the name of its module, which must not be __main__ in one run and
+# nanoeuler in another.
+if __name__ == "__main__":
+    try:
+        import nanoeuler
+    except ImportError as e:
+        print(f"nanoeuler: {e}; it needs bpe.py beside it and Numba: pip install 'numba==0.68.*'",
+              file=sys.stderr)
+        sys.exit(2)
+    except ValueError as e:          # what the environment sets or holds: a UserError, or Numba's
+        print(f"nanoeuler: {e}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(nanoeuler.main())
 
 os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % less compile time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 from llvmlite import ir
-from numba import float32, get_num_threads, int32, njit, prange, types
+from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
 from numba.core import caching, cgutils
 from numba.extending import intrinsic, overload
 
+# need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
+# inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
 from bpe import UserError, need, reading
-from data.chats import ALPACA, chat_ids, held_out, prompt_of, read_examples
-from data.commands import CHAT, FILE, FORCE, RUN, TEXT, Settings, arg, bench, out, run_verb, setting
-from data.kernels import compile_kernels
-from data.tensors import map_tensors, replacing, write_tensors
-from data.texts import encode_cut, excerpt, read_log, read_text, split_text, tokenize
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 9)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
-OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=True)
+OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE)
 jit = njit(**OPTIONS)
 jit_parallel = njit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
+class Settings:
+    """A dataclass whose fields are checked: their type, and the range given as metadata."""
+
+    def check(self):
+        for f in fields(self):
+            value = getattr(self, f.name)
+            allowed = (int, float) if f.type is float else (f.type,)
+            need(type(value) in allowed, f"{f.name} is {value!r}, expected {f.type.__name__}")
+            if f.type in (int, float):
+                low, high = f.metadata.get("range", (0, 1 << 62))
+                need(low <= value <= high, f"{f.name} is {value}, expected {low:g} to {high:g}")
+        return self
+
+def setting(default, low, high, text=""):
+    """A field with the range of its numbers, and the help of its flag.  A text has no range."""
+    return field(default=default, metadata={"range": (low, high), "help": text})
+
 @dataclass(frozen=True)
 class Config(Settings):
     """Everything that shapes the model.  A checkpoint stores these fields and no others."""
@@ -123,12 +162,15 @@ def param_table(cfg):
             ("attn_proj",  (L, C, HD),    out_std),
             ("gate_up",    (L, 2 * F, C), std),
             ("down",       (L, C, F),     out_std),
-            ("lm_head",    (P - cfg.tie_embeddings, V, C), std),
+            ("lm_head",    (P - cfg.tie_embeddings, V, C), std),     # tied: heads 1.. alone
             ("attn_norm",  (L, C),        None),
             ("mlp_norm",   (L, C),        None),
             ("final_norm", (C,),          None)]
 
 Params = namedtuple("Params", [name for name, *_ in param_table(PRESETS["small"])])
+MATRICES = slice(0, 6)       # fields of Params: wte to lm_head; weight decay is for them
+PACKED = slice(1, 5)         # qkv to down.  Packed with them is a head 0: wte if it is tied
+GAINS = slice(6, 9)          # of the norms
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
@@ -157,33 +199,60 @@ def act_shapes(cfg, B, T):
 def dact_shapes(cfg, B, T):
     """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
     trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
-    a, per_layer = act_shapes(cfg, B, T), (B, cfg.n_layer, cfg.n_embd)
-    return Dacts(a.x, a.qkv, per_layer, per_layer, (B, cfg.n_embd))
+    a = act_shapes(cfg, B, T)
+    return Dacts(x=a.x,
+                 qkv=a.qkv,
+                 attn_norm=(B, cfg.n_layer, cfg.n_embd),     # the gains' gradients, by sequence
+                 mlp_norm=(B, cfg.n_layer, cfg.n_embd),
+                 final_norm=(B, cfg.n_embd))
 
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence."""
-    D, W = cfg.head_dim, tile_width(dtype)
-    return Scratch((n, T, cfg.n_embd), (n, T, cfg.n_head * D), (n, T, cfg.n_hidden), (n, BR, T),
-                   (n, BR, T), (n, -(-T // W), D, W), (n, -(-T // W), D, W),
-                   (n, 1, KC, PACKED))
+    D, width = cfg.head_dim, tile_width(dtype)
+    panels = -(-T // width)
+    return Scratch(norm=(n, T, cfg.n_embd),  # gradients of the outputs of RMSNorm,
+                   att=(n, T, cfg.n_head * D),       # attention
+                   swiglu=(n, T, cfg.n_hidden),      # and SwiGLU
+                   scores=(n, BR, T),        # S, then P, of a block of queries
+                   dscores=(n, BR, T),
+                   kt=(n, panels, D, width),         # K^T and V^T of a head, packed
+                   vt=(n, panels, D, width),
+                   dy=(n, 1, KC, DY_COLUMNS))
 
 def panel_shapes(cfg, dtype, transposed):
-    """Shapes of packed weights (4.1): W (N, K) as ceil(K / w) panels (N, w), W^T likewise."""
-    w, untied = tile_width(dtype), replace(cfg, tie_embeddings=False)    # tied, it has panels too
-    return Panels(*((L, -(-N // w), K, w) if transposed else (L, -(-K // w), N, w)
-                    for _, (L, N, K), _ in param_table(untied)[1:6]))
+    """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
+    width, shapes = tile_width(dtype), {}
+    untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
+    for name, shape, _ in param_table(untied):
+        if name in Panels._fields:
+            L, N, K = shape
+            rows, columns = (K, N) if transposed else (N, K)
+            shapes[name] = L, -(-columns // width), rows, width
+    return Panels(**shapes)
 
 def aligned(shape, dtype):
-    """Zeros that start on a 64-byte cache line, and one vector tile to spare behind them."""
+    """Zeros that start on a 64-byte cache line.  Behind them is room for a row of a tile: at the
+    edge of a matrix, `tile` reads whole vectors past its end."""
     n = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.zeros(n + 64 + 2 * BITS // 8, np.uint8)
+    raw = np.zeros(64 + n + TILE_BYTES, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start:start + n].view(dtype).reshape(shape)
 
+def room_behind(x):
+    """Bytes of memory from the end of x to the end of what it is a part of; `tile` may read them"""
+    whole = x
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
+
 def slices(flat, shapes):
     """Consecutive views of these shapes of one flat buffer: they share its memory."""
-    ends = itertools.accumulate(map(math.prod, shapes))
-    return [flat[end - math.prod(shape):end].reshape(shape) for shape, end in zip(shapes, ends)]
+    parts, start = [], 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        parts.append(flat[start:end].reshape(shape))
+        start = end
+    return parts
 
 def views(flat, table):
     """The tensors of param_table."""
@@ -194,8 +263,9 @@ def n_params(cfg):
 
 def init_params(cfg, seed, dtype=np.float32):
     """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
-    rng, flat = np.random.default_rng(seed), aligned((n_params(cfg),), dtype)
-    for view, (_, shape, std) in zip(views(flat, param_table(cfg)), param_table(cfg)):
+    rng, table = np.random.default_rng(seed), param_table(cfg)
+    flat = aligned((n_params(cfg),), dtype)
+    for view, (_, shape, std) in zip(views(flat, table), table):
         view[...] = 1.0 if std is None else std * rng.standard_normal(shape, np.float32)
     return flat
 
@@ -204,25 +274,59 @@ def init_params(cfg, seed, dtype=np.float32):
 # multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a Zen 4 core's
 # peak here, these explicit LLVM vectors 95 %, in float32 and float64.
 _CPU = llvm.get_host_cpu_features()
-BITS = int(os.environ.get("NANOEULER_BITS") or 0) or (
-    512 if _CPU.get("avx512f") else 256 if _CPU.get("avx2") else 128)
-caching.Cache._index_key = lambda self, *known, key=caching.Cache._index_key: (
-    *key(self, *known)[:3], BITS)    # another width, other kernels; [:3]: __main__ sets it, too
-MR = 8 if BITS == 512 else 6     # 32 vector registers hold 8 x 2 sums, 16 hold 6 x 2
-ROWS = 8 * MR                    # of a product at a time: what it writes lies together
-BR = 32                          # attention: query rows a block; small's scores stay in L1
-KC = 64                          # weight gradients: rows of the batch summed in registers at a time
-NB, PACKED = 128, 2 * MR         # rows of dW a task, they stay in L2; columns of dY side by side
+ARCHITECTURE = llvm.get_process_triple().split("-")[0]   # x86_64, aarch64 or, on a Mac, arm64
+
+def vector_widths(features):
+    """Bits of the vectors that a CPU with these features has."""
+    known = {128: True, 256: features.get("avx2"), 512: features.get("avx512f")}
+    return [bits for bits, has in known.items() if has]
+
+def vector_bits(asked, features):
+    """The widest vectors, or those that NANOEULER_BITS asks for."""
+    widths = vector_widths(features)
+    if not asked:
+        return widths[-1]
+    need(asked in map(str, widths), f"NANOEULER_BITS is {asked}, expected one of "
+         f"{', '.join(map(str, widths))}, the vectors of this CPU")
+    return int(asked)
+
+def tile_rows(architecture, bits):
+    """32 vector registers hold 8 x 2 sums and what enters them, 16 hold 6 x 2."""
+    return 8 if bits == 512 or architecture in ("aarch64", "arm64") else 6
+
+try:
+    BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
+except UserError as e:                       # whichever program imports this one: one line
+    print(f"nanoeuler: {e}", file=sys.stderr)
+    sys.exit(2)
+MR = tile_rows(ARCHITECTURE, BITS)
+TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
+ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
+BR = 32                          # attention takes so many query rows at a time: scores stay in L1
+KC = 64                          # a weight gradient sums so many rows of a batch in registers
+NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
+DY_COLUMNS = 2 * MR              # and packs so many columns of dY side by side
 i32, i64 = ir.IntType(32), ir.IntType(64)                # i64(5) is a constant of that type
 
 def tile_width(dtype):
     """Columns of a tile: two vectors."""
-    return 2 * BITS // (8 * np.dtype(dtype).itemsize)
+    return TILE_BYTES // np.dtype(dtype).itemsize
 
 def emit_tile(module, scalar, lanes, size):
-    """The LLVM function C = add * base + A B for a tile of MR x 2 lanes, or the rows x cols left.
-    Strides are in elements: rows of C and base are ldc and ldb apart, A[r, k] is at r * rs + k * cs
-    (a transposed A costs nothing), B[k] at k * ks.  Not inlined: copies cost seconds of JIT."""
+    """The LLVM function of a tile, C = add * base + A B.  In NumPy, each matrix a flat array:
+
+        sums = np.zeros((MR, width))
+        for k in range(K):
+            b = B[k * b_row:][:width]
+            for r in range(MR):                      # rows past the edge read the last row again
+                sums[r] += A[min(r, rows - 1) * a_row + k * a_column] * b
+        for r in range(min(rows, MR)):
+            old = base[r * base_row:][:width] if add else 0
+            C[r * c_row:][:min(cols, width)] = (sums[r] + old)[:cols]
+
+    width = 2 * lanes; rows and cols are what is left of C, more than a tile or less.  c_row and the
+    like are strides, in entries: from a row to the next.  A transposed A costs nothing.
+    Not inlined: copies cost seconds of JIT."""
     vec, ptr = ir.VectorType(scalar, lanes), scalar.as_pointer()
     fn = cgutils.get_or_insert_function(
         module, ir.FunctionType(ir.VoidType(), [ptr] * 4 + [i64] * 9), f"nanoeuler_tile_{scalar}")
@@ -231,44 +335,54 @@ def emit_tile(module, scalar, lanes, size):
     fn.linkage = "linkonce_odr"
     fn.attributes.add("noinline")
     fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
-    C, base, A, B, ldc, ldb, rs, cs, ks, K, rows, cols, add = fn.args
+    C, base, A, B, c_row, base_row, a_row, a_column, b_row, K, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
-    at = lambda p, i: bd.bitcast(bd.gep(p, [i]), vec.as_pointer())
-    load = lambda p, i: bd.load(at(p, i), align=size)
-    undef, lane0 = vec(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
+    width, halves = i64(2 * lanes), (i64(0), i64(lanes))
     fma = cgutils.get_or_insert_function(
         module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
 
-    row = [A]                                # rows past the edge read the last row again
-    for r in range(1, MR):
-        row.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(row[-1], [rs]), row[-1]))
-    acc = [[cgutils.alloca_once_value(bd, vec([0.0] * lanes)) for v in range(2)] for r in range(MR)]
-    with cgutils.for_range(bd, K) as loop:
-        b0, ka = bd.mul(loop.index, ks), bd.mul(loop.index, cs)
-        b = [load(B, bd.add(b0, i64(v * lanes))) for v in range(2)]
-        for r in range(MR):
-            a = bd.insert_element(undef, bd.load(bd.gep(row[r], [ka])), i32(0))
-            a = bd.shuffle_vector(a, undef, lane0)
-            for v in range(2):
-                bd.store(bd.call(fma, [a, b[v], bd.load(acc[r][v])]), acc[r][v])
+    def vector_at(matrix, offset):
+        return bd.bitcast(bd.gep(matrix, [offset]), vec.as_pointer())
 
-    edge, lds = bd.icmp_signed("<", cols, i64(2 * lanes)), i64(2 * lanes)
-    spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)
-    out, ldo = bd.select(edge, spare, C), bd.select(edge, lds, ldc)
+    def load(matrix, offset):                # of any alignment
+        return bd.load(vector_at(matrix, offset), align=size)
+
+    def broadcast(x):
+        undef, lane0 = vec(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
+        return bd.shuffle_vector(bd.insert_element(undef, x, i32(0)), undef, lane0)
+
+    a_rows = [A]
+    for r in range(1, MR):
+        last = a_rows[-1]
+        a_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [a_row]), last))
+    zero = vec([0.0] * lanes)
+    sums = [[cgutils.alloca_once_value(bd, zero) for _ in halves] for _ in range(MR)]
+    with cgutils.for_range(bd, K) as k:
+        b_start, a_start = bd.mul(k.index, b_row), bd.mul(k.index, a_column)
+        b = [load(B, bd.add(b_start, half)) for half in halves]
+        for r in range(MR):
+            a = broadcast(bd.load(bd.gep(a_rows[r], [a_start])))
+            for b_half, total in zip(b, sums[r]):
+                bd.store(bd.call(fma, [a, b_half, bd.load(total)]), total)
+
+    edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
+    spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)       # spare tile is written,
+    out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)        # and copied
     for r in range(MR):
         with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
-            where = lambda ld, v: bd.add(bd.mul(ld, i64(r)), i64(v * lanes))
+            base_start, out_start = bd.mul(base_row, i64(r)), bd.mul(out_row, i64(r))
             with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
-                for v in range(2):
-                    old = load(base, where(ldb, v))
-                    bd.store(bd.fadd(bd.load(acc[r][v]), old), acc[r][v])
-            for v in range(2):
-                bd.store(bd.load(acc[r][v]), at(out, where(ldo, v)), align=size)
-    with bd.if_then(edge):                   # what lies in C beyond the edge is not ours
-        least = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
-        with cgutils.for_range(bd, least) as i, cgutils.for_range(bd, cols) as j:
-            place = lambda p, ld: bd.gep(p, [bd.add(bd.mul(i.index, ld), j.index)])
-            bd.store(bd.load(place(spare, lds)), place(C, ldc))
+                for half, total in zip(halves, sums[r]):
+                    old = load(base, bd.add(base_start, half))
+                    bd.store(bd.fadd(bd.load(total), old), total)
+            for half, total in zip(halves, sums[r]):
+                bd.store(bd.load(total), vector_at(out, bd.add(out_start, half)), align=size)
+    with bd.if_then(edge):
+        count = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
+        with cgutils.for_range(bd, count) as r, cgutils.for_range(bd, cols) as c:
+            source = bd.add(bd.mul(r.index, width), c.index)
+            target = bd.add(bd.mul(r.index, c_row), c.index)
+            bd.store(bd.load(bd.gep(spare, [source])), bd.gep(C, [target]))
     bd.ret_void()
     return fn
 
@@ -277,19 +391,34 @@ def tile(typing, out, base, x, b, m, j, add):
     """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
     b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
     base and b whole vectors are read, also past the end (see `aligned`)."""
-    def codegen(context, bd, sig, args):
-        scalar, size = context.get_value_type(sig.args[0].dtype), sig.args[0].dtype.bitwidth // 8
-        arrays = [context.make_array(t)(context, bd, v) for t, v in zip(sig.args, args[:4])]
-        shape = [cgutils.unpack_tuple(bd, a.shape) for a in arrays]
-        stride = [[bd.sdiv(s, i64(size)) for s in cgutils.unpack_tuple(bd, a.strides)]
-                  for a in arrays]
-        (so, sb, sx, sw), (m, j, add), lanes = stride, args[4:], BITS // (8 * size)
-        panel = bd.mul(bd.sdiv(j, i64(2 * lanes)), sw[0]) if len(sw) == 3 else j
-        start = [bd.add(bd.mul(m, so[0]), j), bd.add(bd.mul(m, sb[0]), j), bd.mul(m, sx[0]), panel]
-        rows, cols = bd.sub(shape[0][0], m), bd.sub(shape[0][1], j)
-        bd.call(emit_tile(bd.module, scalar, lanes, size),
-                [bd.gep(a.data, [i]) for a, i in zip(arrays, start)] +
-                [so[0], sb[0], sx[0], sx[1], sw[-2], shape[2][1], rows, cols, add])
+    def codegen(context, bd, sig, args):     # args: the same seven, as LLVM values
+        dtype = sig.args[0].dtype
+        scalar, size = context.get_value_type(dtype), dtype.bitwidth // 8
+        lanes = BITS // (8 * size)
+
+        def unpacked(i):
+            """Pointer, shape and strides, in entries, of the array that is argument i."""
+            array = context.make_array(sig.args[i])(context, bd, args[i])
+            strides = cgutils.unpack_tuple(bd, array.strides)
+            return (array.data, cgutils.unpack_tuple(bd, array.shape),
+                    [bd.sdiv(n_bytes, i64(size)) for n_bytes in strides])
+
+        out_data, out_shape, out_strides = unpacked(0)
+        base_data, _, base_strides = unpacked(1)
+        x_data, x_shape, x_strides = unpacked(2)
+        b_data, _, b_strides = unpacked(3)
+        at_m, at_j, add_flag = args[4:]
+        first = at_j                         # entry of b
+        if len(b_strides) == 3:              # of the panel that column j begins
+            first = bd.mul(bd.sdiv(at_j, i64(2 * lanes)), b_strides[0])
+        bd.call(emit_tile(bd.module, scalar, lanes, size), [
+            bd.gep(out_data, [bd.add(bd.mul(at_m, out_strides[0]), at_j)]),
+            bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)]),
+            bd.gep(x_data, [bd.mul(at_m, x_strides[0])]),
+            bd.gep(b_data, [first]),
+            out_strides[0], base_strides[0], *x_strides,
+            b_strides[-2],                   # from k to k + 1, in a matrix as in a panel
+            x_shape[1], bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
         return context.get_dummy_value()
     return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
 
@@ -303,22 +432,25 @@ def next_task(typing, counter, i):
 
 @intrinsic
 def larger(typing, x, y):
-    """The larger of two floats, neither a NaN.  LLVM does not vectorise `max`: 10 times slower."""
+    """The larger of two floats, a NaN if one is.  LLVM would not vectorise `max`, which takes ten
+    times as long, and may make anything of a NaN where fastmath says `nnan`."""
     def codegen(context, bd, sig, args):
         t = args[0].type
         fn = cgutils.get_or_insert_function(bd.module, ir.FunctionType(t, [t, t]),
-                                            f"llvm.maxnum.f{sig.args[0].bitwidth}")
-        return bd.call(fn, args, fastmath=("nnan", "nsz"))
+                                            f"llvm.maximum.f{sig.args[0].bitwidth}")
+        return bd.call(fn, args, fastmath=("nsz",))
     return x(x, x), codegen
 
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
 
-@overload(value, inline="always")
+@overload(value, inline="always")            # what compiled code calls, by the type of x
 def _value(x):
     if x == types.uint16:
         return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
-    return (lambda x: float32(x)) if x == types.int8 else (lambda x: x)
+    if x == types.int8:
+        return lambda x: float32(x)
+    return lambda x: x
 
 def to_bf16(x):
     """float32 as the bits of bfloat16, to the nearest, ties to even."""
@@ -326,6 +458,7 @@ def to_bf16(x):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 def from_bf16(x):
+    """float32 of the bits of bfloat16, uint16; anything else as it is"""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
@@ -355,75 +488,83 @@ def _exp(x):
 # ==== 4.1 Matmul ====
 @jit
 def pack(panels, b):
-    """panels[i, k, j] = b[k, i * w + j], zeros past N.     panels (ceil(N / w), K, w), b (K, N)
-    A tile reads panels in the order in which they lie in memory.  W^T is packed through a view."""
-    (I, K, w), N = panels.shape, b.shape[1]
+    """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
+    b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
+    a view."""
+    I, K, width = panels.shape
+    N = b.shape[1]
     for i in range(I):
-        n = min(w, N - i * w)
+        n = min(width, N - i * width)
         for k in range(K):
-            row, src = panels[i, k], b[k, i * w:i * w + n]
+            row, source = panels[i, k], b[k, i * width:i * width + n]
             for j in range(n):
-                row[j] = src[j]
-            for j in range(n, w):
+                row[j] = source[j]
+            for j in range(n, width):
                 row[j] = 0
 
 @jit
 def matmul(out, x, b):
     """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64"""
-    w = 2 * BITS // (8 * out.itemsize)
-    for i in range(0, out.shape[0], ROWS):
-        for j in range(0, out.shape[1], w):  # one panel of b stays in L1 while the rows pass by
-            for m in range(i, min(i + ROWS, out.shape[0]), MR):
+    M, N = out.shape
+    width = TILE_BYTES // out.itemsize
+    for i in range(0, M, ROWS):
+        for j in range(0, N, width):         # one panel of b stays in L1 while the rows pass by
+            for m in range(i, min(i + ROWS, M), MR):
                 tile(out, out, x, b, m, j, 0)
 
 @jit
 def matmul_add(out, base, x, b):
     """out = base + x b: an Euler step if base is the residual stream, a sum if it is out itself."""
-    w = 2 * BITS // (8 * out.itemsize)
-    for i in range(0, out.shape[0], ROWS):
-        for j in range(0, out.shape[1], w):
-            for m in range(i, min(i + ROWS, out.shape[0]), MR):
+    M, N = out.shape
+    width = TILE_BYTES // out.itemsize
+    for i in range(0, M, ROWS):
+        for j in range(0, N, width):
+            for m in range(i, min(i + ROWS, M), MR):
                 tile(out, base, x, b, m, j, 1)
 
 @jit
 def weight_gradient(dw, dy, x, n0, scratch):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
-    For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch."""
-    (N, K), (B, T, _), w = dw.shape, x.shape, 2 * BITS // (8 * dw.itemsize)
+    For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch.
+    n1 = n0 + len(dw).  Down a column of dy, each entry lies on another page of memory: some columns
+    at a time are packed side by side into scratch (1, KC, DY_COLUMNS)."""
+    B, T, K = x.shape
+    width = TILE_BYTES // dw.itemsize
     for b in range(B):
         for t in range(0, T, KC):
-            e = min(T, t + KC)
-            for n in range(0, N, PACKED):
-                end = min(n + PACKED, N)     # rows of dy lie pages apart, and are read line by line
-                pack(scratch[:, :e - t], dy[b, t:e, n0 + n:n0 + end])
-                for m in range(n, end, MR):
-                    rows, columns = dw[m:m + MR], scratch[0, :e - t, m - n:m - n + MR]
-                    for j in range(0, K, w):
-                        tile(rows, rows, columns.T, x[b, t:e], 0, j, 1)
+            t_end = min(T, t + KC)
+            for n in range(0, len(dw), DY_COLUMNS):
+                n_end = min(n + DY_COLUMNS, len(dw))
+                pack(scratch[:, :t_end - t], dy[b, t:t_end, n0 + n:n0 + n_end])
+                for m in range(n, n_end, MR):
+                    rows = dw[m:m + MR]
+                    columns = scratch[0, :t_end - t, m - n:m - n + MR]
+                    for j in range(0, K, width):
+                        tile(rows, rows, columns.T, x[b, t:t_end], 0, j, 1)
 
 # ==== 4.2 Embedding ====
 @jit
 def embedding_forward(x, tokens, wte):
     """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)"""
     for t in range(x.shape[0]):
-        row, e = x[t], wte[tokens[t]]
+        row, entry = x[t], wte[tokens[t]]
         for c in range(row.size):
-            row[c] = e[c]
+            row[c] = entry[c]
 
 @jit
 def embedding_backward(dwte, dx, tokens):
     """dwte[tokens[b, t]] += dx[b, t]     serial: two positions may hold the same token"""
     for b in range(tokens.shape[0]):
         for t in range(tokens.shape[1]):
-            row, e = dx[b, t], dwte[tokens[b, t]]
+            row, entry = dx[b, t], dwte[tokens[b, t]]
             for c in range(row.size):
-                e[c] += row[c]
+                entry[c] += row[c]
 
 # ==== 4.3 RMSNorm ====
 @jit
-def rmsnorm_forward(y, rstd, x, w, eps):
-    """y = w * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
-    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), w (C,)"""
+def rmsnorm_forward(y, rstd, x, gain, eps):
+    """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
+    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)"""
     T, C = x.shape
     for t in range(T):
         ss = 0.0                             # float64 on purpose: a long sum of squares
@@ -432,21 +573,21 @@ def rmsnorm_forward(y, rstd, x, w, eps):
         r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
         rstd[t] = r
         for c in range(C):
-            y[t, c] = w[c] * x[t, c] * r
+            y[t, c] = gain[c] * x[t, c] * r
 
 @jit
-def rmsnorm_backward(dx, dnext, dw, dy, x, w, rstd):
-    """u = x * rstd:   dx = dnext + rstd * (w*dy - u * mean_c(w*dy*u)),   dw += sum_t dy * u
+def rmsnorm_backward(dx, dnext, dgain, dy, x, gain, rstd):
+    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u)),   dgain += sum_t dy*u
     dnext is the gradient along the residual path: the adjoint of x + f(x) is dnext + J^T dnext."""
     T, C = x.shape
     for t in range(T):
-        r, m = rstd[t], x.dtype.type(0)
+        r, total = rstd[t], x.dtype.type(0)
         for c in range(C):
-            m += w[c] * dy[t, c] * x[t, c]
-        m = x.dtype.type(m * r * r / C)
+            total += gain[c] * dy[t, c] * x[t, c]
+        mean = x.dtype.type(total * r * r / C)           # of gain*dy*u, times rstd
         for c in range(C):
-            dx[t, c] = dnext[t, c] + r * (w[c] * dy[t, c] - x[t, c] * m)
-            dw[c] += dy[t, c] * x[t, c] * r
+            dx[t, c] = dnext[t, c] + r * (gain[c] * dy[t, c] - x[t, c] * mean)
+            dgain[c] += dy[t, c] * x[t, c] * r
 
 # ==== 4.4 RoPE ====
 def rope_table(cfg, dtype):
@@ -461,21 +602,22 @@ def rope(qkv, cos, sin, heads, sign):
     qkv (T, QKV): q and k are turned, v is not.  The backward pass turns their gradients back."""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
-        row, cs, sn = qkv[t], cos[t], sin[t]
+        row, cos_t, sin_t = qkv[t], cos[t], sin[t]
         for h in range(heads):
             lo = row[2 * h * half:(2 * h + 1) * half]
             hi = row[(2 * h + 1) * half:(2 * h + 2) * half]
             for i in range(half):
-                u, v, s = lo[i], hi[i], sign * sn[i]
-                lo[i] = u * cs[i] - v * s
-                hi[i] = v * cs[i] + u * s
+                x, y, sine = lo[i], hi[i], sign * sin_t[i]
+                lo[i] = x * cos_t[i] - y * sine
+                hi[i] = y * cos_t[i] + x * sine
 
 # ==== 4.5 Attention ====
 # Blocks of BR query rows against all keys up to the block's end: no T x T matrix, and little work
-# above the diagonal.  K^T and V^T are packed once a head; Q, K, V are read in place.
+# above the diagonal.  K^T and V^T are packed once a head; Q, K, V are read in place, from columns
+# q, k, v of qkv on.  Loops run over whole rows, not up to the diagonal: whole vectors.
 @jit
 def row_max(row):
-    """max_j row[j]"""
+    """max_j row[j], a NaN if there is one in the row"""
     m = row[0]
     for j in range(1, row.size):
         m = larger(m, row[j])
@@ -487,7 +629,7 @@ def attention_forward(o, lse, qkv, D, scores, kt):
     out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
     scratch: scores (BR, T), kt panels of K^T"""
     T, HD = o.shape
-    H, G, w = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
+    H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = o.dtype.type(1 / math.sqrt(D))
     for g in range(G):
         k, v = HD + g * D, HD + (G + g) * D
@@ -496,24 +638,24 @@ def attention_forward(o, lse, qkv, D, scores, kt):
             for t0 in range(0, T, BR):
                 t1 = min(T, t0 + BR)
                 P = scores[:t1 - t0, :t1]
-                matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + w - 1) // w])
-                for t in range(t0, t1):      # rows up to t1, not t: whole vectors
+                matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
+                for t in range(t0, t1):      # first the maxima, into lse for now
                     row = scores[t - t0, :t1]
                     for j in range(t + 1, t1):
-                        row[j] = row[0]      # the future does not change the maximum
+                        row[j] = row[0]      # the future must not change the maximum
                     lse[h, t] = row_max(row)
                 for t in range(t0, t1):      # row by row the core would wait for each maximum
                     row, m = scores[t - t0, :t1], lse[h, t]
                     for j in range(t1):
                         row[j] = exp((row[j] - m) * scale)
                 for t in range(t0, t1):
-                    row, l = scores[t - t0, :t1], o.dtype.type(0)
+                    row, total = scores[t - t0, :t1], o.dtype.type(0)
                     for j in range(t + 1, t1):
-                        row[j] = 0           # and has no weight
+                        row[j] = 0           # the future has no weight
                     for j in range(t1):
-                        l += row[j]
-                    lse[h, t] = lse[h, t] * scale + o.dtype.type(math.log(l))
-                    norm = o.dtype.type(1) / l
+                        total += row[j]
+                    lse[h, t] = lse[h, t] * scale + o.dtype.type(math.log(total))
+                    norm = o.dtype.type(1) / total
                     for j in range(t1):
                         row[j] *= norm
                 matmul(o[t0:t1, h * D:h * D + D], P, qkv[:t1, v:v + D])
@@ -524,7 +666,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt):
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)"""
     T, HD = o.shape
-    H, G, w = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
+    H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = o.dtype.type(1 / math.sqrt(D))
     dqkv[:, HD:] = 0                         # dK and dV are sums over heads and blocks
     for g in range(G):
@@ -535,16 +677,17 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt):
             q = h * D
             for t0 in range(0, T, BR):
                 t1 = min(T, t0 + BR)
-                P, dS, panels = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1], (t1 + w - 1) // w
+                P, dS = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1]
+                panels = (t1 + width - 1) // width
                 matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
                 matmul(dS, do[t0:t1, q:q + D], vt[:panels])
                 for t in range(t0, t1):
                     p, ds, dot = scores[t - t0], dscores[t - t0], o.dtype.type(0)
-                    doh, oh, l = do[t, q:q + D], o[t, q:q + D], lse[h, t]
+                    do_row, o_row, lse_row = do[t, q:q + D], o[t, q:q + D], lse[h, t]
                     for i in range(D):
-                        dot += doh[i] * oh[i]
+                        dot += do_row[i] * o_row[i]
                     for j in range(t1):
-                        p[j] = exp(p[j] * scale - l)
+                        p[j] = exp(p[j] * scale - lse_row)
                         ds[j] = p[j] * (ds[j] - dot) * scale
                     for j in range(t + 1, t1):
                         p[j] = 0
@@ -566,34 +709,36 @@ def swiglu_forward(y, gate_up):
 
 @jit
 def swiglu_backward(gate_up, dy):
-    """s = 1 / (1 + e^-gate):   dgate = dy * up * s * (1 + gate * (1 - s)),   dup = dy * gate * s
+    """sigma = 1 / (1 + e^-gate):   dgate = dy * up * sigma * (1 + gate * (1 - sigma)),
+    dup = dy * gate * sigma
     in place: gate_up (T, 2F) becomes its gradient     in: dy (T, F)"""
     (T, F), one = dy.shape, dy.dtype.type(1)
     for t in range(T):
         row, gate, up = dy[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
-            s = one / (one + exp(-gate[f]))
+            sigma = one / (one + exp(-gate[f]))
             z, u = gate[f], up[f]
-            gate[f] = row[f] * u * s * (one + z * (one - s))
-            up[f] = row[f] * z * s
+            gate[f] = row[f] * u * sigma * (one + z * (one - sigma))
+            up[f] = row[f] * z * sigma
 
 # ==== 4.7 Cross-entropy ====
 @jit
 def cross_entropy(logits, targets, weight):
     """Returns sum_t -log softmax(logits[t])[targets[t]], nats, over targets >= 0.
     in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
-    (T, V), loss, scale = logits.shape, 0.0, logits.dtype.type(weight)
+    T, V = logits.shape
+    loss, scale = 0.0, logits.dtype.type(weight)
     for t in range(T):
-        row, y, l = logits[t], targets[t], logits.dtype.type(0)
+        row, y, total = logits[t], targets[t], logits.dtype.type(0)
         if y < 0:
             row[:] = 0
             continue
-        m, zy = row_max(row), row[y]
+        most, of_target = row_max(row), row[y]
         for v in range(V):
-            row[v] = exp(row[v] - m)
-            l += row[v]
-        loss += m - zy + math.log(l)
-        norm = scale / l
+            row[v] = exp(row[v] - most)
+            total += row[v]
+        loss += most - of_target + math.log(total)
+        norm = scale / total
         for v in range(V):
             row[v] *= norm
         row[y] -= scale
@@ -625,15 +770,16 @@ def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
 @jit
 def backward(b, p, w, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
-    a.logits hold their own gradients.  Leaves in a and d what the gradients of the weights need."""
-    L, P, D = p.qkv.shape[0], a.logits.shape[1], 2 * cos.shape[1]
+    a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
+    a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
+    L, heads, D = p.qkv.shape[0], a.logits.shape[1], 2 * cos.shape[1]
     qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)
     d.attn_norm[b] = 0
     d.mlp_norm[b] = 0
     d.final_norm[b] = 0
-    d.x[b, 2 * L] = 0
+    d.x[b, 2 * L] = 0                        # nothing follows it on the residual path
     s.norm[:] = 0
-    for k in range(P):
+    for k in range(heads):
         matmul_add(s.norm, s.norm, a.logits[b, k], w.lm_head[k])
     rmsnorm_backward(d.x[b, 2 * L], d.x[b, 2 * L], d.final_norm[b], s.norm,
                      a.x[b, 2 * L], p.final_norm, a.final_rstd[b])
@@ -652,36 +798,39 @@ def backward(b, p, w, a, d, s, cos, sin):
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
-QKV, ATTN_PROJ, GATE_UP, DOWN, LM_HEAD = range(5)      # a matrix in the task tables, as in Panels
-LOGITS, LOSS, GRADIENT = range(3)                      # how far `run` goes
+OF_QKV, OF_ATTN_PROJ, OF_GATE_UP, OF_DOWN, OF_LM_HEAD = range(5)       # kinds of tasks, by Panels
+LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, scratch):
-    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for LM_HEAD."""
-    if kind == QKV:
+    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for OF_LM_HEAD."""
+    if kind == OF_QKV:
         weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, scratch)
-    elif kind == ATTN_PROJ:
+    elif kind == OF_ATTN_PROJ:
         weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, scratch)
-    elif kind == GATE_UP:
+    elif kind == OF_GATE_UP:
         weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, scratch)
-    elif kind == DOWN:
+    elif kind == OF_DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, scratch)
     else:
-        tied = a.logits.shape[1] - g.lm_head.shape[0]      # 1: head 0 is the embedding
+        tied = a.logits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
         head = g.wte if l < tied else g.lm_head[l - tied]
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, scratch)
 
 @jit_parallel
-def run(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin, eps):
+def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
+              eps):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
     out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
     Threads take tasks from a common counter: one that is slowed down takes fewer."""
     B, heads, threads = tokens.shape[0], losses.shape[1], scratch.norm.shape[0]
-    counter = np.zeros(16, np.int64)         # two counters, 64 bytes apart
+    counters = np.zeros(16, np.int64)
+    sequence, block = 0, 8                   # the two in use, on cache lines of their own
     for i in prange(threads):
-        s = Scratch(scratch.norm[i], scratch.att[i], scratch.swiglu[i], scratch.scores[i],
-                    scratch.dscores[i], scratch.kt[i], scratch.vt[i], scratch.dy[i])
-        b = next_task(counter, 0)
+        s = Scratch(norm=scratch.norm[i], att=scratch.att[i], swiglu=scratch.swiglu[i],
+                    scores=scratch.scores[i], dscores=scratch.dscores[i], kt=scratch.kt[i],
+                    vt=scratch.vt[i], dy=scratch.dy[i])
+        b = next_task(counters, sequence)
         while b < B:
             forward(b, heads, tokens, p, wt, a, s, cos, sin, eps)
             if until >= LOSS:
@@ -689,14 +838,14 @@ def run(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, task
                     losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[b, k])
             if until >= GRADIENT:
                 backward(b, p, w, a, d, s, cos, sin)
-            b = next_task(counter, 0)
+            b = next_task(counters, sequence)
     if until >= GRADIENT:
         for i in prange(threads):
-            n = next_task(counter, 8)
+            n = next_task(counters, block)
             while n < tasks.shape[0]:
                 kind, l, n0, n1 = tasks[n]
                 matrix_gradient(kind, l, n0, n1, g, a, d, scratch.dy[i])
-                n = next_task(counter, 8)
+                n = next_task(counters, block)
         embedding_backward(g.wte, d.x[:, 0], tokens)
 
 @jit_parallel
@@ -706,24 +855,41 @@ def pack_weights(w, wt, p):
         pack(w[i], p[i])
         pack(wt[i], p[i].T)
 
+def task_table(panels):
+    """(kind, layer or head, first row, end) of the blocks of all weight gradients: int64 (n, 4)"""
+    tasks = []
+    for kind, w in enumerate(panels):
+        L, _, N, _ = w.shape
+        for l in range(L):
+            for n in range(0, N, NB):
+                tasks.append((kind, l, n, min(n + NB, N)))
+    return np.array(tasks)
+
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
-    Sections 9 and 10 see the methods after `logits` only, so that another engine can stand here."""
-    program, talk, host = "nanoeuler.py", "chat", staticmethod(np.asarray)
+    Sections 9 and 10 know of it what Engine below says, so that another one can stand here."""
+    program = "nanoeuler.py"
+    talk = "chat"
+    host = staticmethod(np.asarray)          # an array of this engine as one of NumPy
+
+    @staticmethod
+    def ready():
+        compile_kernels()
 
     def __init__(self, cfg, flat, moments=(), options=None):
-        self.cfg, self.flat, self.p = cfg, flat, views(flat, param_table(cfg))
+        table = param_table(cfg)
+        self.cfg, self.flat = cfg, flat
+        self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
-        self.n_decay = sum(x.size for x in self.p[:6])             # the matrices come first
-        self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
-        self.w, self.wt = (self.new(panel_shapes(cfg, flat.dtype, transposed))
-                           for transposed in (False, True))
+        self.n_decay = sum(x.size for x in self.p[MATRICES])       # they come first
         self.g_flat = aligned(flat.shape, flat.dtype)
-        self.g, self.shape = views(self.g_flat, param_table(cfg)), None
+        self.g = views(self.g_flat, table)
+        self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
+        self.w = self.new(panel_shapes(cfg, flat.dtype, transposed=False))
+        self.wt = self.new(panel_shapes(cfg, flat.dtype, transposed=True))
+        self.tasks = task_table(self.w)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        self.tasks = np.array([(kind, l, n, min(n + NB, N))
-                               for kind, (L, _, N, _) in enumerate(w.shape for w in self.w)
-                               for l in range(L) for n in range(0, N, NB)])
+        self.shape = None                    # (B, T) of the activations, once there are any
         self.pack()
 
     def new(self, shapes):
@@ -731,28 +897,39 @@ class Model:
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
-        p = self.p
-        heads = np.concatenate((p.wte[None], p.lm_head)) if self.cfg.tie_embeddings else p.lm_head
-        for w, wt, x in zip(self.w, self.wt, (*p[1:5], heads)):
+        heads = self.p.lm_head
+        if self.cfg.tie_embeddings:
+            heads = np.concatenate((self.p.wte[None], heads))
+        for w, wt, x in zip(self.w, self.wt, (*self.p[PACKED], heads)):
             pack_weights(w, wt, x)
 
+    def prepare(self, B, T):
+        """Memory for B sequences of T tokens, kept for the next."""
+        if self.shape == (B, T):
+            return
+        self.a = self.d = self.s = None      # free the old before the new
+        self.a = self.new(act_shapes(self.cfg, B, T))
+        self.d = self.new(dact_shapes(self.cfg, B, T))
+        self.s = self.new(scratch_shapes(self.cfg, get_num_threads(), T, self.flat.dtype))
+        for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
+            assert room_behind(x) >= TILE_BYTES, "not made by `aligned`"
+        self.shape = B, T
+
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
-        """tokens (B, T) int32 -> losses (B, heads), as `run`.  Keeps its memory for the next."""
+        """`run_batch` on tokens (B, T) int32 -> losses (B, heads)"""
         (B, T), P = tokens.shape, self.cfg.n_mtp
-        if self.shape != (B, T):
-            self.a = self.d = self.s = None                        # free the old before the new
-            self.a = self.new(act_shapes(self.cfg, B, T))
-            self.d = self.new(dact_shapes(self.cfg, B, T))
-            self.s = self.new(scratch_shapes(self.cfg, get_num_threads(), T, self.flat.dtype))
-            self.shape = B, T
-        targets = np.full((P, B, T), -1, np.int32) if targets is None else targets
-        losses, weight = np.zeros((B, heads or P)), np.ones((B, P)) * weight
-        run(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets), weight,
-            self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks, self.cos[:T],
-            self.sin[:T], self.cfg.norm_eps)
-        if until == GRADIENT:                # the gains, in the order of the batch
-            for gain, rows in zip(self.g[6:], self.d[2:]):
-                for row in rows:
+        self.prepare(B, T)
+        if targets is None:
+            targets = np.full((P, B, T), -1, np.int32)
+        weight = np.ones((B, P)) * weight
+        losses = np.zeros((B, heads or P))
+        run_batch(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
+                  weight, self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks,
+                  self.cos[:T], self.sin[:T], self.cfg.norm_eps)
+        if until == GRADIENT:                # of the gains, in the order of the batch
+            for name in Params._fields[GAINS]:
+                gain = getattr(self.g, name)
+                for row in getattr(self.d, name):
                     gain += row
         return losses
 
@@ -762,13 +939,14 @@ class Model:
         return self.a.logits
 
     def gradient(self, tokens, targets, weight):
-        """g += ..., as `run`; weight may be (P,), for every sequence."""
+        """g += ..., as `run_batch`; weight may be (P,), for every sequence."""
         self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
 
     def update(self, hyper):
-        """AdamW on the gradients since the last update.  Returns their CE (P,), summed, and |g|; if
-        that is not finite, nothing is touched."""
-        ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
+        """AdamW with a Hyper on the gradients since the last update.  Returns their CE (P,),
+        summed, and |g|; if that is not finite, nothing is touched."""
+        ce = self.ce
+        self.ce = np.zeros(self.cfg.n_mtp)
         norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
         self.pack()
         return ce, norm
@@ -792,7 +970,8 @@ class Model:
         return f"{get_num_threads()} threads, {self.flat.dtype}"
 
     def first_bad_tensor(self):
-        """The first entry, in the order of the computation, that is a NaN or an infinity."""
+        """The first entry of a tensor that is a NaN or an infinity; of parameters before what is
+        computed from them.  Backward turns gate_up and logits into their gradients."""
         for kind, group in (("parameter", self.p), ("activation", self.a),
                             ("its gradient", self.d), ("gradient", self.g)):
             for name, x in zip(group._fields, map(self.host, group)):
@@ -801,90 +980,235 @@ class Model:
                     return f"{kind} {name}{list(at)} is {x[at]}"
         return "the loss is not finite"
 
+class Engine(Protocol):
+    """What sections 9 and 10 ask of a model: `Model`, or that of nanoeuler_cuda.py.
+    B sequences of T tokens; P = cfg.n_mtp heads; N parameters, in the order of param_table."""
+    cfg: Config
+    program: str                             # the file to start again
+    talk: str                                # its verb to talk to what a run wrote
+
+    @staticmethod
+    def ready():
+        """What must happen before the first model of a process is made."""
+
+    def __init__(self, cfg, flat, moments=(), options=None):
+        """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
+
+    def micro_batch(self, B, asked=0):
+        """How many of B sequences `gradient` takes at once; asked, unless that is 0."""
+
+    def gradient(self, tokens, targets, weight):
+        """g += d(sum_bk weight[b, k] CE_bk)/dp, and CE to the losses; may return before it is done
+        tokens (B, T) int32, targets (P, B, T) int32, -1 for none, weight (B, P) or (P,) float64"""
+
+    def update(self, hyper):
+        """AdamW with this Hyper; zero gradients and losses.  Returns the summed CE of each head
+        since the last update, nats, (P,) float64, and |g|; if |g| is not finite, p, m, v stay."""
+
+    def losses(self, tokens, targets):
+        """CE of head 0 of each sequence, nats, (B,) float64     tokens, targets (B, T) int32"""
+
+    def buffers(self):
+        """What a checkpoint holds: p, m, v, each (N,) float32 on the host"""
+
+    def decoder(self):
+        """A Decoder (section 10) of the parameters as they are now, with no token in it"""
+
+    def device(self):
+        """What it computes on, in words"""
+
+    def first_bad_tensor(self):
+        """Which tensor of the last step is not finite, in words"""
+
 # ==== 6 Optimizer ====
 def lr_at(step, n_steps, lr, warmup, floor):
-    """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps."""
+    """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.  It
+    stays at lr while that is infinite, because there is no plan yet."""
     if step < warmup:
         return lr * (step + 1) / warmup
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
+Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2")
+
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8):
+    """The settings of AdamW's step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
+    m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1."""
+    return Hyper(lr=float(lr), beta1=float(beta1), beta2=float(beta2), eps=float(eps),
+                 weight_decay=float(weight_decay), clip=float(clip),
+                 correct1=float(1 - beta1 ** t), correct2=float(1 - beta2 ** t))
+
 @jit_parallel
 def adamw(p, g, m, v, n_decay, hyper):
-    """g *= min(1, clip / |g|);  m, v means of g, g^2;  p -= lr (m' / (sqrt(v') + eps) + wd p)
-    Loshchilov & Hutter 2019, algorithm 2.  m', v': m, v without their bias towards zero; wd acts on
-    the first n_decay entries.  Sets g to zero for the next step.  Returns |g| before clipping; if
-    it is not finite, nothing is touched.     p, g, m, v (N,), hyper (8,) float64"""
-    BLOCKS = 256                             # fixed, so that sums do not depend on the threads
-    N, squares = p.size, np.zeros(BLOCKS)
-    for i in prange(BLOCKS):
-        gs, ss = g[i * N // BLOCKS:(i + 1) * N // BLOCKS], 0.0
-        for j in range(gs.size):
-            ss += gs[j] * gs[j]
+    """g *= min(1, clip / |g|),   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+    p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
+    Loshchilov & Hutter 2019, algorithm 2.  weight_decay acts on the first n_decay entries.  Sets g
+    to zero for the next step.  Returns |g| before clipping; if it is not finite, nothing is
+    touched.     p, g, m, v (N,), hyper a Hyper"""
+    N = p.size
+    blocks = 256                             # fixed, so that sums do not depend on the threads
+    squares = np.zeros(blocks)
+    for i in prange(blocks):
+        part = g[i * N // blocks:(i + 1) * N // blocks]
+        ss = 0.0
+        for j in range(part.size):
+            ss += part[j] * part[j]
         squares[i] = ss
     total = 0.0
-    for i in range(BLOCKS):                  # .sum() would be made parallel, in an order of its own
+    for i in range(blocks):                  # .sum() would be made parallel, in an order of its own
         total += squares[i]
     norm = math.sqrt(total)
     if not math.isfinite(norm):
         return norm
-    lr, beta1, beta2, eps, wd, clip, correct1, correct2 = hyper
     dtype = p.dtype.type
-    scale, rate = dtype(min(1.0, clip / (norm + 1e-30))), dtype(lr / correct1)
-    b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
-    root, e = dtype(correct2 ** -0.5), dtype(eps)
-    for i in prange(BLOCKS):
-        n0, n2 = i * N // BLOCKS, (i + 1) * N // BLOCKS
-        n1 = min(max(n_decay, n0), n2)
-        for start, end, decay in ((n0, n1, lr * wd), (n1, n2, 0.0)):
-            ps, gs, ms, vs = p[start:end], g[start:end], m[start:end], v[start:end]
+    scale = dtype(min(1.0, hyper.clip / (norm + 1e-30)))
+    rate, eps = dtype(hyper.lr / hyper.correct1), dtype(hyper.eps)
+    unbias = dtype(hyper.correct2 ** -0.5)               # sqrt(v') = sqrt(v) * unbias
+    old1, new1 = dtype(hyper.beta1), dtype(1 - hyper.beta1)
+    old2, new2 = dtype(hyper.beta2), dtype(1 - hyper.beta2)
+    for i in prange(blocks):
+        start, end = i * N // blocks, (i + 1) * N // blocks
+        middle = min(max(n_decay, start), end)           # here the matrices end, if they do
+        of_matrices = start, middle, hyper.lr * hyper.weight_decay
+        of_gains = middle, end, 0.0
+        for n0, n1, decay in (of_matrices, of_gains):
+            ps, gs, ms, vs = p[n0:n1], g[n0:n1], m[n0:n1], v[n0:n1]
             keep = dtype(1 - decay)
             for j in range(ps.size):
                 x = gs[j] * scale
-                ms[j] = b1 * ms[j] + c1 * x
-                vs[j] = b2 * vs[j] + c2 * x * x
-                ps[j] = keep * ps[j] - rate * ms[j] / (math.sqrt(vs[j]) * root + e)
+                ms[j] = old1 * ms[j] + new1 * x
+                vs[j] = old2 * vs[j] + new2 * x * x
+                ps[j] = keep * ps[j] - rate * ms[j] / (math.sqrt(vs[j]) * unbias + eps)
                 gs[j] = 0
     return norm
 
 # ==== 7 Data ====
-# data/texts.py makes tokens of a text, data/chats.py reads examples; from here on they are arrays.
-def later(rows, T):
+LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
+
+def beside_program(path):
+    """A path as it is, or beside this program if only there is something."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
+    return beside if os.path.exists(beside) and not os.path.exists(path) else path
+
+def read_text(path):
+    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
+    with reading(path, "name a text with --data"), open(path, "rb") as f:
+        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        need(text[:LARGE].strip(), "it is empty")
+        zero = text.find(b"\0")
+        need(zero < 0, f"it is not text, byte {zero} is zero")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for i in range(0, len(text), LARGE):
+            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
+    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
+        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
+              f"bytes are learned as they are", file=sys.stderr)
+    return text
+
+def split_text(text, holdout):
+    """(training part, validation part): the tail is held out, cut where a character starts."""
+    cut = int(len(text) * (1 - holdout))
+    while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
+        cut -= 1
+    return text[:cut], text[cut:]
+
+def excerpt(text, pieces=256):
+    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
+    if len(text) <= LARGE:
+        return text
+    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
+    parts = [bytes(text[i:i + n]) for i in starts]
+    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
+
+def encode_cut(tokenizer, text, share, rng):
+    """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
+    of it, must begin a token: so each word is met in many spellings, also in that of the beginning
+    of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
+    has, and its ids are left out."""
+    if not share:
+        return tokenizer.encode(text)
+    x = np.frombuffer(text, np.uint8)
+    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one such place:
+    after_blank = x[at - 1] == 32                                    # that behind its blank
+    begins_character = x[at] & 0xC0 != 0x80
+    at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
+    ids = tokenizer.encode(np.insert(x, np.unique(at), 0).tobytes())
+    return ids[~np.isin(ids, tokenizer.encode(b"\0"))]
+
+def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
+    """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
+    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
+    train, val = parts
+
+    def encoded():
+        train_ids = encode_cut(tokenizer, train, cuts, np.random.default_rng(seed))
+        return train_ids, tokenizer.encode(val)
+
+    if len(train) + len(val) <= LARGE:
+        return encoded()
+    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
+            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
+            "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
+    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
+    remedy = "free space, or move the text to where there is some"
+    with contextlib.suppress(UserError), reading(cache, remedy):
+        kept_meta, tensors = map_tensors(cache)
+        need(meta.items() <= kept_meta.items(), "it belongs to another text")
+        return tensors["train"], tensors["val"]
+    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    train_ids, val_ids = (ids.astype(dtype) for ids in encoded())
+    try:
+        write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
+    except UserError as e:                   # a folder of others, or another run that fills it
+        print(f"note: {e}", file=sys.stderr)
+    return train_ids, val_ids
+
+def targets_of(rows, P):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
-    return np.stack([rows[:, k + 1:k + 1 + T] for k in range(rows.shape[1] - T)])
+    T = rows.shape[1] - P
+    return np.stack([rows[:, 1 + k:1 + k + T] for k in range(P)])
 
 def windows(tokens, starts, T, P):
     """tokens (B, T), targets (P, B, T) of the windows that begin there, -1 past the end; int32"""
     rows = np.full((len(starts), T + P), -1, np.int32)
-    for row, start in zip(rows, starts):
+    for row, start in zip(rows, starts, strict=True):
         piece = tokens[start:start + T + P]
         row[:len(piece)] = piece
-    return np.maximum(rows[:, :T], 0), later(rows, T)
+    return np.maximum(rows[:, :T], 0), targets_of(rows, P)
 
-class Batches:
-    """Windows of T tokens in shuffled epochs.
-    Window i of a run depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation
-    come from (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
-    copies = 1
+class Epochs:
+    """Endless epochs, each a permutation of range(n) of its own.
+    Entry i depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation come from
+    (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
 
-    def __init__(self, tokens, T, n_mtp, seed):
-        self.tokens, self.T, self.P, self.seed = tokens, T, n_mtp, seed
-        self.n, self.epoch = len(tokens) // T - 1, None
+    def __init__(self, n, T, seed):
+        self.n, self.T, self.seed, self.epoch = n, T, seed, None
+
+    def entry(self, i):
+        """(epoch, which of the n, phase 0 <= phase < T of the epoch)"""
+        epoch, j = divmod(i, self.n)
+        if epoch != self.epoch:              # the permutation of one epoch is kept
+            rng = np.random.default_rng((self.seed, epoch))
+            self.phase = rng.integers(self.T)
+            self.order = rng.permutation(self.n)
+            self.epoch = epoch
+        return epoch, self.order[j], self.phase
+
+class Batches(Epochs):
+    """Windows of T tokens, side by side; where the first one begins is the phase of the epoch."""
+
+    def __init__(self, tokens, T, P, seed):
+        super().__init__(len(tokens) // T - 1, T, seed)
         need(self.n > 0, f"{len(tokens)} tokens to learn are less than two windows of {T}; use a "
              f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
-
-    def shuffled(self, i):
-        """Entry i of endless epochs over range(n), or its copies: epoch e reads copy e % copies."""
-        epoch, j = divmod(i, self.n)
-        if epoch != self.epoch:
-            rng = np.random.default_rng((self.seed, epoch))
-            self.epoch, self.phase = epoch, rng.integers(self.T)
-            self.order = rng.permutation(self.n)
-        return epoch % self.copies * self.n + self.order[j]
+        self.tokens, self.P = tokens, P
 
     def take(self, i, B):
-        """Windows i to i + B of the run."""
-        starts = [self.shuffled(j) * self.T + self.phase for j in range(i, i + B)]
+        """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
+        entries = [self.entry(j) for j in range(i, i + B)]
+        starts = [window * self.T + phase for _, window, phase in entries]
         return windows(self.tokens, starts, self.T, self.P)
 
 def loss_weights(targets, mtp_weight):
@@ -893,51 +1217,206 @@ def loss_weights(targets, mtp_weight):
     targets (P, ...) -> (P,)"""
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    return np.array([1.0] + [mtp_weight / (P - 1) for _ in range(P - 1)]) / count
+    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(heads) / count
 
 def dpo_loss(ce, reference, beta):
     """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
     d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  CE(y) = -log pi(y), all tokens
-    ce, reference (2n,): y chosen, y' rejected in turn -> means over the pairs, d loss / d CE (2n,)
+    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> means over the pairs, d loss / d CE (2n,)
     accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
     if y were ref's own; it costs no sampling, and may be negative."""
-    ratio = (reference - ce).reshape(-1, 2)
-    margin = beta * (ratio[:, 0] - ratio[:, 1])
+    log_ratio = (reference - ce).reshape(-1, 2)          # log pi/ref of each y, y'
+    margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
     slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-    return (dict(loss=np.logaddexp(0, -margin).mean(), accuracy=(np.sign(margin) + 1).mean() / 2,
-                 margin=margin.mean(), kl=-ratio[:, 0].mean()),
-            np.stack((slope, -slope), 1).ravel())
+    measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                    accuracy=(np.sign(margin) + 1).mean() / 2,
+                    margin=margin.mean(),
+                    kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
 
-class Examples(Batches):
-    """One response a row, in shuffled epochs: prompt, response with </s>, then padding.
-    Targets are the tokens of the response alone, for every head; rows do not see each other.  The R
-    responses to one prompt stay together; if there are copies of all pairs, they follow them."""
+# Stanford Alpaca's templates; what follows them is the response
+PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
+          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
+PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
+                "further context. Write a response that appropriately completes the request.\n\n"
+                "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
 
-    def __init__(self, pairs, T, n_mtp, seed, R=1, copies=1):
+def prompt_of(example):
+    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
+
+def held_out(example):
+    """About one example in 50, by a hash: the same question is always on the same side."""
+    question = f"{example['instruction']}\0{example['input']}".encode()
+    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big") % 50 == 0
+
+def read_examples(path, *answers):
+    """The {instruction, input, *answers} of a JSON list, or one a line, and the file's SHA-256."""
+    keys, examples = ("instruction", "input", *answers), []
+    remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
+    with reading(path, remedy):
+        text = pathlib.Path(path).read_bytes()
+        listed = text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"["
+        if listed:
+            entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))]
+        else:
+            entries = [(f"line {i}", e) for i, e in enumerate(text.splitlines(), 1) if e.strip()]
+    for name, entry in entries:
+        with reading(f"{path}, {name}", remedy):
+            e = entry if listed else json.loads(entry)
+            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
+            e = {"input": "", **e}
+            for key in keys:
+                need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
+                e[key].encode()              # half a surrogate pair is no text
+            examples.append(e)
+    need(examples, f"{path}: it is empty; {remedy}")
+    return examples, hashlib.sha256(text).hexdigest()
+
+class Examples(Epochs):
+    """One response a row: prompt, response with </s>, then padding.  Rows do not see each other.
+    Targets are the tokens of the response alone, for every head.  The R responses to one prompt
+    stay together.  Where there are copies of all rows, one after the other, epoch e reads copy
+    e % copies."""
+
+    def __init__(self, pairs, T, P, seed, R=1, copies=1):
         """pairs: (prompt, response) as arrays of ids, T + 1 at most together"""
-        self.T, self.P, self.R, self.seed, self.epoch = T, n_mtp, R, seed, None
-        self.n, self.copies = len(pairs) // R // copies, copies
-        self.rows = np.full((len(pairs), T + n_mtp), -1, np.int32)
+        super().__init__(len(pairs) // R // copies, T, seed)         # n prompts
+        self.P, self.R, self.copies = P, R, copies
+        self.rows = np.full((len(pairs), T + P), -1, np.int32)
         self.answers = self.rows.copy()
-        for row, answer, (prompt, response) in zip(self.rows, self.answers, pairs):
-            row[:len(prompt) + len(response)] = np.concatenate((prompt, response))
-            answer[len(prompt):] = row[len(prompt):]
+        for i, (prompt, response) in enumerate(pairs):
+            start, end = len(prompt), len(prompt) + len(response)
+            self.rows[i, :start] = prompt
+            self.rows[i, start:end] = response
+            self.answers[i, start:end] = response
 
     def batch(self, rows):
         """tokens (B, T), targets (P, B, T), -1 outside of the response; int32"""
-        return np.maximum(self.rows[rows, :self.T], 0), later(self.answers[rows], self.T)
+        return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
+
+    def row(self, i):
+        """Which row is number i of the run."""
+        epoch, prompt, _ = self.entry(i // self.R)
+        copy = epoch % self.copies
+        return self.R * (copy * self.n + prompt) + i % self.R
 
     def pick(self, i, B):
         """Which rows are i to i + B of the run."""
-        return [self.R * self.shuffled(j // self.R) + j % self.R for j in range(i, i + B)]
+        return [self.row(j) for j in range(i, i + B)]
 
     def take(self, i, B):
+        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
         return self.batch(self.pick(i, B))
 
+@dataclass
+class DataSet:
+    """What a run learns, and what it is measured on: `load` of section 9 returns it."""
+    path: str                  # the file it was read from, and its digest
+    sha256: str
+    tokenizer: bpe.Tokenizer
+    batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
+    validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
+    bytes_per_token: float     # of what is learned
+    steps: int                 # length of the run; 0: by the clock
+    rows: list                 # of the table that is printed: (name, value)
+
+@dataclass
+class ExampleSet(DataSet):
+    """What fine-tuning needs besides: responses are held out with the questions they answer."""
+    questions: list            # {instruction, input, ...}, held out
+    responses: Examples        # all R responses to each of them
+
 # ==== 8 Checkpoint ====
-# A safetensors file (data/tensors.py).  Weights have the names of a LlamaForCausalLM and are slices
-# of the flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
+# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
+# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
+# flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
+NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
+MAX_HEADER = 100_000_000     # bytes
+FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
+
+@contextlib.contextmanager
+def replacing(path, remedy):
+    """All or nothing: what is written under the name it yields is flushed, then takes the path.
+    The name is this process's own: another one may write the same path at the same time."""
+    path = os.path.realpath(path)            # a link stays one
+    temporary = f"{path}.{os.getpid()}.tmp"
+    for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - os.path.getmtime(old) > FORGOTTEN:
+                os.remove(old)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as f:
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException as e:               # Ctrl-C as well
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        if isinstance(e, OSError):
+            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
+                            f"{remedy}") from None
+        raise
+
+def write_tensors(path, meta, tensors, remedy):
+    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
+    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
+    start = 0
+    for name, x in tensors.items():
+        end = start + x.nbytes
+        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    digest = hashlib.sha256(header)
+    for x in tensors.values():
+        digest.update(x)
+    before, _, after = header.rpartition(NO_HASH.encode())
+    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
+        f.write(len(header).to_bytes(8, "little"))
+        f.write(before + digest.hexdigest().encode() + after)
+        for x in tensors.values():
+            f.write(x)
+
+def map_tensors(path):
+    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
+    No size in the header is believed until the file is known to be that long."""
+    with open(path, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        length = int.from_bytes(f.read(8), "little")
+        need(length <= min(size - 8, MAX_HEADER), f"{length} bytes of header, {size} in all")
+        header = f.read(length)
+        data = np.memmap(f, np.uint8, "r", offset=f.tell())
+    entries = json.loads(header)
+    meta = entries.pop("__metadata__", {})
+    tensors = {}
+    for name, t in entries.items():
+        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
+        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
+        tensors[name] = x.reshape(t["shape"])
+    end = sum(x.nbytes for x in tensors.values())
+    need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    if "sha256" in meta:
+        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+        digest.update(data)
+        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+    return meta, tensors
+
+def need_finite(name, x):
+    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
+    its terms are, and is quick; only where it is not, each entry is looked at."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = x.sum()
+    if not np.isfinite(total):
+        bad = np.argwhere(~np.isfinite(x)).tolist()
+        if bad:                              # else the sum of large numbers was not finite
+            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
+
 @dataclass
 class State(Settings):
     """What a checkpoint knows besides the weights."""
@@ -955,30 +1434,48 @@ class State(Settings):
     options: dict = field(default_factory=dict)
     reference: list = field(default_factory=list)      # of dpo: -log ref of every response
 
+# The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
+OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
+OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "attn_proj": ("self_attn.o_proj",),
+            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "down": ("mlp.down_proj",),
+            "attn_norm": ("input_layernorm",),
+            "mlp_norm": ("post_attention_layernorm",)}
+
 def tensor_shapes(cfg, moments=False):
-    """name -> shape of the tensors of a checkpoint, in buffer order."""
-    C, F, D, V = cfg.n_embd, cfg.n_hidden, cfg.head_dim, cfg.vocab_size
-    HD, GD = cfg.n_head * D, cfg.n_kv_head * D
-    each = lambda *parts: [(f"model.layers.{l}.{name}", shape)
-                           for l in range(cfg.n_layer) for name, shape in parts]
-    heads = [(f"mtp.{k}" if k else "lm_head", (V, C)) for k in range(cfg.n_mtp)]
-    table = [("model.embed_tokens", (V, C)),
-             *each(("self_attn.q_proj", (HD, C)), ("self_attn.k_proj", (GD, C)),
-                   ("self_attn.v_proj", (GD, C))),
-             *each(("self_attn.o_proj", (C, HD))),
-             *each(("mlp.gate_proj", (F, C)), ("mlp.up_proj", (F, C))),
-             *each(("mlp.down_proj", (C, F))), *heads[cfg.tie_embeddings:],
-             *each(("input_layernorm", (C,))), *each(("post_attention_layernorm", (C,))),
-             ("model.norm", (C,))]
-    return {**{f"{name}.weight": shape for name, shape in table},
-            **{f"adamw.{x}": (n_params(cfg),) for x in "mv" if moments}}
+    """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
+    into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
+    model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
+    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+    heads = ["lm_head", *(f"mtp.{k}" for k in range(1, cfg.n_mtp))]
+    rows_of = {"qkv": (HD, GD, GD), "gate_up": (cfg.n_hidden, cfg.n_hidden)}
+    shapes = {}
+    for name, shape, _ in param_table(cfg):
+        if name in OF_MODEL:
+            shapes[f"{OF_MODEL[name]}.weight"] = shape
+        elif name == "lm_head":
+            for head in heads[1:] if cfg.tie_embeddings else heads:
+                shapes[f"{head}.weight"] = shape[1:]
+        else:
+            n_layer, rows, *columns = shape
+            for l in range(n_layer):
+                for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
+                    shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
+    if moments:
+        shapes |= {"adamw.m": (n_params(cfg),), "adamw.v": (n_params(cfg),)}
+    return shapes
 
 def named(cfg, flat, *moments):
-    """name -> view of the flat buffer, and the moments."""
-    names, shapes = zip(*tensor_shapes(cfg).items())
-    return dict(zip((*names, "adamw.m", "adamw.v"), (*slices(flat, shapes), *moments)))
+    """name -> view of the flat buffer, and the moments (m, v) if they are given."""
+    shapes = tensor_shapes(cfg)
+    tensors = dict(zip(shapes, slices(flat, shapes.values()), strict=True))
+    if moments:
+        tensors["adamw.m"], tensors["adamw.v"] = moments
+    return tensors
 
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
+    """Everything that a run needs to go on, in one file, in float32."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
@@ -987,34 +1484,52 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
-def read_checkpoint(path):
+def read_checkpoint(path, moments=True):
+    """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
+    AdamW's moments, twice its memory."""
     with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
         meta, tensors = map_tensors(path)
         need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
-        moments = "adamw.m" in tensors
-        found = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
-        need(found == tensor_shapes(cfg, moments), "its tensors are not those of its configuration")
-        flat, *moments = (aligned((n_params(cfg),), np.float32) for _ in range(1 + 2 * moments))
-        for name, x in named(cfg, flat, *moments).items():
+        has_moments = "adamw.m" in tensors
+        shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
+        need(shapes == tensor_shapes(cfg, has_moments),
+             "its tensors are not those of its configuration")
+        n_buffers = 3 if has_moments and moments else 1
+        buffers = [aligned((n_params(cfg),), np.float32) for _ in range(n_buffers)]
+        for name, x in named(cfg, *buffers).items():
             x[...] = tensors[name]
+            need_finite(name, x)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+    flat, *moments = buffers
     return Checkpoint(cfg, tokenizer, state, flat, moments)
 
 def keep(path, force, remedy="another name keeps it"):
-    """Refuses to replace a file without --force."""
-    need(not os.path.exists(path) or force and os.path.isfile(path),
-         f"{path} exists; {remedy}, --force replaces a file")
+    """Refuses to replace a file without --force, and anything else with it."""
+    if os.path.exists(path):
+        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
 
 def print_table(title, rows):
     print(title)
     for name, value in rows:
         print(f"  {name:<16} {value}")
     print(flush=True)
+
+def info(file):
+    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
+    c = read_checkpoint(file)
+    s = c.state
+    print_table(file, [
+        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
+        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+        ("validation", f"{s.bits_per_byte:.4f} bits/byte"),
+        ("text", f"{s.options.get('data')}, sha256 {s.text_sha256[:12]}"),
+        ("AdamW moments", "yes" if c.moments else "no"),
+        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
 # ==== 9 Training ====
 @dataclass
@@ -1059,73 +1574,158 @@ class DpoOptions(Optimization):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
-def evaluate(model, tokens, targets, n_bytes, rows=None, some=16):
+def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
-    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly."""
+    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
+    takes `batch` of them at a time."""
     pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
-    parts = np.split(pick, range(some, len(pick), some))
+    parts = np.split(pick, range(batch, len(pick), batch))
     nats = sum(model.losses(tokens[part], targets[part]).sum() for part in parts)
-    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()
+    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
     return float(nats / math.log(2) / (n_bytes * share))
+
+def parse_record(line):
+    """The record of a step in a line of a log; None if a killed run left it unfinished."""
+    try:
+        r = json.loads(line)
+        return {**r, "step": int(r["step"])}             # a TypeError unless it is an object
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+def read_log(path):
+    """The records of a JSON-lines log."""
+    with reading(path, "name a log that train, sft or dpo wrote"):
+        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        records = [r for r in map(parse_record, lines) if r]
+        need(records or not lines, "no line of it is the record of a step")
+    return records
+
+def log_of(out, data):
+    """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
+    that name must be one, --force or not."""
+    name = out.removesuffix(".bin")
+    log = f"{name}.jsonl"
+    other = f"{name}.bin" if out == name else name       # it would have the same log
+    need(os.path.realpath(out) != os.path.realpath(data),
+         f"{out} would replace {data}; choose another --out")
+    need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
+         f"the log of {out} would replace {log}; choose another --out")
+    need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
+         f"--out, or rename one of them")
+    if os.path.exists(log):
+        with open(log, "rb") as f:
+            first = f.readline()
+        r = parse_record(first) or {}        # of a step, or of a validation
+        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
+             f"and that of {out} would replace it; choose another --out")
+    return log
+
+@contextlib.contextmanager
+def open_log(path, step):
+    """The log of a run that goes on after this step, to append to; no other run may have it open.
+    What a killed run logged and did not save is cut off: all of it if the step is 0."""
+    with open(path, "ab+") as f:
+        need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
+        f.seek(0)
+        end = size = 0
+        for line in f:
+            size += len(line)
+            r = parse_record(line)
+            if r and r["step"] <= step and line.endswith(b"\n"):
+                end = size
+        f.truncate(end)
+        yield f
+
+def lock(f):
+    """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
+    try:
+        import fcntl
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):           # Windows; a file system of another machine
+        return True
+    return True
 
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
-    verb, Options, full, scope = "train", Options, "", "the whole held-out tail"
-    line, measures = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte", {}
-    preset, R = "small", 1
+    verb = "train"                           # of the command line
+    Options = Options                        # what its flags set
+    preset = "small"                         # where none is named
+    larger_data = ""                         # which goes before that of Options where it is there
+    scope = "the whole held-out tail"        # of the last validation
+    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
+    R = 1                                    # so many rows of a batch stay together
 
     def __init__(self, out, start, options, engine=Model):
-        self.out, self.log, self.options = out, out.removesuffix(".bin") + ".jsonl", options
-        need(os.path.realpath(self.log) not in map(os.path.realpath, (out, options.data)),
-             f"the log of {out} would replace {self.log}; choose another --out")
-        self.state, self.tokenizer = replace(start.state, options=asdict(options)), start.tokenizer
-        o, s, cfg, T, R = options, self.state, start.cfg, start.cfg.seq_len, self.R
-        self.began, self.B = time.perf_counter() - s.elapsed, R * max(1, round(o.batch / T / R))
-        rows, self.lr = self.load(cfg), o.lr * 128 / cfg.n_embd
-        s.n_steps = max(s.step, o.steps) if o.steps else s.n_steps
+        self.began = time.perf_counter() - start.state.elapsed     # of all sittings
+        self.out, self.options = out, options
+        self.log = log_of(out, self.data_file())
+        cfg = start.cfg
+        s = self.state = replace(start.state, options=asdict(options))
+        self.lr = options.lr * 128 / cfg.n_embd
+        self.B = self.R * max(1, round(options.batch / cfg.seq_len / self.R))
+        self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
+        self.tokenizer = self.data.tokenizer
+        s.text_sha256 = self.data.sha256
+        if self.data.steps:
+            s.n_steps = max(s.step, self.data.steps)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
-        flat = init_params(cfg, o.seed) if start.flat is None else start.flat
-        self.model = engine(cfg, flat, start.moments, o)
-        self.next = self.batches.take(s.step * self.B, self.B)
+        flat = init_params(cfg, options.seed) if start.flat is None else start.flat
+        self.model = engine(cfg, flat, start.moments, options)
+        self.next = self.data.batches.take(s.step * self.B, self.B)
+        self.print_settings()
+
+    def print_settings(self):
+        cfg, o, T, steps = self.model.cfg, self.options, self.model.cfg.seq_len, self.data.steps
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
-            *rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
+            *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
-            ("length", f"{o.steps:,} steps" if o.steps else f"{o.minutes:g} minutes"),
-            ("writes", f"{out} and {self.log}; Ctrl-C saves and stops")])
+            ("length", f"{steps:,} steps" if steps else f"{o.minutes:g} minutes"),
+            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
 
-    def load(self, cfg):
-        """Reads tokenizer, batches, validation.  Returns rows for the table."""
-        o, text = self.options, read_text(self.options.data)
-        self.same_data(hashlib.sha256(text).hexdigest())
-        train, val = parts = split_text(memoryview(text), o.holdout)
-        self.tokenizer = self.tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
-        tokens, tail = tokenize(o.data, parts, self.tokenizer, self.state.text_sha256, o.cuts,
-                                o.seed)
-        self.batches = Batches(tokens, cfg.seq_len, cfg.n_mtp, o.seed)
-        tail = np.append(tokens[-1:], tail)
-        x, (y,) = windows(tail, range(0, len(tail) - 1, cfg.seq_len), cfg.seq_len, 1)
-        self.val = x, y, len(val)
-        self.bytes_per_token = len(train) / len(tokens)
-        return (("text", f"{o.data}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
-                ("tokenizer", f"{self.tokenizer.vocab_size} tokens, {self.bytes_per_token:.2f} "
-                              f"bytes a token"))
+    def data_file(self):
+        """Where --data is.  The files of the defaults are also found beside the program."""
+        path = self.options.data
+        shipped = path in (self.larger_data, self.Options.data)
+        return beside_program(path) if shipped else path
+
+    def load(self, cfg, tokenizer):
+        """The DataSet of a text; it trains the tokenizer if there is none yet."""
+        o, T, path = self.options, cfg.seq_len, self.data_file()
+        text = read_text(path)
+        digest = self.same_data(hashlib.sha256(text).hexdigest())
+        parts = split_text(memoryview(text), o.holdout)
+        train, val = parts
+        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
+        tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
+        batches = Batches(tokens, T, cfg.n_mtp, o.seed)
+        tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
+        x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
+        bytes_per_token = len(train) / len(tokens)
+        rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
+                ("tokenizer", f"{tokenizer.vocab_size} tokens, {bytes_per_token:.2f} "
+                              f"bytes a token")]
+        return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
+                       validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
+                       steps=o.steps, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
         old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.options.data} has changed, its sha256 is {digest[:12]}, not "
+        need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
              f"{old[:12]}; restore it, or start with --out NAME")
-        self.state.text_sha256 = digest
+        return digest
 
     def elapsed(self):
         return time.perf_counter() - self.began
 
-    def weights(self, tokens, targets, micro):
-        """d loss / d (summed CE of a head of a sequence), (B, P)."""
-        return np.tile(loss_weights(targets, self.options.mtp_weight), (self.B, 1))
+    def ce_weights(self, tokens, targets, micro):
+        """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
+        return np.tile(loss_weights(targets, self.options.mtp_weight), (self.B, 1)), {}
 
     def advance(self):
         """One step: gradient, clip, AdamW.  Returns its log record."""
@@ -1133,230 +1733,339 @@ class Run:
         micro = s.micro_batch = model.micro_batch(self.B, o.micro_batch or s.micro_batch)
         tokens, targets = self.next
         lr = lr_at(s.step, s.n_steps or math.inf, self.lr, o.warmup, o.floor)     # inf: no plan yet
-        weight = self.weights(tokens, targets, micro)
+        weight, measures = self.ce_weights(tokens, targets, micro)
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
         s.step = t = s.step + 1
-        self.next = self.batches.take(t * self.B, self.B)      # while a GPU still works
-        losses, norm = model.update(np.array([lr, o.beta1, o.beta2, 1e-8, o.weight_decay, o.clip,
-                                              1 - o.beta1 ** t, 1 - o.beta2 ** t]))
+        self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
+        losses, norm = model.update(hyper_at(t, lr, beta1=o.beta1, beta2=o.beta2,
+                                             weight_decay=o.weight_decay, clip=o.clip))
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
-                "bits_per_byte": ce[0] / math.log(2) / self.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **self.measures}
+                "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
+                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **measures}
 
     def validate(self, rows=None):
-        """Measures held-out text, or some rows of it; returns the result in words."""
-        bits = self.state.bits_per_byte = evaluate(self.model, *self.val, rows,
-                                                   self.state.micro_batch or 16)
-        self.record(step=self.state.step, val_bits_per_byte=bits, windows=rows)
-        return f"{bits:.4f} bits/byte"
+        """Measures held-out text, or so many rows of it; returns the result in words."""
+        s = self.state
+        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch or 16)
+        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
+        return f"{s.bits_per_byte:.4f} bits/byte"
 
     def save(self):
-        self.state.elapsed, (flat, *moments) = self.elapsed(), self.model.buffers()
+        self.state.elapsed = self.elapsed()
+        flat, *moments = self.model.buffers()
         write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
-    def sample(self, n, prompt="\n", **sampling):
-        """What the model says next, up to </s>."""
+    def say(self, n, prompt, **sampling):
+        """What the model says after a prompt, up to </s>: n tokens at most."""
         rng, ids = np.random.default_rng(self.state.step), self.tokenizer.encode(prompt)
         stop = self.tokenizer.specials.get(self.state.eos)
         ids = generate(self.model.decoder(), ids, n, rng, Sampling(**sampling), stop)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
+    def sample(self, n):
+        """What it says of its own accord."""
+        return self.say(n, "\n")
+
     def record(self, **values):
-        print(json.dumps(values), file=self.log_file, flush=True)
+        self.log_file.write(json.dumps(values).encode() + b"\n")
+        self.log_file.flush()
 
     def go(self):
-        """The training loop.  With --minutes it plans as many steps as the time left allows,
-        anew until the last tenth.  Ctrl-C or SIGTERM ends it after a step; a second one kills."""
-        o, s, first, asked = self.options, self.state, self.state.step, []
-        log = read_log(self.log) if s.step and os.path.exists(self.log) else []
-        ask = lambda number, frame: asked.append(signal.signal(number, signal.SIG_DFL))
-        save_if = lambda kind, *_: kind and issubclass(kind, OSError) and self.save()
-        with open(self.log, "w", encoding="utf-8") as self.log_file, contextlib.ExitStack() as end:
-            end.push(save_if)                # as __exit__: a closed pipe or a full disk saves, too
-            for number in (signal.SIGINT, signal.SIGTERM):
-                end.callback(signal.signal, number, signal.signal(number, ask))
-            for r in log:                    # a killed run may have logged steps it did not save
-                if r["step"] <= s.step:
-                    self.record(**r)
-            while s.step < (s.n_steps or math.inf) and not asked:
-                r, done = self.advance(), s.step - first
-                self.record(**r)
-                if done == 1:
-                    began = self.elapsed()   # the first step compiles what no cache has
-                if done == 5 or done > 5 and s.step % 20 == 0:
-                    pace = (self.elapsed() - began) / (done - 1)     # with validations and samples
-                    if not o.steps and not s.step > 0.9 * s.n_steps > 0:
-                        check = pace * self.val[0].size / (3 * self.next[0].size)
-                        left = 60 * o.minutes - self.elapsed() - check       # check: at the end
-                        s.n_steps = s.step + max(1, int(left / pace))
-                    left = int((s.n_steps - s.step) * pace)
-                    print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
-                          f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  "
-                          f"{r['tokens_per_s'] / 1e3:.1f}k tok/s  ETA {left // 60}:{left % 60:02d}",
-                          flush=True)
-                if s.step % o.eval_every == 0 and s.step != s.n_steps:
+        """The run, from where it is to its end, or to Ctrl-C, and what is said then."""
+        s = self.state
+        with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
+            try:
+                self.learn(caught)
+                complete = s.step >= s.n_steps > 0
+                final = self.validate() if complete else ""
+                self.save()
+            except OSError:                  # a closed pipe, a full disk: what is learned is kept
+                self.save()
+                raise
+        if complete:
+            print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
+                  f"{self.elapsed() / 60:.1f} minutes")
+            print_done(self.out, s, self.model)
+        else:
+            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
+                  f"\n    python {self.model.program} {self.verb} --resume --out "
+                  f"{shlex.quote(self.out)}")
+
+    def learn(self, caught):
+        """The training loop.  It ends with the last step, or with the one that a signal met."""
+        o, s, first = self.options, self.state, self.state.step
+        while s.step < (s.n_steps or math.inf) and not caught:
+            r = self.advance()
+            self.record(**r)
+            done = s.step - first            # in this sitting
+            if done == 1:
+                after_first = self.elapsed()             # which compiles what no cache has
+            if done == 5 or (done > 5 and s.step % 20 == 0):
+                pace = (self.elapsed() - after_first) / (done - 1)     # with validations, samples
+                in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
+                if not self.data.steps and not in_last_tenth:
+                    self.plan(pace)
+                self.report(r, pace)
+            if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
+                if s.step % o.eval_every == 0:
                     print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
                           f"{self.sample(40)!r}", flush=True)
-                if s.step % o.save_every == 0 and s.step != s.n_steps:
+                if s.step % o.save_every == 0:
                     self.save()
-            final = 0 < s.n_steps <= s.step and self.validate()
-            self.save()
-        if not final:
-            return print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
-                         f"\n    python {self.model.program} {self.verb} --resume --out "
-                         f"{shlex.quote(self.out)}")
-        print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
-              f"{self.elapsed() / 60:.1f} minutes")
-        print_done(self.out, s, self.model)
+
+    def plan(self, pace):
+        """As many steps as the minutes left allow at this pace, seconds a step."""
+        s, tokens = self.state, self.data.validation[0]
+        check = pace * tokens.size / (3 * self.next[0].size)     # at the end: forward alone
+        left = 60 * self.options.minutes - self.elapsed() - check
+        s.n_steps = s.step + max(1, int(left / pace))
+
+    def report(self, r, pace):
+        """The line of a step: r is its record."""
+        s = self.state
+        left = int((s.n_steps - s.step) * pace)
+        print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
+              f"ETA {left // 60}:{left % 60:02d}", flush=True)
+
+@contextlib.contextmanager
+def signals_caught():
+    """Yields a list of the signals that came: Ctrl-C or SIGTERM once, so that a step can end.
+    The second time each does what it does to a program that knows of none: it kills."""
+    caught = []
+
+    def catch(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
-    verb, Options, full, scope = "sft", SftOptions, "data/alpaca.json", "all held-out responses"
-    answers = ["output"]
+    verb = "sft"
+    Options = SftOptions
+    larger_data = "data/alpaca.json"
+    scope = "all held-out responses"
+    answers = ["output"]                     # the keys of the R responses
 
-    def load(self, cfg):
-        o, T, R, rng = self.options, cfg.seq_len, self.R, np.random.default_rng(self.options.seed)
-        examples, digest = read_examples(o.data, *self.answers)
+    def load(self, cfg, tokenizer):
+        """The ExampleSet of a file: examples too long for the context, or empty, are left out."""
+        o, T, R, path = self.options, cfg.seq_len, self.R, self.data_file()
+        examples, digest = read_examples(path, *self.answers)
         self.same_data(digest)
-        end = np.int32(self.tokenizer.specials[self.state.eos])
+        rng = np.random.default_rng(o.seed)      # of the cuts
+        end = np.int32(tokenizer.specials[self.state.eos])
 
-        def rows_of(e, share=0.0):
-            """[(prompt, response)] of an example, None if it is too long; </s> is a target only"""
-            texts = prompt_of(e), *(e[key] for key in self.answers)
-            prompt, *answers = (encode_cut(self.tokenizer, x.encode(), share, rng) for x in texts)
-            fits = len(prompt) + max(map(len, answers)) <= T
-            return [(prompt, np.append(answer, end)) for answer in answers] if fits else None
+        def pairs_of(example, cuts=0.0):
+            """[(prompt, response)] as ids, for each of its R responses; </s> is a target only"""
+            texts = [prompt_of(example), *(example[key] for key in self.answers)]
+            prompt, *answers = [encode_cut(tokenizer, x.encode(), cuts, rng) for x in texts]
+            return [(prompt, np.append(answer, end)) for answer in answers]
 
-        train, val, long = parts = [], [], []
-        for e in examples:
-            rows = rows_of(e)
-            if not rows:
-                long.append(e)
-            elif e["instruction"] and all(e[key] for key in self.answers):
-                parts[held_out(e)].append((e, rows))
-        need(train and val, f"{o.data}: {len(train)} examples to learn, {len(val)} held out, "
-             f"{len(long)} longer than {T} tokens; use more, or a longer --seq-len")
-        n, empty, copies = len(train), len(examples) - sum(map(len, parts)), 1
-        o.steps = o.steps or math.ceil(o.epochs * R * n / self.B)
-        if share := vars(o).get("cuts"):         # up to 16 epochs, each cut elsewhere
-            copies = min(16, math.ceil(o.steps * self.B / R / n))
-            train = [(e, rows_of(e, share) or rows) for _ in range(copies) for e, rows in train]
-        size = lambda part, keys: sum(len(e[key].encode()) for e, _ in part for key in keys)
-        self.batches, self.test = (
-            Examples([row for _, rows in part for row in rows], T, cfg.n_mtp, o.seed, R, k)
-            for part, k in ((train, copies), (val, 1)))
-        tokens, targets = self.test.batch(slice(None))
-        self.val = tokens[::R], targets[0, ::R], size(val, self.answers[:1])
-        self.questions = [e for e, _ in val]
-        self.bytes_per_token = size(train, self.answers) / (self.batches.answers >= 0).sum()
-        return (("examples", f"{o.data}, {n:,} and {len(val):,} held out"),
-                ("left out", f"{len(long):,} examples longer than --seq-len {T}, {empty:,} empty"))
+        def fits(pairs):
+            return max(len(prompt) + len(response) - 1 for prompt, response in pairs) <= T
+
+        train, val = [], []                      # (example, its pairs)
+        n_long = n_empty = 0
+        for example in examples:
+            pairs = pairs_of(example)
+            if not fits(pairs):
+                n_long += 1
+            elif not (example["instruction"] and all(example[key] for key in self.answers)):
+                n_empty += 1
+            elif held_out(example):
+                val.append((example, pairs))
+            else:
+                train.append((example, pairs))
+        n = len(train)
+        need(train and val, f"{path}: {n} examples to learn, {len(val)} held out, "
+             f"{n_long} longer than {T} tokens; use more, or a longer --seq-len")
+        steps = o.steps or math.ceil(o.epochs * R * n / self.B)
+
+        def copied(cuts, copies):
+            """The pairs to learn, anew in each copy; whole where a cut makes them too long."""
+            for _ in range(copies):
+                for example, whole in train:
+                    pairs = pairs_of(example, cuts)
+                    yield from pairs if fits(pairs) else whole
+
+        learned, copies = [pair for _, pairs in train for pair in pairs], 1
+        cuts = getattr(o, "cuts", 0.0)           # dpo has none
+        if cuts:                                 # up to 16 epochs, each cut elsewhere
+            copies = min(16, math.ceil(steps * self.B / R / n))
+            learned = list(copied(cuts, copies))
+        batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
+        responses = Examples([pair for _, pairs in val for pair in pairs], T, cfg.n_mtp, o.seed, R)
+
+        def n_bytes(part, keys):
+            return sum(len(example[key].encode()) for example, _ in part for key in keys)
+
+        learned_bytes = n_bytes(train, self.answers) * copies
+        tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
+        return ExampleSet(
+            path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
+            validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
+            bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
+            rows=[("examples", f"{path}, {n:,} and {len(val):,} held out"),
+                  ("left out", f"{n_long:,} examples longer than --seq-len {T}, "
+                               f"{n_empty:,} empty")],
+            questions=[example for example, _ in val], responses=responses)
 
     def sample(self, n):
         """The likeliest answer to a held-out instruction."""
-        e = self.questions[self.state.step % len(self.questions)]
-        return (f"> {e['instruction']} {e['input']}\n"
-                f"{super().sample(n, prompt_of(e), temperature=0.0)}")
+        e = self.data.questions[self.state.step % len(self.data.questions)]
+        return f"> {e['instruction']} {e['input']}\n{self.say(n, prompt_of(e), temperature=0.0)}"
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
     The reference is the model at step 0.  It never changes, so its cross-entropies are computed
     then, once, and kept in the checkpoint: there is no second model."""
-    verb, Options, full = "dpo", DpoOptions, "data/preferences.jsonl"
-    scope, answers, R = "all held-out pairs", ["chosen", "rejected"], 2
+    verb = "dpo"
+    Options = DpoOptions
+    larger_data = "data/preferences.jsonl"
+    scope = "all held-out pairs"
+    answers = ["chosen", "rejected"]
+    R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
     def __init__(self, *args):
         super().__init__(*args)
+        learned, tested = self.data.batches, self.data.responses
         if not self.state.reference:
             print("the reference reads every pair once\n", flush=True)
-            self.state.reference = [ce for examples in (self.batches, self.test)
-                                    for ce in self.losses(examples, range(len(examples.rows)))]
-        self.learned, self.tested = np.split(self.state.reference, [len(self.batches.rows)])
+            ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
+            self.state.reference = ce.tolist()
+        n = len(learned.rows)
+        self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
+        self.tested_reference = np.array(self.state.reference[n:])
 
-    def losses(self, examples, rows, some=16):
-        """-log pi of the responses in these rows, (B,), `some` of them at a time."""
-        batches = (examples.batch(rows[b:b + some]) for b in range(0, len(rows), some))
-        return np.concatenate([self.model.losses(tokens, y) for tokens, (y, *_) in batches])
+    def losses(self, examples, rows, micro=16):
+        """-log pi of the responses in these rows, (B,), computed `micro` of them at a time."""
+        ce = []
+        for b in range(0, len(rows), micro):
+            tokens, targets = examples.batch(rows[b:b + micro])
+            ce.append(self.model.losses(tokens, targets[0]))
+        return np.concatenate(ce)
 
-    def weights(self, tokens, targets, micro):
+    def all_losses(self, examples):
+        return self.losses(examples, range(len(examples.rows)))
+
+    def ce_weights(self, tokens, targets, micro):
         """A forward pass of its own: the weight of a row depends on both responses of its pair."""
-        rows = self.batches.pick(self.state.step * self.B, self.B)
-        ce, weight = self.losses(self.batches, rows, micro), np.zeros((self.B, len(targets)))
-        self.measures, weight[:, 0] = dpo_loss(ce, self.learned[rows], self.options.beta)
-        weight[::2, 0] += 2 * self.options.nll / self.B / (targets[0, ::2] >= 0).sum(1)
-        return weight
+        o, learned = self.options, self.data.batches
+        rows = learned.pick(self.state.step * self.B, self.B)
+        ce = self.losses(learned, rows, micro)
+        weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
+        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
+        chosen = slice(None, None, 2)
+        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
+        return weight, measures
 
     def validate(self, rows=None):
-        text, ce = super().validate(rows), self.losses(self.test, range(len(self.test.rows)))
-        r, _ = dpo_loss(ce, self.tested, self.options.beta)
-        self.record(step=self.state.step, **{f"val_{k}": v for k, v in r.items()})
-        return f"{self.line.format(**r)}  {text} of the chosen"
+        """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
+        text = super().validate(rows)
+        ce = self.all_losses(self.data.responses)
+        measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
+        self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
+        return f"{self.line.format(**measures)}  {text} of the chosen"
 
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
           f"    python {engine.program} {engine.talk} {shlex.quote(out)}")
 
+LENGTH = {"steps", "minutes", "epochs"}
+FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
+
+def resumed(run, out, preset, chosen):
+    """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
+    shape and settings than flags and preset say, apart from FREE."""
+    start = read_checkpoint(out)
+    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+        old = run.Options(**start.state.options).check()
+    asked = dict(chosen)
+    if preset:
+        shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in shape}
+        asked = of_preset | chosen
+    for name, value in (asdict(start.cfg) | asdict(old)).items():
+        need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
+             f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
+    new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
+    free = {name: value for name, value in chosen.items() if name in FREE}
+    if new_length:
+        free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
+    options = replace(old, **free).check()
+    if new_length:
+        n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
+        start = start._replace(state=replace(start.state, n_steps=n_steps))
+    return start, options
+
+def steps_planned(state, options):
+    """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
+    if not state.elapsed:
+        return 0
+    return max(state.step, int(state.step * 60 * options.minutes / state.elapsed))
+
+def fresh(run, preset, file, chosen):
+    """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
+    if run.larger_data and os.path.exists(beside_program(run.larger_data)):
+        chosen = {"data": run.larger_data, **chosen}
+    elif run.larger_data and "data" not in chosen:
+        print(f"learning {run.Options.data}; {run.larger_data}, of make data, would go first\n")
+    if file:
+        start = read_checkpoint(file)
+        bos, eos = start.state.bos, start.state.eos
+        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
+        start = start._replace(moments=(), state=State(kind="chat", bos=bos, eos=eos))
+    else:
+        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
+    shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
+    settings = {k: v for k, v in chosen.items() if k not in shape}
+    options = run.Options(**settings).check()
+    return start._replace(cfg=replace(start.cfg, **shape).check()), options
+
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
-    was started with: flags may make it longer and change nothing else."""
-    if {"minutes", "epochs"} & chosen.keys():
+    was started with."""
+    if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
         chosen.setdefault("steps", 0)
+    if "data" in chosen:                     # what is named is not looked for elsewhere
+        need(os.path.exists(chosen["data"]), f"{chosen['data']}: No such file or directory; name "
+             f"another with --data")
     if resume:
-        start, size = read_checkpoint(out), asdict(PRESETS[preset]) if preset else {}
-        given = {**{k: v for k, v in size.items() if k not in {f.name for f in SHAPE}}, **chosen}
-        s, length = start.state, {"steps", "minutes", "epochs"}
-        free = {*length, "data", "micro_batch"}          # of another machine
-        with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-            options = run.Options(**s.options).check()
-        for name, old in {**asdict(start.cfg), **asdict(options)}.items():
-            need(name in free or given.get(name, old) == old, f"{out} was started with {name} "
-                 f"{old}, not {given.get(name)}; drop the flag, or start with --out NAME")
-        longer = length & dict(chosen.items() - vars(options).items()).keys()
-        if longer:
-            s.n_steps, options.steps = 0, 0
-        options = replace(options, **{k: v for k, v in chosen.items() if k in free}).check()
-        if longer and "minutes" in chosen and s.elapsed:           # at the pace there was
-            s.n_steps = max(s.step, int(s.step * 60 * options.minutes / s.elapsed))
-        if s.step >= (options.steps or s.n_steps or s.step + 1):
+        start, options = resumed(run, out, preset, chosen)
+        s = start.state
+        if s.step >= (options.steps or s.n_steps or math.inf):
             return print_done(out, s, engine)
         need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        if os.path.exists(run.full):
-            chosen.setdefault("data", run.full)
-        elif run.full and "data" not in chosen:
-            print(f"learning {run.Options.data}; {run.full}, of make data, would go first\n")
-        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
-        if file:
-            start = read_checkpoint(file)
-            bos, eos = start.state.bos, start.state.eos
-            need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
-            start = start._replace(moments=(), state=State(kind="chat", bos=bos, eos=eos))
-        shape = {k: chosen.pop(k) for k in list(chosen) if k in asdict(start.cfg)}
-        options = run.Options(**chosen).check()
-        start = start._replace(cfg=replace(start.cfg, **shape).check())
-    if engine is Model:
-        compile_kernels()
+        start, options = fresh(run, preset, file, chosen)
+    engine.ready()
     run(out, start, options, engine).go()
 
 # ==== 10 Inference ====
-SHARED = 1 << 16     # bytes of a matrix; two threads that are awake need 2 us to start and to meet
+SMALL_MATRIX = 1 << 16       # bytes; one thread has done with it before two have met, 2 us
 
 @jit
 def dot_rows(y, w, scale, x):
     for n in range(len(y)):
-        row, s = w[n], y.dtype.type(0)
+        row, total = w[n], y.dtype.type(0)
         for k in range(len(x)):
-            s += value(row[k]) * x[k]
-        y[n] += s * scale[n]
+            total += value(row[k]) * x[k]
+        y[n] += total * scale[n]
 
 @jit_parallel
 def dot_rows_parallel(y, w, scale, x):
@@ -1368,7 +2077,7 @@ def dot_rows_parallel(y, w, scale, x):
 def matvec_add(y, w, scale, x):
     """y += scale * (w x)     y, scale (N,), w (N, K) of any stored type, x (K,)
     The threads share what is too large for a cache: one core does not use up the memory's speed."""
-    if w.size * w.itemsize < SHARED:
+    if w.size * w.itemsize < SMALL_MATRIX:
         dot_rows(y, w, scale, x)
     else:
         dot_rows_parallel(y, w, scale, x)
@@ -1381,13 +2090,13 @@ def attention_of_key(g, o, q, kc, vc, n, scores):
     h0, h1 = g * H // G, (g + 1) * H // G
     matmul(scores[h0:h1, :n], q[h0:h1], kc[g, :, :n])
     for h in range(h0, h1):
-        row, l = scores[h, :n], o.dtype.type(0)
+        row, total = scores[h, :n], o.dtype.type(0)
         m = row_max(row)
         for t in range(n):
             row[t] = exp((row[t] - m) * scale)
         for t in range(n):
-            l += row[t]
-        norm = o.dtype.type(1) / l
+            total += row[t]
+        norm = o.dtype.type(1) / total
         for t in range(n):
             row[t] *= norm
     matmul(o[h0:h1], scores[h0:h1, :n], vc[g, :n])
@@ -1401,7 +2110,8 @@ def attention_parallel(o, q, kc, vc, n, scores):
 def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, scores, logits, cos, sin,
                 eps):
     """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,)     in: p matrices, lm_head of head 0, and s scales of their rows, by `stored`
+    out: logits (V,)     in: p as Params, but matrices by `stored`, and lm_head (V, C) that of head
+    0 alone; s the scales of their rows     scratch: x, y (1, C), qkv, att, gate_up, swiglu, scores
     in and out: kc (L, G, D, T), vc (L, G, T, D)"""
     (L, G, D, _), H = kc.shape, att.shape[0]
     rstd = np.empty(1, x.dtype)
@@ -1417,7 +2127,7 @@ def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, score
             for i in range(D):
                 kc[l, g, i, pos] = heads[H + g, i]
                 vc[l, g, pos, i] = heads[H + G + g, i]
-        if G * D * pos * kc.itemsize < SHARED:
+        if G * D * pos * kc.itemsize < SMALL_MATRIX:
             for g in range(G):
                 attention_of_key(g, att, heads[:H], kc[l], vc[l], pos + 1, scores)
         else:
@@ -1432,45 +2142,81 @@ def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, score
     logits[:] = 0
     matvec_add(logits, p.lm_head, s.lm_head, y[0])
 
-Scales = namedtuple("Scales", Params._fields[:6])        # of the rows of the matrices
+Scales = namedtuple("Scales", Params._fields[MATRICES])        # of the rows of the matrices
 
 def stored(w, weights):
     """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
     f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
+    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
     scale = np.ones(w.shape[:-1], w.dtype)
+    if weights == "bf16":
+        return to_bf16(w), scale
     if weights == "int8":
         scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
-        w = np.rint(w / scale[..., None]).astype(np.int8)
-    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
-    return to_bf16(w) if weights == "bf16" else w, scale
+        return np.rint(w / scale[..., None]).astype(np.int8), scale
+    return w, scale
+
+class Conversation(Protocol):
+    """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
+    tokens: list                             # what it has read, and not taken back
+
+    @staticmethod
+    def ready():
+        """What must happen before the first decoder of a process is made."""
+
+    def __init__(self, cfg, flat, weights="f32"):
+        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them"""
+
+    def step(self, token):
+        """Appends a token.  Returns the logits (V,) of the next one, on the host; they are valid
+        until the next call.  A full context slides."""
+
+    def truncate(self, n):
+        """Keeps the first n tokens, as if those after them had never been read."""
 
 class Decoder:
     """The state of one conversation: a KV cache and the tokens in it."""
 
+    @staticmethod
+    def ready():
+        compile_kernels()
+
     def __init__(self, cfg, flat, weights="f32"):
-        get_num_threads()                    # starts them: from a cache, decode_step does not
+        get_num_threads()                    # starts the threads; decode_step from a cache does not
         C, F, H, D, L, G, T = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
                                cfg.n_kv_head, cfg.seq_len)
-        p, new = views(flat, param_table(cfg)), lambda *shape: aligned(shape, flat.dtype)
-        rows = [stored(w, weights) for w in p[:5]]
-        rows.append(rows[0] if cfg.tie_embeddings else stored(p.lm_head[0], weights))
-        matrices, scales = zip(*rows)
+        p = views(flat, param_table(cfg))
+        kept = [stored(w, weights) for w in (p.wte, *p[PACKED])]
+        kept.append(kept[0] if cfg.tie_embeddings else stored(p.lm_head[0], weights))
+        matrices, scales = zip(*kept)
+        gains = [gain.copy() for gain in p[GAINS]]       # else they would keep all of `flat` alive
+
+        def new(*shape):
+            return aligned(shape, flat.dtype)
+
         self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
-        self.buffers = (Params(*matrices, *map(np.copy, p[6:])), Scales(*scales),      # not `flat`
-                        new(L, G, D, T), new(L, G, T, D), new(1, C), new(1, C),
-                        new(1, (H + 2 * G) * D), new(H, D), new(1, 2 * F), new(1, F),
-                        new(H, T), self.logits, *rope_table(cfg, flat.dtype))
+        self.buffers = (                     # in the order of decode_step's arguments
+            Params(*matrices, *gains), Scales(*scales),
+            new(L, G, D, T), new(L, G, T, D),            # kc, vc
+            new(1, C), new(1, C),                        # x, y
+            new(1, (H + 2 * G) * D), new(H, D),          # qkv, att
+            new(1, 2 * F), new(1, F),                    # gate_up, swiglu
+            new(H, T), self.logits, *rope_table(cfg, flat.dtype))
 
     def step(self, token):
-        """Appends a token; returns the logits (V,) of the next, a view valid until the next call.
-        A full context slides: its later half is read again, from position 0."""
-        if len(self.tokens) == self.cfg.seq_len:
-            later, self.tokens = self.tokens[self.cfg.seq_len - self.cfg.seq_len // 2:], []
+        """`Conversation`'s.  When the context is full its later half is read again, from 0 on."""
+        T = self.cfg.seq_len
+        if len(self.tokens) == T:
+            later = self.tokens[T - T // 2:]
+            self.truncate(0)
             for t in later:
                 self.step(t)
         logits = self.decode(token, len(self.tokens))
         self.tokens.append(token)
         return logits
+
+    def truncate(self, n):
+        del self.tokens[n:]                  # `decode` never looks behind its position
 
     def decode(self, token, pos):
         """The logits after `token` at position pos, whose keys and values are kept."""
@@ -1491,8 +2237,11 @@ class Sampling(Settings):
 
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
+    likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
+    need(np.isfinite(logits[likeliest]), f"the logit of token {likeliest} is {logits[likeliest]}: "
+         f"the model's weights are too large to compute with; name another checkpoint")
     if o.temperature == 0:
-        return int(np.argmax(logits))
+        return likeliest
     order = np.argsort(-logits, kind="stable")
     z = logits[order].astype(np.float64)
     p = np.exp((z - z[0]) / max(o.temperature, 1e-99))       # the likeliest has 1
@@ -1503,9 +2252,11 @@ def sample(logits, rng, o):
     total = np.where(keep, p, 0).cumsum()
     return int(order[np.searchsorted(total, rng.random() * total[-1], side="right")])
 
+NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+
 def generate(decoder, prompt, n, rng, sampling, stop=None):
     """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
-    need(len(prompt), "the prompt has no token: it is empty, or of unknown bytes; use other words")
+    need(len(prompt), NO_TOKEN)
     for token in prompt:
         logits = decoder.step(int(token))
     for _ in range(n):
@@ -1515,49 +2266,273 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
             return
         yield token
 
-def speak(file, prompt=None, decoder=Decoder, **chosen):
-    """`chat`, or `generate` if there is a prompt.  A chat model answers, another one continues."""
-    o = Sampling(**chosen).check()
-    need(o.template in ("", "alpaca", "chatml"), f"--template {o.template} is not alpaca or chatml")
-    c, rng, said = read_checkpoint(file), np.random.default_rng(o.seed), []
-    answers, talker = c.state.kind == "chat" or o.template, decoder(c.cfg, c.flat, o.weights)
-    stop = c.tokenizer.specials.get(c.state.eos)
-    c = c._replace(flat=None)                # the talker has the weights it needs
+ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
+    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}")
+# ChatML as Jinja text without blanks but those in quotes, and what may add a system message to it
+# where there is none
+CHATML = (r"{%formessageinmessages%}{{'<|im_start|>'+message['role']+'\n'+message['content']+"
+          r"'<|im_end|>'+'\n'}}{%endfor%}{%ifadd_generation_prompt%}{{'<|im_start|>assistant\n'}}"
+          r"{%endif%}")
+SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
+                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
 
-    def reply(text):
-        """Prints the reply as it comes, whole characters only."""
-        said.extend([("user", text), ("assistant", "")])
-        ids = c.tokenizer.encode(text)
-        if answers:                          # what the cache holds of the conversation, stays there
-            ids = chat_ids(o.template or c.state.template, said[:-1], c.state, c.tokenizer)
-            same = [a == b for a, b in zip(talker.tokens, ids[:-1])] + [False]
-            talker.tokens, ids = talker.tokens[:same.index(False)], ids[same.index(False):]
-        words = (c.tokenizer.vocab[k] for k in generate(talker, ids, o.tokens, rng, o, stop))
-        for piece in codecs.iterdecode(words, "utf-8", "replace"):
-            said[-1] = "assistant", said[-1][1] + piece
+def is_alpaca(template):
+    return template in ("", "alpaca", ALPACA)
+
+def line_ends_spelled(template):
+    """A template whose line ends are the two characters \\n, as in some they are."""
+    return template.replace("\n", "\\n")
+
+def is_chatml(template):
+    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
+    def squeezed(part):
+        return part[0] if part[0].startswith("'") else ""
+
+    rest = SYSTEM.sub("", line_ends_spelled(template))
+    return template == "chatml" or re.sub(r"'[^']*'| +", squeezed, rest) == CHATML
+
+def jinja(template):
+    """A template as transformers compiles it.  It is a stranger's program: the sandbox keeps it
+    from files and from Python, ImmutableSandboxedEnvironment from changing what it is given."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def to_json(x, indent=None):
+        return json.dumps(x, ensure_ascii=False, indent=indent)
+
+    def raise_exception(message):
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = time.strftime
+    # a block that marks, for training, what the model says; here it is a block without effect
+    written = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", template)
+    written = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", written)
+    return environment.from_string(written)
+
+def render(template, messages, state):
+    """The text of messages [(role, content)] with what begins the next answer.
+    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
+    if is_alpaca(template):
+        return PROMPT.format(instruction=messages[-1][1])
+    if is_chatml(template):
+        default = SYSTEM.search(line_ends_spelled(template))
+        if default and messages[0][0] != "system":
+            messages = [("system", default[1]), *messages]
+        said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+        return said + "<|im_start|>assistant\n"
+    try:
+        return jinja(template).render(
+            messages=[dict(role=role, content=text) for role, text in messages],
+            add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
+            tools=None, documents=None)
+    except Exception as e:                   # a template is a program: it may fail in any way
+        raise UserError(f"the model's chat template: {type(e).__name__}: {e}; pip install jinja2, "
+                        f"or choose --template alpaca or chatml".replace("\n", " ")) from None
+
+BEFORE, AFTER = "\ud800", "\ud801"   # halves of surrogate pairs: alone, no text has them
+
+def marked(text):
+    """The text with a mark on both sides of each character, but for blanks at its ends: a template
+    may strip those."""
+    core = text.strip()
+    start = text.find(core)
+    return text[:start] + "".join(BEFORE + c + AFTER for c in core) + text[start + len(core):]
+
+def unmarked(text):
+    return text.replace(BEFORE, "").replace(AFTER, "")
+
+def may_touch(text, name):
+    """Could this name stand in a text of which `text` is a part, and take some of that part?"""
+    return name in text or text in name or any(
+        text.endswith(name[:i]) or text.startswith(name[i:]) for i in range(1, len(name)))
+
+def conversation_text(template, messages, state, names):
+    """The rendered text.  In it, special names that the template did not write bear marks: <s> of
+    a user is B<ABsAB>A, where B is BEFORE and A is AFTER.
+
+    What users say must never become a special token, and yet a template must see it as it is: it
+    may strip it, quote it, look for a word.  So it is rendered as it is, and again with marks.  If
+    both texts are the same but for the marks, these tell who wrote what.  If not, the template may
+    look into the model's own answers, as Qwen's does for its thoughts: then these go unmarked.  If
+    that does not help either, the words must be such that no name can arise from them."""
+    messages = [(role, unmarked(said)) for role, said in messages]
+    plain = render(template, messages, state)
+    for trusted_roles in [(), ("assistant",)]:
+        with_marks = render(template, [(role, said if role in trusted_roles else marked(said))
+                                       for role, said in messages], state)
+        if unmarked(with_marks) == plain:
+            return with_marks
+    for _, said in messages:
+        core = said.strip()
+        for name in names:
+            need(not core or not may_touch(core, name), f"the model's chat template changes what "
+                 f"is said, and might make the special token {name} of it; say it otherwise, or "
+                 f"choose --template alpaca or chatml")
+    return plain
+
+def chat_ids(template, messages, state, tokenizer):
+    """The ids of a conversation.  Only the template makes special tokens, never what users say."""
+    names = sorted(tokenizer.specials, key=len, reverse=True)          # the longest that fits
+    pattern = "|".join(map(re.escape, names)) or "(?!)"  # no names: what matches nothing
+    text = conversation_text(template, messages, state, names)
+    ids = []
+    # marks break up a user's names, but for those of one character: these stand behind a mark
+    for piece in re.split(f"((?<!{BEFORE})(?:{pattern}))", text):
+        if piece in tokenizer.specials:
+            ids.append(tokenizer.specials[piece])
+        else:
+            ids += tokenizer.encode(unmarked(piece)).tolist()
+    need(ids, "the model's chat template makes no text of it; choose --template alpaca or chatml")
+    return ids
+
+def rewind_to(decoder, ids):
+    """Takes back what the decoder has read, from where it begins to differ from ids.  Returns the
+    ids that it has to read then: at least the last, whose logits are wanted."""
+    n = 0
+    for held, token in zip(decoder.tokens, ids[:-1]):
+        if held != token:
+            break
+        n += 1
+    decoder.truncate(n)
+    return ids[n:]
+
+class Speaker:
+    """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
+    continues."""
+
+    def __init__(self, file, decoder, options):
+        need(options.template in ("", "alpaca", "chatml"),
+             f"--template {options.template} is not alpaca or chatml")
+        c = read_checkpoint(file, moments=False)
+        decoder.ready()
+        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
+        self.decoder = decoder(c.cfg, c.flat, options.weights)
+        self.template = options.template or c.state.template
+        self.answers = c.state.kind == "chat" or options.template != ""
+        self.stop = c.tokenizer.specials.get(c.state.eos)
+        self.rng = np.random.default_rng(options.seed)
+        self.said = []                       # (role, text), user and assistant in turn
+
+    def forget(self):
+        self.decoder.truncate(0)
+        self.said.clear()
+
+    def ids_after(self, question):
+        """The ids to continue, the question's alone, or to answer: those of the conversation with
+        what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
+        room: it may take half of the context, or as much as it may be long."""
+        if not self.answers:
+            ids = self.tokenizer.encode(question)
+            need(len(ids), NO_TOKEN)
+            return ids
+        T = self.cfg.seq_len
+        room = T - min(self.options.tokens, T // 2)
+        said, forgotten = [*self.said, ("user", question)], 0
+        while True:
+            ids = chat_ids(self.template, said, self.state, self.tokenizer)
+            if len(ids) <= room or len(said) == 1:
+                break
+            said = said[2:]                  # without the first question and its answer
+            forgotten += 1
+        if forgotten and not is_alpaca(self.template):   # which knows of one question anyway
+            print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
+                  file=sys.stderr)
+        if len(ids) > T:
+            print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
+                  f"forgotten", file=sys.stderr)
+        self.said = [*said, ("assistant", "")]           # not before all has gone well
+        return rewind_to(self.decoder, ids)
+
+    def reply(self, ids):
+        """Reads the ids and prints the reply as it comes, whole characters only."""
+        o, answer = self.options, ""
+        tokens = generate(self.decoder, ids, o.tokens, self.rng, o, self.stop)
+        pieces = (self.tokenizer.vocab[token] for token in tokens)
+        for piece in codecs.iterdecode(pieces, "utf-8", "replace"):
+            answer += piece
+            if self.answers:                 # now, because Ctrl-C may end it here
+                self.said[-1] = "assistant", answer
             print(piece, end="", flush=True)
         print()
 
-    need(sys.stdin or prompt is not None, "standard input is closed; see generate")
-    if prompt is not None:
-        print("" if answers else prompt, end="")
-        return reply(prompt)
-    print(f"{file}: {n_params(c.cfg):,} parameters, context {c.cfg.seq_len} tokens, "
-          f"{'answers' if answers else 'continues'} what you type.\n"
+    def converse(self):
+        """Replies to each line of standard input, until it ends."""
+        with contextlib.suppress(ImportError):           # arrow keys
+            importlib.import_module("readline")
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            while (text := input("\n> ")).strip() != "/quit":
+                if text.strip() == "/reset":
+                    self.forget()
+                elif text.strip():
+                    with contextlib.suppress(KeyboardInterrupt):
+                        self.answer_line(text)
+        print()
+
+    def answer_line(self, text):
+        """A reply, or in a line why these words can have none."""
+        try:
+            ids = self.ids_after(text)
+        except UserError as e:
+            print(f"note: {e}", file=sys.stderr)
+        else:
+            self.reply(ids)
+
+def generate_text(prompt, file, decoder=Decoder, **chosen):
+    """`generate`: one continuation, after the prompt, or one answer."""
+    speaker = Speaker(file, decoder, Sampling(**chosen).check())
+    if not speaker.answers:
+        print(prompt, end="")
+    speaker.reply(speaker.ids_after(prompt))
+
+def chat(file, decoder=Decoder, **chosen):
+    """`chat`: a conversation."""
+    need(sys.stdin, "standard input is closed; see generate")
+    speaker = Speaker(file, decoder, Sampling(**chosen).check())
+    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
+          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    with contextlib.suppress(ImportError):   # arrow keys
-        importlib.import_module("readline")
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while (text := input("\n> ")).strip() != "/quit":
-            if text.strip() == "/reset":
-                talker.tokens = said[:] = []
-            elif text.strip():
-                with contextlib.suppress(KeyboardInterrupt):
-                    reply(text)
-    print()
+    speaker.converse()
+
+def lens(file, prompt):
+    """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+
+    For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
+    integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    c = read_checkpoint(file, moments=False)
+    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
+    need(len(tokens), "the prompt is empty; give at least one character")
+    Model.ready()
+    model = Model(c.cfg, c.flat)
+    model.logits(tokens[None])
+    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    lm_head = model.p.wte if c.cfg.tie_embeddings else model.p.lm_head[0]
+
+    def text(token):
+        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
+
+    def likeliest(x):
+        z = lm_head @ (model.p.final_norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
+        e = np.exp(z - z.max())
+        return "  ".join(f"{text(t)} {e[t] / e.sum():.0%}" for t in np.argsort(-e)[:3])
+
+    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
+    print(f"{'embedding':<31}   {likeliest(states[0])}")
+    for i, (before, after) in enumerate(zip(states, states[1:])):
+        kind = "swiglu" if i % 2 else "attention"
+        norm = np.linalg.norm(before)
+        length = np.linalg.norm(after - before) / norm
+        cosine = before @ after / norm / np.linalg.norm(after)
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        print(f"{i // 2 + 1:>3} {kind:<10}{length:>8.3f}{angle:>8.1f}\u00b0   {likeliest(after)}")
 
 # ==== 11 Import and export ====
-# Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF: bench/gguf_file.py).
+# Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF).  Both know the model of
+# this file as a Llama; a field of Config has a name in config.json and one in GGUF.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
          ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
          ("n_layer", "num_hidden_layers", "llama.block_count"),
@@ -1569,113 +2544,544 @@ LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, con
          ("rope_theta", "rope_theta", "llama.rope.freq_base"),
          ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
          ("tie_embeddings", "tie_word_embeddings", "")]
-def llama_config(c, n_mtp=1):
-    """Config of a config.json; what this engine does not compute is refused."""
-    rope, H = c.get("rope_parameters") or c.get("rope_scaling") or {}, c["num_attention_heads"]
-    expected = {"model_type": "llama", "rope_type": "default", "hidden_act": "silu",
-                "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1}
-    c = {**expected, "model_type": None, "num_key_value_heads": H, "rope_theta": 10000.0,
-         "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-         "head_dim": c["hidden_size"] // H, "rope_type": rope.get("type", "default"), **rope,
-         **{key: v for key, v in c.items() if v is not None}}
-    for key, v in expected.items():
-        need(c[key] == v, f"its {key} is {c[key]}, expected {v}")
+# What this file computes, as a config.json says it, and transformers' defaults for the rest
+COMPUTED = {"model_type": "llama", "rope_type": "default", "hidden_act": "silu",
+            "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1}
+DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
+            "tie_word_embeddings": False}
+REMEDY = "free space or name another place"
+
+# A model as an import finds it: shapes {name: shape} of its tensors, read(name) one of them
+Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
+
+def llama_config(entries, n_mtp=1):
+    """Config of the entries of a config.json; what this file does not compute is refused.  What it
+    leaves out is as in transformers; what it says of RoPE may stand in a block of its own."""
+    rope = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    n_head = entries["num_attention_heads"]
+    c = {**COMPUTED, **DEFAULTS, "num_key_value_heads": n_head,
+         "head_dim": entries["hidden_size"] // n_head}
+    c["rope_type"] = rope.get("type", "default")         # its name before it was rope_type
+    c.update(rope)
+    c.update((key, value) for key, value in entries.items() if value is not None)
+    need(entries.get("model_type"), "it does not say its model_type")
+    for key, expected in COMPUTED.items():
+        need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
+# ---- Hugging Face
 def llama_of_folder(folder):
-    """Config, Tokenizer, {name: shape}, name -> tensor, (chat template, bos, eos)"""
-    at, tensors = pathlib.Path(folder), {}
+    """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
+    at = pathlib.Path(folder)
+    tensors = {}
     for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
         tensors |= map_tensors(shard)[1]
-    config, words = (json.loads((at / name).read_text(encoding="utf-8"))
-                     for name in ("config.json", "tokenizer_config.json"))
+    config = json.loads((at / "config.json").read_text(encoding="utf-8"))
+    words = json.loads((at / "tokenizer_config.json").read_text(encoding="utf-8"))
     need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
-    cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
-    shapes, read = {key: x.shape for key, x in tensors.items()}, lambda key: from_bf16(tensors[key])
-    template, own = words.get("chat_template") or "", at / "chat_template.jinja"
-    ends = (token["content"] if isinstance(token, dict) else token or ""
-            for token in (words.get("bos_token"), words.get("eos_token")))
-    return cfg, bpe.Tokenizer.load(at / "tokenizer.json"), shapes, read, (
-        own.read_text(encoding="utf-8") if own.exists() else template, *ends)
+    template = words.get("chat_template") or ""
+    if (own := at / "chat_template.jinja").exists():
+        template = own.read_text(encoding="utf-8")
 
+    def special(name):
+        token = words.get(name) or ""        # text, or an object that holds it
+        return token["content"] if isinstance(token, dict) else token
+
+    def read(name):
+        return from_bf16(tensors[name])
+
+    return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
+                 bpe.Tokenizer.load(at / "tokenizer.json"),
+                 {name: x.shape for name, x in tensors.items()}, read,
+                 template, special("bos_token"), special("eos_token"))
+
+def llama_files(c):
+    """name -> JSON content of the files that stand beside the tensors of a Checkpoint."""
+    s, specials, sampling = c.state, c.tokenizer.specials, Sampling()
+    ends = {end: token for end, token in (("bos", s.bos), ("eos", s.eos)) if token in specials}
+    tokens = {f"{end}_token": token for end, token in ends.items()}
+    ids = {f"{end}_token_id": specials[token] for end, token in ends.items()}
+    chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
+    return {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
+            "hidden_act": "silu", "torch_dtype": "float32", **ids},
+        "generation_config.json": {
+            "do_sample": True, **ids,
+            "temperature": sampling.temperature, "top_k": sampling.top_k,
+            "top_p": sampling.top_p, "min_p": sampling.min_p},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", **tokens, **chat,
+            "clean_up_tokenization_spaces": False, "model_max_length": c.cfg.seq_len},
+        "tokenizer.json": json.loads(c.tokenizer.to_json())}
+
+def is_of_heads(path):
+    """Is it a mtp.safetensors that `export` wrote?"""
+    with reading(path, "name another directory"):
+        return all(name.startswith("mtp.") for name in map_tensors(path)[1])
+
+def export_folder(c, folder, force):
+    """Writes a directory that transformers reads.  Refuses before it writes."""
+    need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
+    files = llama_files(c)
+    heads, weights = {}, {}
+    for name, x in named(c.cfg, c.flat).items():
+        if name.startswith("mtp."):
+            heads[name] = x
+        else:
+            weights[name] = x
+    for name in (*files, "model.safetensors", "mtp.safetensors"):
+        keep(os.path.join(folder, name), force)
+    of_heads = os.path.join(folder, "mtp.safetensors")
+    if not heads and os.path.exists(of_heads):           # of a model that stood here before
+        need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
+        os.remove(of_heads)
+    os.makedirs(folder, exist_ok=True)
+    if heads:
+        write_tensors(of_heads, {"format": "pt"}, heads, REMEDY)
+    write_tensors(os.path.join(folder, "model.safetensors"), {"format": "pt"}, weights, REMEDY)
+    for name, content in files.items():
+        with replacing(os.path.join(folder, name), REMEDY) as temporary:
+            pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    more = f", and its heads 1 to {len(heads)}" if heads else ""
+    print(f"{folder}: a LlamaForCausalLM{more}")
+
+# ---- GGUF.  The package gguf, an extra, knows its types of numbers.
+# tokenizer.ggml.pre of a tokenizer without `digits`, and with it
+PRE = {False: "gpt-2", True: "smollm"}
+
+def gguf_names(cfg):
+    """Our name of a tensor -> its name in GGUF."""
+    import gguf
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
+    return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
+
+def pairs_of_halves(w, name, cfg, back=False):
+    """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
+    w (heads * D, C) from the one order to the other; matrices without RoPE as they are."""
+    heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
+    if heads is None:
+        return w
+    split = (heads, -1, 2, w.shape[1]) if back else (heads, 2, -1, w.shape[1])
+    return w.reshape(split).swapaxes(1, 2).reshape(w.shape)
+
+def shortest(x):
+    """A float32 as its shortest decimals: 1e-5 again, and not 9.99999974e-06."""
+    return float(str(np.float32(x))) if isinstance(x, float) else x
+
+def llama_of_gguf(path):
+    """Found in a GGUF file."""
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        """Of gguf 0.19, with a check: it makes lists as long as a damaged file says."""
+
+        def _get(self, offset, dtype, count=1, **order):
+            need(offset + int(count) <= len(self.data), "it ends too early")     # a byte each
+            return super()._get(offset, dtype, count, **order)
+
+    file = Reader(path)
+    meta = {key: x.contents() for key, x in file.fields.items()}
+    words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
+    need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
+    tokens, pre = words.get("tokens"), words.get("pre")
+    known = list(PRE.values())
+    need(words.get("model") == "gpt2" and pre in known and not words.get("add_bos_token"),
+         f"its tokenizer is {words.get('model')} {pre}, expected gpt2 {' or '.join(known)}, "
+         f"without a token before every text")
+    scaling = meta.get("llama.rope.scaling.type")
+    if scaling in (None, "none"):
+        scaling = "default"
+    cfg = llama_config({
+        **{theirs: shortest(meta.get(key)) for _, theirs, key in LLAMA},
+        "vocab_size": len(tokens), "model_type": meta["general.architecture"],
+        "rope_type": scaling,
+        "tie_word_embeddings": all(t.name != "output.weight" for t in file.tensors)})
+    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
+    need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
+    ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
+    tensors = {ours.get(t.name, t.name): t for t in file.tensors}
+    shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
+
+    def read(name):
+        t = tensors[name]
+        return pairs_of_halves(gguf.dequantize(t.data, t.tensor_type), name, cfg, back=True)
+
+    def special(key):
+        return "" if words.get(key) is None else tokens[words[key]]
+
+    tokenizer = bpe.Tokenizer({token: k for k, token in enumerate(tokens)},
+                              words.get("merges") or (), digits=pre == PRE[True])
+    return Found(cfg, tokenizer, shapes, read, meta.get("tokenizer.chat_template", ""),
+                 special("bos_token_id"), special("eos_token_id"))
+
+def gguf_meta(c):
+    """The metadata of a GGUF file of a Checkpoint; the type of a value decides how it is stored."""
+    cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
+    model = json.loads(c.tokenizer.to_json())["model"]
+    type_of = {f.name: f.type for f in fields(Config)}   # a theta of 10000 is a float all the same
+    end = specials.get(s.eos, 0)
+    return {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
+            "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
+            "llama.rope.dimension_count": cfg.head_dim,
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
+            "tokenizer.ggml.tokens": list(model["vocab"]),
+            "tokenizer.ggml.token_type": [3 if t in specials else 1 for t in model["vocab"]],
+            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
+            "tokenizer.ggml.eos_token_id": end,
+            "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
+
+def write_gguf(path, c, matrices):
+    """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
+    import gguf
+    file = gguf.GGUFWriter(path, "llama")
+    kinds = gguf.GGMLQuantizationType
+    add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,
+           str: file.add_string, list: file.add_array}
+    for key, value in gguf_meta(c).items():
+        add[type(value)](key, value)
+    names = gguf_names(c.cfg)
+    for name, w in named(c.cfg, c.flat).items():
+        if name.startswith("mtp."):          # llama.cpp has no place for them
+            continue
+        kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
+        block, _ = gguf.GGML_QUANT_SIZES[kind]
+        if w.shape[-1] % block:
+            kind = kinds.F16
+        w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
+        file.add_tensor(names[name], w, raw_dtype=kind)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+# ---- the verbs
 def import_llama(source, out, force):
     """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
     keep(out, force)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
-        load = llama_of_folder if os.path.isdir(source) else bench("gguf_file", "llama_of_gguf")
-        cfg, tokenizer, found, read, (template, bos, eos) = load(source)
-        state = State(kind="chat" if template else "base", template=template, bos=bos, eos=eos,
-                      options={"data": source}).check()
-        need(tokenizer.vocab_size == cfg.vocab_size,
-             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-        shapes = tensor_shapes(cfg)
-        for name in found.keys() - {*shapes, "lm_head.weight"}:
+        f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
+        state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
+                      eos=f.eos, options={"data": source}).check()
+        need(f.tokenizer.vocab_size == f.cfg.vocab_size,
+             f"its tokenizer has {f.tokenizer.vocab_size} tokens, its model {f.cfg.vocab_size}")
+        shapes = tensor_shapes(f.cfg)
+        for name in f.shapes.keys() - {*shapes, "lm_head.weight"}:
             need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
         for name, shape in shapes.items():
-            need(found.get(name) == shape, f"{name} is {found.get(name, 'missing')}, not {shape}")
-        flat = aligned((n_params(cfg),), np.float32)
-        for name, x in named(cfg, flat).items():
-            x[...] = read(name)
-    write_checkpoint(out, cfg, tokenizer, state, flat)
-    print(f"{out}: {flat.size:,} parameters, context {cfg.seq_len} tokens.  Talk to it with:\n"
+            of_file = f.shapes.get(name, "missing")
+            need(of_file == shape, f"{name} is {of_file}, not {shape}")
+        flat = aligned((n_params(f.cfg),), np.float32)
+        for name, x in named(f.cfg, flat).items():
+            x[...] = f.read(name)
+            need_finite(name, x)
+    write_checkpoint(out, f.cfg, f.tokenizer, state, flat)
+    print(f"{out}: {flat.size:,} parameters, context {f.cfg.seq_len} tokens.  Talk to it with:\n"
           f"    python nanoeuler.py chat {shlex.quote(out)}")
 
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
-    need((folder or gguf) and matrices in ("f32", "f16", "q8_0"),
-         "name a directory or --gguf FILE, and --matrices f32, f16 or q8_0")
-    c, remedy, at = read_checkpoint(file), "free space or name another place", os.path.join
-    for path in (gguf, *(folder and at(folder, x) for x in ("config.json", "model.safetensors"))):
-        keep(path or "", force)
+    need(folder or gguf, "name a directory, or --gguf FILE, or both")
+    need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
+    c = read_checkpoint(file, moments=False)
     if gguf:
-        with replacing(gguf, remedy) as temporary:
-            bench("gguf_file", "write_gguf")(temporary, c, matrices)
+        keep(gguf, force)
+        with replacing(gguf, REMEDY) as temporary:
+            write_gguf(temporary, c, matrices)
         print(f"{gguf}: for llama.cpp, {matrices}")
-    if not folder:
-        return
-    os.makedirs(folder, exist_ok=True)
-    s, words, weights = c.state, c.tokenizer.specials, named(c.cfg, c.flat)
-    ends = {f"{end}_token": x for end, x in (("bos", s.bos), ("eos", s.eos)) if x in words}
-    ids = {f"{end}_id": words[x] for end, x in ends.items()}
-    chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
-    heads = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
-    for name, tensors in (("mtp.safetensors", heads), ("model.safetensors", weights)):
-        if tensors:
-            write_tensors(at(folder, name), {"format": "pt"}, tensors, remedy)
-        elif os.path.exists(at(folder, name)):           # of another model
-            os.remove(at(folder, name))
-    for name, content in (
-            ("config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
-                             **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
-                             "hidden_act": "silu", "torch_dtype": "float32", **ids}),
-            ("generation_config.json", {"do_sample": True, **ids, **{
-                k: getattr(Sampling, k) for k in ("temperature", "top_k", "top_p", "min_p")}}),
-            ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ends, **chat,
-                                       "clean_up_tokenization_spaces": False,
-                                       "model_max_length": c.cfg.seq_len}),
-            ("tokenizer.json", json.loads(c.tokenizer.to_json()))):
-        with replacing(at(folder, name), remedy) as temporary:
-            pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    print(f"{folder}: a LlamaForCausalLM" + f", and its heads 1 to {len(heads)}" * bool(heads))
+    if folder:
+        export_folder(c, folder, force)
 
-# ==== 12 Command line ====
+# ==== 12 Compilation ====
+# Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
+# files.  The classes that do so are private.  All that we change in them and read of them stands
+# here (nanoeuler_cuda.py takes `save_compiled` for its own kernels) and holds for Numba 0.68.
+NUMBA = "0.68"
+need(numba.__version__.startswith(f"{NUMBA}."), f"Numba {numba.__version__} is installed, this "
+     f"program knows the cache of {NUMBA}: pip install 'numba=={NUMBA}.*'")
+
+# Numba's own, also where this file is loaded a second time
+numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_key)
+
+def key_with_width(self, signature, codegen):
+    """A key by argument types, processor and bytecode, and by the width of our vectors: the panels
+    of one width, read by the kernels of another, are other numbers."""
+    return *numbas_key(self, signature, codegen), BITS
+
+key_with_width.numbas = numbas_key
+
+@contextlib.contextmanager
+def locked(folder):
+    """One process at a time.  Where folders cannot be locked (Windows, some networks), all at once:
+    then an index may lose an entry, and its kernel is compiled again."""
+    with contextlib.ExitStack() as end:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+            handle = os.open(folder, os.O_RDONLY)
+            end.callback(os.close, handle)               # which unlocks it
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+def save_compiled(self, key, data):
+    """A kernel in a file named by its key, then in the index.  Numba numbers the files: two
+    processes that start at once may write the same one, and a third then runs the kernel of
+    another signature; and each may write an index that lacks what the other added."""
+    name = self._data_name(zlib.crc32(repr(key).encode()))
+    self._save_data(name, data)
+    with locked(self._cache_path):
+        self._save_index({**self._load_index(), key: name})
+
+caching.Cache._index_key = key_with_width
+caching.IndexDataCacheFile.save = save_compiled
+
+def in_cache(kernel, words):
+    """Whether the cache holds a kernel for this processor and argument types that have `words`."""
+    cache, codegen = kernel._cache, kernel.targetctx.codegen()
+    for key in cache._cache_file._load_index():
+        signature = key[0]
+        if words in str(signature) and key == cache._index_key(signature, codegen):
+            return True
+    return False
+
+SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
+
+def compile_gradient():
+    """The forward and backward pass: nearly all of the time goes into one kernel, `run_batch`."""
+    model = Model(SPECK, init_params(SPECK, 0))
+    model.run(GRADIENT, np.zeros((1, 8), np.int32))
+
+def compile_rest():
+    """Optimizer, decoder of each type of weights, tokenizer: together less than `run_batch`."""
+    model = Model(SPECK, init_params(SPECK, 0))
+    model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0))
+    for weights in ("f32", "bf16", "int8"):
+        Decoder(SPECK, model.flat, weights).step(0)
+    bpe.train(b"a b a b", 258).encode(b"a b")
+
+# The kernels that take long, and how their argument types read: check.py may have left those of
+# float64.  Each holds what it calls.
+LONG = [(run_batch, "Params(array(float32,"), (adamw, "Array(float32,"),
+        (decode_step, "Params(array(float32,"), (decode_step, "Params(array(uint16,"),
+        (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+def in_another_process(function):
+    """Starts it there.  It reads nothing; what it says on stderr is kept."""
+    return subprocess.Popen([sys.executable, "-c", f"import nanoeuler; nanoeuler.{function}()"],
+                            cwd=HERE, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            encoding="utf-8", errors="replace")
+
+def wait_for(process):
+    """Until it has ended.  If that was not well, its last line says why."""
+    _, said = process.communicate()
+    if process.returncode != 0:
+        lines = said.splitlines() or [f"signal {-process.returncode} ended it"]
+        raise UserError(f"the kernels do not compile: {lines[-1]}; the whole story: "
+                        f"cd {shlex.quote(HERE)}; {shlex.join(process.args)}")
+    print(said, end="", file=sys.stderr)
+
+def compile_kernels():
+    """Nothing if Numba's cache holds the kernels of all verbs; else compiles them, and says so.
+    In other processes, because a process that compiled `run_batch` links its callees differently
+    from one that loads it, which changes last bits: a first run must compute the same as a second.
+    """
+    if not bpe.JIT["cache"] or all(in_cache(kernel, words) for kernel, words in LONG):
+        return
+    began, processes = time.perf_counter(), []
+    print("note: compiling the kernels: once, about 20 seconds", file=sys.stderr, flush=True)
+    try:
+        for function in ("compile_gradient", "compile_rest"):
+            processes.append(in_another_process(function))
+        for process in processes:
+            wait_for(process)
+    finally:                                 # after Ctrl-C, or if one has failed
+        for process in processes:
+            process.kill()
+            process.wait()
+    print(f"note: compiled in {time.perf_counter() - began:.0f} seconds", file=sys.stderr)
+
+# ==== 13 Command line ====
+# First how many threads a verb has, then its arguments, then the verbs.
+def cpus():
+    """The processors that this process may run on; `taskset` may leave it only some."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+def quota_of_group(folder):
+    """Processors that a control group of Linux may keep busy: quota / period, both in us.
+    Version 2 has them in one file, version 1 in two; "max" or -1 means no limit."""
+    def words(name):
+        return (folder / name).read_text(encoding="ascii").split()
+
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = words("cpu.max")
+        else:
+            [quota], [period] = words("cpu.cfs_quota_us"), words("cpu.cfs_period_us")
+        unlimited = quota == "max" or int(quota) < 0
+        return math.inf if unlimited else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):     # it says nothing that we understand
+        return math.inf
+
+def cpu_quota(root="/"):
+    """The least of this process's control groups and those above them, as `docker --cpus` sets it.
+    A line of /proc/self/cgroup is number:controllers:group, in version 2 without controllers.  In
+    a container its group may be mounted as the root, whatever its name is outside."""
+    try:
+        text = pathlib.Path(root, "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:                          # not Linux
+        return math.inf
+    mounts, least = pathlib.Path(root, "sys/fs/cgroup"), math.inf
+    for controllers, name in re.findall("^[0-9]+:([^:]*):/*(.*)$", text, re.M):
+        if controllers == "":
+            places = "", "unified"
+        elif "cpu" in controllers.split(","):
+            places = "cpu", controllers
+        else:
+            continue                         # it rules over memory, devices, ...
+        group = pathlib.PurePosixPath(name)
+        for place in places:
+            for folder in (group, *group.parents):
+                least = min(least, quota_of_group(mounts / place / folder))
+    return least
+
+def most_threads(root="/"):
+    """One for each processor that we may use, or as many as we may keep busy, or Numba started."""
+    return max(1, math.floor(min(len(cpus()), cpu_quota(root), numba.config.NUMBA_NUM_THREADS)))
+
+def physical_cores(root="/"):
+    """Of the processors that we may use.  Hyper-threads count once: they share the multipliers."""
+    cores = set()
+    for cpu in cpus():
+        topology = pathlib.Path(root, f"sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add((topology / "thread_siblings_list").read_text(encoding="ascii"))
+        except OSError:                      # nobody says: a core of its own
+            cores.add(cpu)
+    return len(cores)
+
+def use_threads(asked):
+    most = most_threads()
+    need(0 <= asked <= most, f"--threads is {asked}, expected 0 to {most}")
+    set_num_threads(asked or min(physical_cores(), most))
+
+Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
+
+def arg(*names, **options):
+    return Argument(names, options)
+
+def as_text(argument):
+    """An argument as text: what is no character, which Python keeps as half a surrogate pair, is
+    shown and read as U+FFFD, like that of a file or of standard input."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", argument)
+
+FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
+CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
+TEXT = arg("prompt", type=as_text, help="text to begin with")
+FORCE = arg("--force", action="store_true", help="replace what is there")
+RESUME = arg("--resume", action="store_true", help="go on with --out")
+RUN = RESUME, FORCE
+THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
+
+def out(default):
+    return arg("--out", default=default, help="file to write")
+
+def flag(f, default):
+    """A setting as a flag.  Where it is not given it is absent: --resume compares those given."""
+    return arg("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
+               help=f"{f.metadata['help']} (default: {default})")
+
+class Parser(argparse.ArgumentParser):
+    """Its complaints are errors like others, of one line."""
+
+    def error(self, message):
+        raise UserError(f"{message}; see {self.prog} --help")
+
+def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
+    """A verb that calls `call` with its arguments, and with those settings, of the run and of the
+    model's shape, that are given.  Returns its parser."""
+    parser = verbs.add_parser(name, help=text, description=text,
+                              formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.set_defaults(call=call)
+    flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
+    for names, options in (*args, THREADS, *flags):
+        parser.add_argument(*names, **options)
+    return parser
+
+def parse(declare, text, argv):
+    """What argv says, by name: the function of its verb as `call`, and that one's arguments.
+    declare(add) declares all verbs: it calls `add`, which is `add_verb`, for each."""
+    root = Parser(description=text)
+    verbs = root.add_subparsers(required=True, metavar="VERB")
+    declare(partial(add_verb, verbs))
+    verb = verbs.choices.get(argv[0]) if argv else None
+    if verb and "--" not in argv:
+        return vars(verb.parse_intermixed_args(argv[1:]))        # files may stand behind flags
+    return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
+
+def problem(e):
+    """What is wrong and how to mend it, in one line."""
+    if isinstance(e, ModuleNotFoundError):   # an extra
+        return f"{e}; if it is a package: pip install {e.name}"
+    if isinstance(e, MemoryError):
+        return f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
+    if isinstance(e, OSError):
+        return f"{e.filename or 'a file'}: {e.strerror}; see --out"
+    return str(e)
+
+def run_verb(declare, text, argv=None):
+    """Runs the verb that argv names, of those that `declare` adds.  Returns the exit code: 0, it
+    is done; 1, a self-test failed; 2, the user can mend something, and knows what; 130, Ctrl-C."""
+    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may know ASCII only
+        with contextlib.suppress(AttributeError):        # None, or a notebook's
+            stream.reconfigure(errors="replace")
+    try:
+        chosen = parse(declare, text, sys.argv[1:] if argv is None else argv)
+        call = chosen.pop("call")
+        use_threads(chosen.pop("threads"))
+        return call(**chosen) or 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:                  # the reader of our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UserError, ModuleNotFoundError, MemoryError, OSError) as e:
+        print(f"nanoeuler: {problem(e)}", file=sys.stderr)
+        return 2
+
+def plot(logs, out):
+    """`plot`: bench/plot.py, of the repository."""
+    try:
+        module = importlib.import_module("bench.plot")
+    except ModuleNotFoundError as e:
+        need(e.name not in ("bench", "bench.plot"), "plot is bench/plot.py of the repository, "
+             "which is not here; start it where that folder is")
+        raise
+    module.plot(logs, out)
+
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
+CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
         arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
         out("nanoeuler.bin"), *RUN, settings=fields(Options), shape=SHAPE)
     add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
-        out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions), shape=SHAPE[:1])
+        out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions), shape=CONTEXT)
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,
-        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions), shape=SHAPE[:1])
-    add("chat", speak, "continue or answer what you type", FILE, settings=fields(Sampling))
-    add("generate", speak, "one continuation or answer", TEXT, FILE, settings=fields(Sampling))
-    add("lens", bench("lens", "lens"), "the Euler steps of one prompt", TEXT, FILE)
-    add("plot", bench("plot", "plot"), "loss curves of logs",
+        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions), shape=CONTEXT)
+    add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
+    add("generate", generate_text, "one continuation or answer", TEXT, FILE,
+        settings=fields(Sampling))
+    add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
+    add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
-    add("info", bench("info", "info"), "what is in a checkpoint", FILE)
+    add("info", info, "what is in a checkpoint", FILE)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),
@@ -1684,9 +3090,5 @@ def add_verbs(add):
         arg("source", help="directory or .gguf"), arg("out", help="file to write"), FORCE)
     add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
-main = partial(run_verb, add_verbs, "A GPT from scratch")
-
-if __name__ == "__main__":
-    # As `nanoeuler`, not `__main__`: Numba's cache knows the named tuples by their module's name.
-    import nanoeuler
-    sys.exit(nanoeuler.main())
+def main(argv=None):
+    return run_verb(add_verbs, "A GPT from scratch", argv)

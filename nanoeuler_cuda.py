@@ -1,8 +1,8 @@
 """NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
 Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
-specification: bench/self_tests.py holds every kernel against the function of the same name there.
-Data, checkpoints, training loops, chat (7 to 9, most of 10 and 12) are imported from it.
+specification: the self-tests hold every kernel against the function of the same name there.
+Data, checkpoints, training loops, chat, files (7 to 9, 11, most of 10 and 13) are imported from it.
 
     python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
     python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
@@ -14,23 +14,25 @@ Data, checkpoints, training loops, chat (7 to 9, most of 10 and 12) are imported
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
 Contents
-    1    Device: launches, graphs             4.5  Attention
-    2    Memory: buffers, what a run needs    4.6  SwiGLU
-    3    Building blocks: PTX, sums, tiles    4.7  Cross-entropy
-    4.1  Matmul                               5    Model: forward, heads, backward
-    4.2  Embedding                            6    Optimizer
-    4.3  RMSNorm                              10   Inference
-    4.4  RoPE                                 12   Command line
+    1    Device: doctor, launches, graphs     4.6  SwiGLU
+    2    Memory: buffers, what a run needs    4.7  Cross-entropy
+    3    Building blocks: PTX, sums, tiles    5    Model: forward, heads, backward
+    4.1  Matmul                               6    Optimizer
+    4.2  Embedding                            10   Inference
+    4.3  RMSNorm                              12   Self-tests
+    4.4  RoPE                                 13   Command line
+    4.5  Attention
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
-        row b * T + t.
-Types   Kernels take their dtype from their arguments: bfloat16 or float32 trains, float64 proves.
-        bfloat16 is stored as uint16 and computed with in float32: ctype(x) is the type to compute
-        in, value() what a stored number stands for, stored() a result rounded to the array's type,
-        vector() loads and stores several at once.  Master weights, moments, gradients of weights
-        and norms are float32 then.  A literal is made with ctype(x).type(0): a bare 0.0 is a
-        float64 and drags a float32 kernel with it.
+        row b * T + t.  HD = H D and QKV = (H + 2 G) D are the columns of all heads; R rows of
+        logits are in memory at a time; a thread loads W neighbours at once.
+Types   Kernels take their dtype from their arguments: bfloat16, float32 or float64.  All of them
+        train; float64 is for proofs.  bfloat16 is stored as uint16 and computed with in float32:
+        ctype(x) is the type to compute in, value() what a stored number stands for, stored() a
+        result rounded to the array's type, vector() loads and stores several at once.  Master
+        weights, moments, gradients of weights and norms are float32 then.  A literal is made with
+        ctype(x).type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         give the same bits.
 """
@@ -38,26 +40,60 @@ import argparse
 import bisect
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import math
 import operator
+import os
+import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
+import bpe
 import nanoeuler as ne
-from data.commands import CHAT, FILE, RUN, TEXT, arg, bench, out, run_verb, setting
-from data.kernels import save_compiled
-from nanoeuler import UserError, from_bf16, need, to_bf16
+from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, out, to_bf16
+
+# ==== 1 Device ====
+PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
+            "nvidia-nvvm", "nvidia-nvjitlink")
+
+def doctor(problem=None):
+    """Prints what this machine has of what the program needs; returns the exit code.  `problem` is
+    why nanoeuler_cuda cannot be imported."""
+    here = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    rows = [(name, here.get(name, "not installed")) for name in PACKAGES]
+    try:
+        smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
+                              "--format=csv,noheader"], capture_output=True, text=True, timeout=60)
+        said = smi.stdout.strip() or smi.stderr.strip() or "no answer"
+        rows.append(("nvidia-smi", "; ".join(said.splitlines())))
+    except (OSError, subprocess.SubprocessError):
+        rows.append(("nvidia-smi", "not found: is there an NVIDIA driver?"))
+    if not problem:
+        rows.append(("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}"))
+        problem = gpu_problem()
+    if not problem:
+        free, total = cuda.current_context().get_memory_info()
+        gpu = cuda.get_current_device()   # the first, or what CUDA_VISIBLE_DEVICES says
+        rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
+                 ("matmul, attention", rung()),
+                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
+    ne.print_table("what nanoeuler_cuda.py finds here", rows)
+    print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
+    return 2 if problem else 0
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
 try:
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
+    need(importlib.metadata.version("numba-cuda").startswith("0.30."),
+         "this program knows numba-cuda 0.30, whose private parts section 1 names")
     from cuda.bindings import driver
     from llvmlite import ir
     from numba import cuda, types
@@ -70,28 +106,32 @@ try:
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
     if __name__ == "__main__":
-        sys.exit(bench("doctor", "doctor")(problem=reason))
+        sys.exit(doctor(problem=reason))
     raise ImportError(reason) from None
 
-caching.IndexDataCacheFile.save = save_compiled
-kernel = cuda.jit(cache=True)
+# Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile.save, a
+# kernel's _cache._py_func (made_once) and _codelibrary (allow_shared).
+caching.IndexDataCacheFile.save = ne.save_compiled
+kernel = cuda.jit(cache=bpe.CACHE)
 inlined = cuda.jit(device=True, inline="always")
 
 def made_once(make):
     """functools.cache for what makes kernels.  On disk Numba files a kernel under a hash of all it
     closes over, and a device function hashes differently in every process: such a kernel would
     never be found.  These are filed under the name and the arguments of what made them."""
+    def file_under(name, kernel):
+        code = SimpleNamespace(co_code=repr(name).encode())
+        kernel._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
+
     @functools.cache
     def maker(*args):
         made = make(*args)
-        for i, k in enumerate(made if isinstance(made, tuple) else [made]):
-            if hasattr(k, "py_func"):
-                code = SimpleNamespace(co_code=repr((make.__name__, args, i)).encode())
-                k._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
+        for i, member in enumerate(made if isinstance(made, tuple) else [made]):
+            if bpe.CACHE and hasattr(member, "py_func"):
+                file_under((make.__name__, args, i), member)
         return made
     return maker
 
-# ==== 1 Device ====
 stream = None                                # all work is queued here, in order
 
 def gpu_problem():
@@ -146,26 +186,34 @@ class Graph:
     enabled = True
 
     def __init__(self):
-        self.calls, self.graph = 0, None
+        self.kernels_loaded = False
+        self.graph = None
 
     def __call__(self, function):
-        self.calls += 1
-        if self.calls == 1 or not Graph.enabled:
-            return function()
+        if not self.kernels_loaded or not Graph.enabled:
+            function()
+            self.kernels_loaded = True       # not if it raised
+            return
         handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
-            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-            gc.disable()                     # neither freeing memory nor destroying the graph of a
-            try:                             # dead model is allowed in between
-                ok(driver.cuStreamBeginCapture(handle, mode))
-                with cuda.defer_cleanup():
-                    function()
-            finally:
-                recorded = driver.cuStreamEndCapture(handle)
-                gc.enable()
-            self.recorded = ok(recorded)
-            self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
+            self.record(function, handle)
         ok(driver.cuGraphLaunch(self.graph, handle))
+
+    def record(self, function, handle):
+        """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            ok(driver.cuStreamBeginCapture(handle, mode))
+            with cuda.defer_cleanup():
+                function()
+        finally:
+            recorded = driver.cuStreamEndCapture(handle)
+            if collecting:
+                gc.enable()
+        self.recorded = ok(recorded)
+        self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
 
     def __del__(self):
         if self.graph is not None:
@@ -173,16 +221,20 @@ class Graph:
             driver.cuGraphDestroy(self.recorded)
 
 def has(dtype):
-    """bfloat16 came with capability 8.0."""
+    """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
     return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
 RUNGS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
 highest = "wgmma"                            # --matmul: none above this one
 
 def rung():
-    """The highest that this GPU has, and that is allowed."""
+    """The highest of RUNGS that this GPU has, and that --matmul allows."""
     capability = cuda.get_current_device().compute_capability
-    top = "wgmma" if capability == (9, 0) else "mma" if capability >= (8, 0) else "portable"
+    top = "portable"
+    if capability >= (8, 0):
+        top = "mma"
+    if capability == (9, 0):                 # newer ones have other instructions instead
+        top = "wgmma"
     return min(top, highest, key=RUNGS.index)
 
 # ==== 2 Memory ====
@@ -195,6 +247,16 @@ def computing(dtype):
 
 def new(shape, dtype):
     return cuda.device_array(shape, dtype, stream=stream)
+
+def free_bytes():
+    """What the driver has left of the device's memory."""
+    free, _ = cuda.current_context().get_memory_info()
+    return free
+
+def release_garbage():
+    """Gives the driver back what arrays had that nobody has any more."""
+    gc.collect()
+    cuda.current_context().deallocations.clear()
 
 def to_device(x, dtype=None):
     x = np.ascontiguousarray(x, dtype)
@@ -221,15 +283,19 @@ def number(x, v):
 
 def transposed(x):
     """(..., M, N) as (..., N, M); no copy."""
-    swapped = lambda sizes: (*sizes[:-2], sizes[-1], sizes[-2])
-    return view(x, 0, swapped(x.shape), swapped([s // x.dtype.itemsize for s in x.strides]))
+    *others, rows, columns = x.shape
+    *other_strides, row_stride, column_stride = (s // x.dtype.itemsize for s in x.strides)
+    return view(x, 0, (*others, columns, rows), (*other_strides, column_stride, row_stride))
 
 def rows_a_chunk(cfg, BT, itemsize):
     """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
     tiles of 128 x 256 of their product with lm_head, C wide, come in whole rounds."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
-    rounds = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // -(-cfg.n_embd // 256))
-    return min(BT, max(128, rows - rows % rounds if rows > rounds else rows))
+    across = -(-cfg.n_embd // 256)           # tiles; a round is one tile a multiprocessor
+    rows_a_round = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
+    if rows > rows_a_round:
+        rows -= rows % rows_a_round
+    return min(BT, max(128, rows))
 
 def buffer_table(cfg, B, T, dtype):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
@@ -256,13 +322,23 @@ def buffer_table(cfg, B, T, dtype):
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table):
     """(what, bytes) on the device, B sequences of T tokens at a time."""
-    n, size, sums = ne.n_params(cfg), computing(dtype).itemsize, {"a": 0, "d": 0, "logits": 0}
+    bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype):
-        sums["logits" if name == "logits" else group] += math.prod(shape) * kind.itemsize
+        if name == "logits":
+            group = "logits"
+        bytes_of[group] += math.prod(shape) * kind.itemsize
+    n, size = ne.n_params(cfg), computing(dtype).itemsize
     return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
-            ("bfloat16 copies", 2 * n * (dtype == np.uint16)), ("activations", sums["a"]),
-            ("their gradients", sums["d"]), ("logits", sums["logits"]),
-            ("tokens", 4 * B * T * (1 + cfg.n_mtp))]
+            ("bfloat16 copies", 2 * n if dtype == np.uint16 else 0),
+            ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
+            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp))]
+
+HELD = "parameters", "gradients", "AdamW moments", "bfloat16 copies"     # whatever the batch
+
+def held_and_batch(table):
+    """The bytes of a memory_table that a model takes whatever the batch, and those of its batch."""
+    held = sum(size for name, size in table if name in HELD)
+    return held, sum(size for _, size in table) - held
 
 # ==== 3 Building blocks ====
 WARP, ALL = 32, 0xFFFFFFFF
@@ -277,10 +353,10 @@ def asm(builder, result, text, constraints, values, volatile=True):
 
 def asm_into(builder, pointers, text, constraints, values):
     """asm with as many results as pointers, of their types, which are stored there."""
-    out = ir.LiteralStructType([p.type.pointee for p in pointers])
-    out = asm(builder, out, text, constraints, values)
+    kind = ir.LiteralStructType([p.type.pointee for p in pointers])
+    results = asm(builder, kind, text, constraints, values)
     for i, pointer in enumerate(pointers):
-        builder.store(builder.extract_value(out, i), pointer)
+        builder.store(builder.extract_value(results, i), pointer)
 
 @intrinsic
 def exp2(typing, x):
@@ -320,8 +396,8 @@ def rounded(builder, x):
 def ctype(typing, x):
     """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
     compiling."""
-    of = getattr(x, "dtype", x)
-    of = types.float32 if of == types.uint16 else of
+    kept_as = getattr(x, "dtype", x)
+    of = types.float32 if kept_as == types.uint16 else kept_as
     return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
 
 @intrinsic
@@ -388,10 +464,14 @@ def width(*sizes):
 
 def ptx(text, *operands, result=types.void):
     """The instruction `text` as a device function: $0 is its result if it has one, its operands
-    follow.  Without a result, it writes to memory."""
+    follow.  Without a result it counts as one that reads and writes any memory: the compiler moves
+    no access to memory across it."""
     letters = {u32: "r", u64: "l", f32: "f"}
-    constraints = ["=" + letters[result]] if result != types.void else []
-    constraints += [letters[t] for t in operands] + ["~{memory}"] * (result == types.void)
+    constraints = [letters[t] for t in operands]
+    if result == types.void:
+        constraints = [*constraints, "~{memory}"]
+    else:
+        constraints = ["=" + letters[result], *constraints]
 
     @intrinsic
     def instruction(typing, *args):          # one tuple of them comes to codegen
@@ -404,7 +484,10 @@ def ptx(text, *operands, result=types.void):
     return instruction
 
 quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
-# mbarrier: counts arrivals and bytes of a phase; waiting for a parity returns when it is over
+# mbarrier: a phase is over when as many threads have arrived as mbarrier_init was told, and all
+# bytes that mbarrier_expect announced are there.  Phases have parities 0, 1, 0, ..: waiting for a
+# parity returns when the running phase has the other one.  The first phase is 0, so that waiting
+# for 1 returns at once.
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
 mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
 mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", u32)
@@ -425,7 +508,7 @@ tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memor
 fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
 fence_turn = ptx("fence.proxy.async.global;")            # before it adds to what others have added
 warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
-keep_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
+take_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
 give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
 stmatrix = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
                u32, u32, u32, u32, u32)
@@ -476,12 +559,17 @@ ldmatrix_rows, ldmatrix_columns = ldmatrix(""), ldmatrix(".trans")
 def mma(typing, acc, i, a, j, b, k):
     """acc[i:i+4] += A B of a warp: A (16, 16) in a[j:j+4], B (16, 8) in b[k:k+2], bfloat16 pairs.
 
-    Lane l holds, of acc, columns 2 (l % 4), + 1 of row l / 4 and then of row l / 4 + 8; of A the
-    same of columns 0-7, then of 8-15; of B rows 2 (l % 4), + 1 of column l / 4, then 8 further."""
+    What lane l holds, with r = l / 4 and c = 2 (l % 4):
+        acc   float32   [r, c]   [r, c + 1]   [r + 8, c]   [r + 8, c + 1]
+        A     pairs     [r, c]   [r + 8, c]   [r, c + 8]   [r + 8, c + 8]    and the next column
+        B     pairs     [c, r]   [c + 8, r]                                  and the next row"""
     def codegen(context, builder, sig, args):
-        at = lambda n, count: elements(context, builder, sig.args, args, n, count, args[n + 1])
-        sums = at(0, 4)
-        operands = at(2, 4) + at(4, 2) + sums
+        def registers(n, count):
+            """Those of argument n, from the index that follows it on."""
+            return elements(context, builder, sig.args, args, n, count, args[n + 1])
+
+        sums = registers(0, 4)
+        operands = registers(2, 4) + registers(4, 2) + sums
         asm_into(builder, sums,
                  "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
                  "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
@@ -495,59 +583,80 @@ def swizzled(row, chunk):
     rows of 128 bytes, whose chunks of 16 turn by row: eight rows of a chunk hit all banks.  64 rows
     a column of 64; the copy engine's 128-byte swizzle."""
     return (chunk >> u32(3)) * u32(8192) + row * u32(128) + (
-        (chunk & u32(7) ^ row & u32(7)) << u32(4))
+        ((chunk & u32(7)) ^ (row & u32(7))) << u32(4))
+
+SWIZZLE_128 = 1 << 62                        # fields of a descriptor: the swizzle,
+BETWEEN_GROUPS = (1024 // 16) << 32          # the stride byte offset,
+BETWEEN_COLUMNS = (8192 // 16) << 16         # the leading dimension byte offset
 
 @inlined
 def descriptor(tile):
     """What wgmma is told of an operand at this address of shared memory, 64 columns of bfloat16 in
     rows of 128 bytes: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run
-    along M or N, 8,192 bytes between columns of 64.  From bit 62, 32, 16, 0; in units of 16."""
-    return u64((1 << 62) | (64 << 32) | (512 << 16)) | u64(tile >> u32(4))
+    along M or N, 8,192 bytes between columns of 64.  All in units of 16 bytes.
+    PTX ISA, wgmma: matrix descriptor format"""
+    return u64(SWIZZLE_128 | BETWEEN_GROUPS | BETWEEN_COLUMNS) | u64(tile >> u32(4))
 
 @functools.cache
-def wgmma(N, a_kind, b_mn, count=1, adds=True):
+def wgmma(N, a_in, b_mn, count=1, adds="always"):
     """The device function acc [+]= A B of a warpgroup, A (64, 64), B (64, N), bfloat16; acc: N / 2
     float32 in the registers of each thread.  `count` such products are in flight at once, acc holds
     one result after the other.     PTX wgmma.mma_async, sm_90a
 
     Arguments: acc, and for each product the descriptors of A and B in shared memory.  A step of 16
-    along K is 32 bytes further in a tile whose rows run along K, 16 rows of 128 bytes in one whose
-    rows run along M or N (b_mn; a_kind 1).  Where a_kind is "registers", A is one local array of 16
-    numbers a product, laid out as `mma` has it, and then come the descriptors of B.  With adds
-    "asked", a last argument, 0 or not, says whether to add."""
-    n, total, given, strides = N // 2, N // 2 * count, a_kind == "registers", (2, 128)
+    along K is 32 bytes further in a tile whose rows run along K (a_in "rows"), 16 rows of 128 bytes
+    in one whose rows run along M or N (a_in "columns"; b_mn).  With a_in "registers", A is one
+    local array of 16 numbers a product, laid out as `mma` has it, and then come the descriptors of
+    B.  adds: "always", "never", or "asked": then a last argument, 0 or not, says whether."""
+    sums_each = N // 2
+    total = sums_each * count
+    given = a_in == "registers"
+    along_k, along_mn = 2, 128               # a step of 16 along K, in units of 16 bytes
+    b_step = along_mn if b_mn else along_k
+
+    def text_of(operands):
+        """The PTX.  $0 to $(total - 1) are acc; then come the operands: descriptors, numbers of A,
+        and whether to add."""
+        keep = f"${total + operands - 1}" if adds == "asked" else "0"
+        text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
+                f"wgmma.fence.sync.aligned; ")
+        for i in range(count):
+            sums = ",".join(f"${sums_each * i + j}" for j in range(sums_each))
+            for k in range(4):
+                if given:
+                    b = total + i
+                    first = total + count + 16 * i + 4 * k
+                    left = "{" + ",".join(f"${first + j}" for j in range(4)) + "}"
+                    a_transposed = ""        # there is no such field
+                else:
+                    b = total + 2 * i + 1
+                    a_step = along_mn if a_in == "columns" else along_k
+                    text += f"add.u64 a, ${b - 1}, {a_step * k}; "
+                    left = "a"
+                    a_transposed = f", {int(a_in == 'columns')}"
+                add = "1" if adds == "always" or k else "keep"
+                text += (f"add.u64 b, ${b}, {b_step * k}; wgmma.mma_async.sync.aligned."
+                         f"m64n{N}k16.f32.bf16.bf16 {{{sums}}}, {left}, b, "
+                         f"{add}, 1, 1{a_transposed}, {int(b_mn)}; ")
+        return text + "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
 
     def codegen(context, builder, sig, args):
-        at = elements(context, builder, sig.args, args, 0, total)
+        sums = elements(context, builder, sig.args, args, 0, total)
         values = cgutils.unpack_tuple(builder, args[1])
         if given:
             a = elements(context, builder, sig.args[1], values, 0, 16 * count)
             values = [*values[1:], *map(builder.load, a)]
-        old = [builder.load(p) for p in at] if adds else []
-        keep = f"${total + len(values) - 1}" if adds == "asked" else "0"
-        text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
-                f"wgmma.fence.sync.aligned; ")
-        for i in range(count):
-            sums = ",".join(f"${n * i + j}" for j in range(n))
-            b = total + (i if given else 2 * i + 1)
-            for k in range(4):
-                first = total + count + 16 * i + 4 * k
-                left = "{" + ",".join(f"${first + j}" for j in range(4)) + "}" if given else "a"
-                if not given:
-                    text += f"add.u64 a, ${b - 1}, {strides[a_kind] * k}; "
-                text += (f"add.u64 b, ${b}, {strides[b_mn] * k}; wgmma.mma_async.sync.aligned."
-                         f"m64n{N}k16.f32.bf16.bf16 {{{sums}}}, {left}, b, "
-                         f"{1 if adds is True or k else 'keep'}, 1, 1"
-                         f"{'' if given else f', {a_kind}'}, {int(b_mn)}; ")
-        text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
+        old = [] if adds == "never" else [builder.load(p) for p in sums]
         kinds = ["l" if v.type == ir.IntType(64) else "r" for v in values]
         constraints = ["=f"] * total + kinds + [str(i) for i in range(len(old))] + ["~{memory}"]
-        asm_into(builder, at, text, ",".join(constraints), [*values, *old])
+        asm_into(builder, sums, text_of(len(values)), ",".join(constraints), [*values, *old])
         return context.get_dummy_value()
 
     @intrinsic
     def product(typing, acc, *operands):     # a tuple of them comes to codegen
-        kinds = operands[:given] + (u64,) * (2 * count - given * count) + (u32,) * (adds == "asked")
+        kinds = (operands[0], *[u64] * count) if given else [u64] * (2 * count)
+        if adds == "asked":
+            kinds = [*kinds, u32]
         return types.void(acc, types.BaseTuple.from_types(kinds)), codegen
     return product
 
@@ -627,10 +736,12 @@ def matmul_kernel(out, a, b, add):
     m0, n0 = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
-    # neighbouring threads read neighbours in memory, whichever way the operand lies
-    outward, inward = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
-    am, ak, am_step, ak_step = inward if A.strides[1] == A.itemsize else outward
-    bn, bk, bn_step, bk_step = inward if B.strides[0] == B.itemsize else outward
+    # Each thread fetches eight numbers of a tile of 128 rows or columns (m or n) times 16 k: where
+    # the first is, (m or n, k), and the steps of both to the next.  Neighbouring threads read
+    # neighbours in memory, whether those lie along m or n, or along k.
+    along_mn, along_k = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
+    am, ak, am_step, ak_step = along_k if A.strides[1] == A.itemsize else along_mn
+    bn, bk, bn_step, bk_step = along_k if B.strides[0] == B.itemsize else along_mn
     a_next, b_next = cuda.local.array(8, ctype(a)), cuda.local.array(8, ctype(a))
     acc = filled(64, zero)
     for k0 in range(-DEPTH, K, DEPTH):       # the round before k0 = 0 only fetches
@@ -665,9 +776,12 @@ def batched_matmul(out, a, b, add=False):
     launch(matmul_kernel, (-(-N // TILE), -(-M // TILE), Z * H), (16, 16), out, a, b, add)
 
 def wide(x):
-    """A matrix as (1, 1, M, N)."""
+    """A matrix as (1, 1, M, N); what has four dimensions as it is."""
+    if x.ndim != 2:
+        return x
+    anything = 1 << 20                       # the stride of a dimension of one
     strides = [s // x.dtype.itemsize for s in x.strides]
-    return view(x, 0, (1, 1, *x.shape), (1 << 20, 1 << 20, *strides)) if x.ndim == 2 else x
+    return view(x, 0, (1, 1, *x.shape), (anything, anything, *strides))
 
 # The same on tensor cores, bfloat16, three ways to lay out the operands: a_mn means that A is given
 # as A^T (K, M), b_mn that B is given as (K, N), and not as B^T (N, K).  Tiles of the output are
@@ -675,23 +789,32 @@ def wide(x):
 BK, BAND = 64, 16                            # depth of a slice of A and B
 
 @inlined
-def tile_at(i, M, N, K, splits, BM, BN):
-    """(row, column, first slice, last slice) of the i-th piece: all tiles, of the first part of K,
-    then of the next."""
-    down, across = u32((M + BM - 1) // BM), u32((N + BN - 1) // BN)
+def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
+    """The i-th piece: (m, n, first, end), the tile whose first entry is out[m, n], of slices first
+    to end - 1 of K.  The pieces are all tiles of the first part of K, then all of the next."""
+    down = u32((M + tile_rows - 1) // tile_rows)
+    across = u32((N + tile_columns - 1) // tile_columns)
     part = quotient(i, down * across)
-    t, slices = i - part * down * across, u32((K + BK - 1) // BK)
-    band = quotient(t, u32(BAND) * across)
-    t, high = t - band * u32(BAND) * across, min(down - band * u32(BAND), u32(BAND))
-    column = quotient(t, high)
-    return (band * u32(BAND) + t - column * high) * u32(BM), column * u32(BN), quotient(
-        part * slices, splits), quotient((part + u32(1)) * slices, splits)
+    tile = i - part * down * across
+    slices = u32((K + BK - 1) // BK)
+    band = quotient(tile, u32(BAND) * across)
+    in_band = tile - band * u32(BAND) * across
+    high = min(down - band * u32(BAND), u32(BAND))       # rows of tiles: the last band has fewer
+    column = quotient(in_band, high)
+    row = band * u32(BAND) + in_band - column * high
+    m = row * u32(tile_rows)
+    n = column * u32(tile_columns)
+    first = quotient(part * slices, splits)
+    end = quotient((part + u32(1)) * slices, splits)
+    return m, n, first, end
 
 # Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
 # part of K and adds its product to the output when it is its turn, which keeps the order of the
-# sums.  Nobody waits for a part that has not begun: blocks begin in the order of their numbers, as
-# on every GPU so far, though CUDA does not promise it.
-TURNS = 1 << 15                              # numbers, for tiles and the warpgroups of their blocks
+# sums.  It waits for the parts before it.  Where a block has one piece, those have begun: blocks
+# begin in the order of their numbers, as on every GPU so far, though CUDA does not promise it.
+# Where a block takes one piece after another, that holds only if the whole grid is resident.
+TURNS = 1 << 15                              # numbers: one a tile on rung 1, on rung 2 one for each
+                                             # of the two warpgroups of a tile
 
 # Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
 # of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go into
@@ -701,12 +824,14 @@ MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
 MMA_SMEM = 3 * MMA_STAGE + 1024
 
 @made_once
-def mma_kernel(a_mn, b_mn, single):
-    """single: out is float32 and added to, and not bfloat16."""
+def mma_kernel(a_mn, b_mn, accumulate):
+    """accumulate: out += A B in float32; else out = A B in bfloat16."""
     def operand(mn, load, row_bit, chunk_bit):
-        """How A or B comes from memory to shared memory (begin, fetch), and to registers (first,
-        read).  There, steps along the chunks of a row flip bits of the address, as the swizzle has
-        it; 16 rows further it adds.  row_bit, chunk_bit: the bits of a lane's number that say
+        """How A or B comes from memory to shared memory (begin, fetch), and from there to registers
+        (lane_start, read_slice).
+
+        In shared memory, steps along the chunks of a row flip bits of the address, as the swizzle
+        has it; 16 rows further it adds.  row_bit, chunk_bit: the bits of a lane's number that say
         whether it points ldmatrix to the second eight rows, to the second chunk."""
         across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
 
@@ -722,7 +847,8 @@ def mma_kernel(a_mn, b_mn, single):
         def fetch(to, source, place, r, c):
             """Orders 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
             Returns where the next 64 begin."""
-            left = types.int32(types.int32(source.shape[0]) - r if           # else 64 bits wide
+            # rows of the matrix from r on; none if the chunk is beyond its columns.  In 32 bits
+            left = types.int32(types.int32(source.shape[0]) - r if
                                c < types.int32(source.shape[1]) else 0)
             row = place
             for i in range(8):
@@ -734,26 +860,33 @@ def mma_kernel(a_mn, b_mn, single):
             return place + u64(2 * BK), r, c + types.int32(BK)
 
         @inlined
-        def first(mn0):
+        def lane_start(mn0):
             """Where a lane begins to read rows or columns mn0 and further of a tile."""
             lane = u32(cuda.threadIdx.x) & u32(31)
-            row = (lane & u32(7)) + (lane >> u32(row_bit) & u32(1)) * u32(8)
-            chunk = lane >> u32(chunk_bit) & u32(1)
+            row = (lane & u32(7)) + ((lane >> u32(row_bit)) & u32(1)) * u32(8)
+            chunk = (lane >> u32(chunk_bit)) & u32(1)
             if mn:
                 return swizzled(row, (mn0 >> u32(3)) + chunk)
             return swizzled(mn0 + row, chunk)
 
         @inlined
-        def read(out, at, i, s):
+        def read_slice(out, at, i, s):
             """16 of them, 16 i further, at k = 16 s to 16 s + 15, into out[4 * i:]"""
             across, down = (i, s) if mn else (s, i)
             load(out, 4 * i, (at ^ u32(32 * across)) + u32(2048 * down))
-        return begin, fetch, first, read
+        return begin, fetch, lane_start, read_slice
 
-    begin_a, fetch_a, first_a, read_a = operand(
-        a_mn, *((ldmatrix_columns, 4, 3) if a_mn else (ldmatrix_rows, 3, 4)))
-    begin_b, fetch_b, first_b, read_b = operand(
-        b_mn, *((ldmatrix_columns, 3, 4) if b_mn else (ldmatrix_rows, 4, 3)))
+    # A's four matrices go along M first, B's along K first, whichever of the two a tile's rows are
+    if a_mn:
+        of_a = operand(a_mn, ldmatrix_columns, row_bit=4, chunk_bit=3)
+    else:
+        of_a = operand(a_mn, ldmatrix_rows, row_bit=3, chunk_bit=4)
+    if b_mn:
+        of_b = operand(b_mn, ldmatrix_columns, row_bit=3, chunk_bit=4)
+    else:
+        of_b = operand(b_mn, ldmatrix_rows, row_bit=4, chunk_bit=3)
+    begin_a, fetch_a, start_a, read_a = of_a
+    begin_b, fetch_b, start_b, read_b = of_b
 
     @inlined
     def read(a, b, a_at, b_at, s):
@@ -771,12 +904,12 @@ def mma_kernel(a_mn, b_mn, single):
                 mma(acc, 32 * i + 8 * j, a, 4 * i, b, 4 * j)
                 mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 4 * j + 2)
 
-    (load4, store4), shift = vector(4), 2 if single else 1
+    (load4, store4), shift = vector(4), 2 if accumulate else 1
 
     @inlined
     def staged(warp, row, chunk):
         """Where a warp's 64 x 64 sums keep 4 neighbours: chunks turn by row, in pairs."""
-        return warp * u32(4096) + row * u32(64) + ((chunk ^ (row & u32(7)) << u32(1)) << u32(2))
+        return warp * u32(4096) + row * u32(64) + ((chunk ^ ((row & u32(7)) << u32(1))) << u32(2))
 
     @inlined
     def finish(out, m0, n0, M, N, acc, warp, lane):
@@ -793,73 +926,74 @@ def mma_kernel(a_mn, b_mn, single):
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(4))
         pitch, left = out.strides[0] >> shift, types.int32(M - r if c < N else 0)
-        at, ahead, last = r * pitch + c, r * pitch + c, (M - 1) * pitch + N - 4
+        store_at, load_at, last_load = r * pitch + c, r * pitch + c, (M - 1) * pitch + N - 4
         for g in range(0, 64, 16):
-            if single:                       # all loads first, and without an `if`: none waits
+            if accumulate:                   # all loads first, and without an `if`: none waits
                 for i in range(8):
-                    few = load4(out, min(ahead, last))
-                    ahead += 2 * pitch
+                    few = load4(out, min(load_at, last_load))
+                    load_at += 2 * pitch
                     for n in range(4):
                         old[4 * i + n] = few[n]
             for i in range(8):
                 few = load4(stage, staged(warp, row + u32(g + 2 * i), chunk))
-                if single:
+                if accumulate:
                     for n in range(4):
                         few[n] += old[4 * i + n]
                 if g + 2 * i < left:
-                    store4(out, at, few)
-                at += 2 * pitch
+                    store4(out, store_at, few)
+                store_at += 2 * pitch
 
-    @cuda.jit(cache=True, launch_bounds=(128, 2))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 2))
     def kernel(out, a, b, turns, M, N, K, splits):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        acc, i = filled(128, f32(0)), u32(cuda.blockIdx.x)
-        m0, n0, begin, end = tile_at(i, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
+        acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
+        m0, n0, begin, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
-        m, n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
+        warp_m, warp_n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
         a_from, a_to, a_row, a_col = begin_a(a, m0, begin * u32(BK))
         b_from, b_to, b_row, b_col = begin_b(b, n0, begin * u32(BK))
         a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
-        a_at, b_at = smem + first_a(m), smem + u32(MMA_STAGE // 2) + first_b(n)
+        a_lane, b_lane = smem + start_a(warp_m), smem + u32(MMA_STAGE // 2) + start_b(warp_n)
         for s in range(2):
-            ahead = u32(s * MMA_STAGE)
-            a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
-            b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
+            next_buffer = u32(s * MMA_STAGE)
+            a_from, a_row, a_col = fetch_a(a_to + next_buffer, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = fetch_b(b_to + next_buffer, b, b_from, b_row, b_col)
             cp_async_commit()
-        at, ahead = u32(0), u32(2 * MMA_STAGE)
+        buffer, next_buffer = u32(0), u32(2 * MMA_STAGE)
         a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
         a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
         cp_async_wait_one()
         cuda.syncthreads()                   # the first slice is there
-        read(a_now, b_now, a_at, b_at, 0)
+        read(a_now, b_now, a_lane, b_lane, 0)
         for _ in range(types.int32(end - begin)):        # written out: copies and reads of what
             # comes next stand between products, and none of them waits
-            read(a_next, b_next, a_at + at, b_at + at, 1)
+            read(a_next, b_next, a_lane + buffer, b_lane + buffer, 1)
             multiply(acc, a_now, b_now)
-            a_from, a_row, a_col = fetch_a(a_to + ahead, a, a_from, a_row, a_col)
-            read(a_now, b_now, a_at + at, b_at + at, 2)
+            a_from, a_row, a_col = fetch_a(a_to + next_buffer, a, a_from, a_row, a_col)
+            read(a_now, b_now, a_lane + buffer, b_lane + buffer, 2)
             multiply(acc, a_next, b_next)
-            b_from, b_row, b_col = fetch_b(b_to + ahead, b, b_from, b_row, b_col)
+            b_from, b_row, b_col = fetch_b(b_to + next_buffer, b, b_from, b_row, b_col)
             cp_async_commit()
-            read(a_next, b_next, a_at + at, b_at + at, 3)
+            read(a_next, b_next, a_lane + buffer, b_lane + buffer, 3)
             multiply(acc, a_now, b_now)
-            ahead, at = at, at + u32(MMA_STAGE) if at < u32(2 * MMA_STAGE) else u32(0)
+            next_buffer = buffer             # the buffer just read is the next to be filled
+            buffer = buffer + u32(MMA_STAGE) if buffer < u32(2 * MMA_STAGE) else u32(0)
             cp_async_wait_one()              # all but the youngest slice is there
             cuda.syncthreads()               # and nobody reads the one before
-            read(a_now, b_now, a_at + at, b_at + at, 0)
+            read(a_now, b_now, a_lane + buffer, b_lane + buffer, 0)
             multiply(acc, a_next, b_next)
         cp_async_wait_all()
         cuda.syncthreads()                   # no copy is under way, and nobody reads any more
         tiles = u32(cuda.gridDim.x) // u32(splits)
-        part, mine = i // tiles, global_address(turns) + u64(4) * u64(i % tiles)
-        if single and splits > 1:
+        part, mine = piece // tiles, global_address(turns) + u64(4) * u64(piece % tiles)
+        if accumulate and splits > 1:
             if thread == u32(0):
                 turn_wait(mine, part)
             cuda.syncthreads()               # it is our turn
-        finish(out, m0 + m, n0 + n, M, N, acc, warp, lane)
-        if single and splits > 1:
+        finish(out, m0 + warp_m, n0 + warp_n, M, N, acc, warp, lane)
+        if accumulate and splits > 1:
             cuda.threadfence()
             cuda.syncthreads()               # all of it is written
             if thread == u32(0):
@@ -877,26 +1011,31 @@ OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
 WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 1024               # 1,024: to align
 
 @made_once
-def wgmma_kernel(a_mn, b_mn, single):
-    """single: out is float32 and added to, and not bfloat16."""
-    multiply = wgmma(BN, int(a_mn), b_mn, adds="asked")
+def wgmma_kernel(a_mn, b_mn, accumulate):
+    """accumulate: out += A B in float32; else out = A B in bfloat16."""
+    multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
-    rounds, box, send = (2, 32, tma_add) if single else (1, 64, tma_store)
+    if accumulate:                           # four boxes of 32 columns, 128 bytes, a round
+        rounds, box, send = 2, 32, tma_add
+    else:
+        rounds, box, send = 1, 64, tma_store
 
     @inlined
     def finish(map_out, n, m, acc, place, group, turn, part, splits):
-        """out = acc, or out += acc, 64 x 128 at a time, when the turn has come to this part.
+        """out = acc in bfloat16, 64 x 256 at once; or out += acc in float32, 64 x 128 at a time,
+        when the turn has come to this part.
+
         acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row, lane / 4, the
         next two those of row + 8."""
         thread = u32(cuda.threadIdx.x)
         lane, line = thread & u32(31), (thread >> u32(5) & u32(3)) * u32(16)
-        leads = thread & u32(127) == u32(0)
+        leads = (thread & u32(127)) == u32(0)
         for half in range(rounds):
             if leads:
                 tma_stored()                 # what was staged before has been read
             warpgroup_barrier(group)
             for j in range(16):
-                if single:
+                if accumulate:
                     at = place + swizzled(line + (lane >> u32(2)), u32(2 * j) + (
                         lane >> u32(1) & u32(1))) + (lane & u32(1)) * u32(8)
                     i = 64 * half + 4 * j
@@ -910,18 +1049,18 @@ def wgmma_kernel(a_mn, b_mn, single):
             fence_async()
             warpgroup_barrier(group)         # all 64 rows are there
             if leads:
-                if single and splits > 1 and half == 0:
+                if accumulate and splits > 1 and half == 0:
                     turn_wait(turn, part)
                     fence_turn()
                 for j in range(4):
                     send(global_address(map_out), n + u32(128 * half + box * j), m,
                          place + u32(8192 * j))
                 tma_commit()
-        if single and splits > 1 and leads:
+        if accumulate and splits > 1 and leads:
             tma_written()
             turn_set(turn, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
 
-    @cuda.jit(cache=True, launch_bounds=(384, 1))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(384, 1))
     def kernel(map_a, map_b, map_out, turns, M, N, K, splits):
         """out (M, N) = A B, or out += A B"""
         smem = cuda.shared.array(0, types.uint16)
@@ -931,61 +1070,62 @@ def wgmma_kernel(a_mn, b_mn, single):
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
         if thread == u32(0):
             for i in range(3):
-                mbarrier_init(full + u32(8 * i), u32(1))             # the producer, and its bytes
-                mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp
+                mbarrier_init(full + u32(8 * i), u32(1))             # the producer arrives once
+                mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp once
             mbarrier_fence()
-        if thread & u32(127) == u32(0):
+        if (thread & u32(127)) == u32(0):
             map_fence(global_address(map_a))
             map_fence(global_address(map_b))
             map_fence(global_address(map_out))
         cuda.syncthreads()                   # the barriers exist
         tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
         pieces = tiles * u32(splits)
-        i = u32(cuda.blockIdx.x)
+        piece = u32(cuda.blockIdx.x)
         if group == u32(0):
             give_registers()
-            while i < pieces and thread == u32(0):
-                m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
-                for s in range(first, last):
-                    a, k = start + stage * u32(STAGE), u32(s) * u32(BK)
+            while piece < pieces and thread == u32(0):
+                m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
+                for s in range(first, end):
+                    buffer, k = start + stage * u32(STAGE), u32(s) * u32(BK)
                     ready = full + u32(8) * stage
-                    mbarrier_wait(empty + u32(8) * stage, phase ^ u32(1))
+                    mbarrier_wait(empty + u32(8) * stage, phase ^ u32(1))    # at first at once
                     mbarrier_expect(ready, u32(STAGE))
                     for j in range(a_loads):
-                        x, y = (m + u32(64 * j), k) if a_mn else (k, m)
-                        tma_load(a + u32(8192 * j), global_address(map_a), x, y, ready)
+                        column, row = (m + u32(64 * j), k) if a_mn else (k, m)
+                        tma_load(buffer + u32(8192 * j), global_address(map_a), column, row, ready)
                     for j in range(b_loads):
-                        x, y = (n + u32(64 * j), k) if b_mn else (k, n)
-                        tma_load(a + u32(A_BYTES + 8192 * j), global_address(map_b), x, y, ready)
+                        column, row = (n + u32(64 * j), k) if b_mn else (k, n)
+                        tma_load(buffer + u32(A_BYTES + 8192 * j), global_address(map_b), column,
+                                 row, ready)
                     stage += u32(1)
                     if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
-                i += u32(cuda.gridDim.x)
+                piece += u32(cuda.gridDim.x)
         else:
-            keep_registers()
+            take_registers()
             acc = cuda.local.array(128, f32)
-            mine = group - u32(1)
-            row, place = u32(64) * mine, staging + mine * u32(OUT_BYTES)
-            m, n, first, last = tile_at(i, M, N, K, u32(splits), BM, BN)
-            while i < pieces:
-                m += row
-                after = m, n, first, last
-                for s in range(first, last):
-                    a, done = start + stage * u32(STAGE), empty + u32(8) * stage
+            half_of_tile = group - u32(1)
+            row0_of_half, place = u32(64) * half_of_tile, staging + half_of_tile * u32(OUT_BYTES)
+            m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
+            while piece < pieces:
+                m += row0_of_half
+                after = m, n, first, end     # for its type: set with the first slice
+                for s in range(first, end):
+                    buffer, done = start + stage * u32(STAGE), empty + u32(8) * stage
                     mbarrier_wait(full + u32(8) * stage, phase)
-                    multiply(acc, descriptor(a + row * u32(2 * BK)), descriptor(a + u32(A_BYTES)),
-                             u32(s) - u32(first))
+                    multiply(acc, descriptor(buffer + row0_of_half * u32(2 * BK)),
+                             descriptor(buffer + u32(A_BYTES)), u32(s) - u32(first))
                     if thread & u32(31) == u32(0):
                         mbarrier_arrive(done)
                     stage += u32(1)
                     if stage == u32(3):
                         stage, phase = u32(0), phase ^ u32(1)
                     if u32(s) == first:      # while the other warpgroup multiplies
-                        after = tile_at(i + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
-                turn = global_address(turns) + u64(4) * u64(u32(2) * (i % tiles) + mine)
-                finish(map_out, n, m, acc, place, group, turn, i // tiles, splits)
-                m, n, first, last = after
-                i += u32(cuda.gridDim.x)
+                        after = tile_at(piece + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
+                turn = global_address(turns) + u64(4) * u64(u32(2) * (piece % tiles) + half_of_tile)
+                finish(map_out, n, m, acc, place, group, turn, piece // tiles, splits)
+                m, n, first, end = after
+                piece += u32(cuda.gridDim.x)
             if thread & u32(127) == u32(0):
                 tma_stored()                 # before the block and its memory are gone
     return kernel
@@ -1013,36 +1153,49 @@ def map_of(x, box_rows):
 
 def tensor_cores(*matrices):
     """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
-    return rung() != "portable" and all(
-        x.dtype == np.uint16 and x.strides[0] % 16 == x.shape[1] % 8 == 0 and x.strides[1] == 2
-        and int(x.gpu_data.device_pointer) % 16 == 0 for x in matrices)
+    def fits(x):
+        whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
+        starts = x.strides[0], int(x.gpu_data.device_pointer)
+        return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
+    return rung() != "portable" and all(map(fits, matrices))
 
 def parts_of(tiles, slices, wait, blocks):
-    """Into how many parts K is cut where there are few tiles: rounds of `blocks` pieces, measured
-    in slices of K, of which storing takes about 4, and each part waits `wait` for its turn."""
-    return min(range(1, 1 + slices), key=lambda s: (
-        -(-tiles * s // blocks) * (slices / s + 4) + wait * s))
+    """Into how many parts K is cut where there are few tiles: as many as take the least time.
+
+    The unit is the time that a block multiplies one slice of K.  `blocks` pieces, a round, run at
+    once; storing a piece takes about 4, and turns cost `wait` for each part of a tile."""
+    def cost(parts):
+        rounds = -(-tiles * parts // blocks)
+        return rounds * (slices / parts + 4) + wait * parts
+    return min(range(1, 1 + slices), key=cost)
 
 def tensor_matmul(out, a, b, a_mn, b_mn, turns=None):
     """out (M, N) = A B.  With `turns`, zeros, out is float32 and added to; where they are enough
     for its tiles, several blocks may share one."""
-    (M, N), K, wide = out.shape, a.shape[0 if a_mn else 1], rung() == "wgmma"
-    single, sizes = turns is not None, (M, N, K)
-    rows, columns, wait = (BM, BN, 2) if wide else (MMA_TILE, MMA_TILE, 8)
-    chip = cuda.get_current_device()         # rung 1: two blocks where shared memory is enough
-    most = 1 if wide else min(2, chip.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
-    blocks = chip.MULTIPROCESSOR_COUNT * most
+    (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
+    hopper = rung() == "wgmma"
+    accumulate = turns is not None
+    sizes = M, N, K
+    gpu = cuda.get_current_device()
+    if hopper:
+        rows, columns, wait, blocks_each = BM, BN, 2, 1
+    else:                                    # two blocks where shared memory is enough
+        rows, columns, wait = MMA_TILE, MMA_TILE, 8
+        blocks_each = min(2, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
+    blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
     tiles = -(-M // rows) * -(-N // columns)
-    shares = single and 2 * tiles <= turns.size          # a turn for each warpgroup of a tile
-    splits = parts_of(tiles, -(-K // BK), wait, blocks) if shares else 1
-    if wide:
-        map_a = map_of(a, BK if a_mn else BM)            # and instead of turns that nobody reads
-        launch(wgmma_kernel(a_mn, b_mn, single), min(tiles * splits, blocks), 384, map_a,
-               map_of(b, BK if b_mn else BN), map_of(out, 64), turns if single else map_a, *sizes,
-               splits, smem=WGMMA_SMEM)
+    splits = 1
+    if accumulate and 2 * tiles <= turns.size:           # a turn for each warpgroup of a tile
+        splits = parts_of(tiles, -(-K // BK), wait, blocks)
+    if hopper:
+        map_a = map_of(a, BK if a_mn else BM)
+        unused = map_a                       # the kernel wants an array, which nobody reads
+        launch(wgmma_kernel(a_mn, b_mn, accumulate), min(tiles * splits, blocks), 384, map_a,
+               map_of(b, BK if b_mn else BN), map_of(out, 64), turns if accumulate else unused,
+               *sizes, splits, smem=WGMMA_SMEM)
     else:
-        launch(mma_kernel(a_mn, b_mn, single), tiles * splits, 128, out, a, b,
-               turns if single else out, *sizes, splits, smem=MMA_SMEM)
+        launch(mma_kernel(a_mn, b_mn, accumulate), tiles * splits, 128, out, a, b,
+               turns if accumulate else out, *sizes, splits, smem=MMA_SMEM)
 
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
@@ -1052,7 +1205,7 @@ def matmul(out, x, w):
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
-    if tensor_cores(dx, dy, w) and not add:
+    if tensor_cores(dx, dy, w) and not add:              # they add to float32 only, dx is bfloat16
         return tensor_matmul(dx, dy, w, False, True)
     batched_matmul(dx, dy, w, add)
 
@@ -1086,20 +1239,21 @@ def embedding_backward_kernel(W, N):
         One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
         the tokens, N a lane; ballots say where v stands; it adds those rows.  Then the warps' sums
         are added."""
-        sums, acc = cuda.shared.array((8, 256), ctype(dx)), filled(W, ctype(dx).type(0))
+        sums = cuda.shared.array((8, 256), ctype(dx))    # of each warp, [w, 32 i + lane]
+        acc = filled(W, ctype(dx).type(0))
         v, groups, C, found = cuda.blockIdx.x, tokens.size // N, dx.shape[1], 0
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         c = (32 * cuda.blockIdx.y + lane) * W
         first, last = warp * groups // 8, (warp + 1) * groups // 8
         for i in range(first, last, 32):
             ids = load_ids(tokens, min(i + lane, last - 1) * N)
-            here = False
+            here = False                     # whether v is among this lane's tokens
             for n in range(N):
                 here |= ids[n] == v
             if cuda.any_sync(ALL, i + lane < last and here):
                 for n in range(N):
                     hits = cuda.ballot_sync(ALL, i + lane < last and ids[n] == v) & ALL   # unsigned
-                    while hits:
+                    while hits:              # the lanes whose n-th token is v, the lowest first
                         bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
                         hits &= hits - 1
                         row = load(dx, bt * C + min(c, C - W))
@@ -1202,6 +1356,7 @@ def rmsnorm_kernels(C, W):
                 for i in range(W):
                     u, g = v[j * W + i], gain[j * W + i]
                     sums[j * W + i] += d[j * W + i] * u
+                    # into what x and dy were loaded to: the new dx and y
                     a[i], b[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
                 c = (WARP * j + lane) * W
                 if c < C:
@@ -1278,34 +1433,45 @@ def rope(qkv, cos, sin, T, heads, sign):
 # (16, 8): thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.
 # Tiles lie in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
 
-# Kernels, whether they turn dQ and dK back, and of their blocks, forward and backward: rows, bytes
-Attention = namedtuple("Attention", "forward dq dkv turns block rows back_rows smem back_smem")
+class Attention(NamedTuple):
+    """The kernels of one head size, and how they are launched."""
+    forward: object
+    dq: object
+    dkv: object
+    turns: bool                              # whether dq and dkv turn their results back by RoPE
+    block: object                            # threads, of all three
+    rows: int                                # query rows of a block of forward
+    back_rows: int                           # query rows of a block of dq, keys of one of dkv
+    smem: int                                # bytes of dynamic shared memory of forward
+    back_smem: int                           # and of dq and dkv
 
 @made_once
 def portable_attention(D, itemsize, room):
     """The kernels for head size D; N is the largest tile with which backward fits into that many
     bytes of shared memory."""
-    W = -(-D // 16) * 16                     # D filled with zeros to whole tiles
-    S, N = W + 1, 64
-    while (4 * N * S + 2 * N * (N + 1)) * itemsize > room:
+    D_PAD = -(-D // 16) * 16                 # D filled with zeros to whole tiles
+    D_ROW = D_PAD + 1                        # from row to row of Q, K, V, dO in shared memory
+    N = 64
+    while (4 * N * D_ROW + 2 * N * (N + 1)) * itemsize > room:
         N //= 2
     need(N >= 16, f"head_dim {D} is too large: its tiles do not fit into shared memory")
-    PS, ROWS, KEYS, COLS = N + 1, N // 8, N // 16, W // 16
+    P_ROW = N + 1                            # from row to row of P, dS
+    ROWS, KEYS, COLS = N // 8, N // 16, D_PAD // 16      # of a thread, in N x N, in N x D tiles
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    Q1, K1, V1, P1 = 0, N * S, 2 * N * S, 3 * N * S      # where tiles start: Q, K, V, P,
-    DS1, DO1 = P1 + N * PS, P1 + 2 * N * PS              # and of the backward pass dS, dO
+    Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW     # tiles begin
+    DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW            # backward only
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
     def load_rows(smem, tile, src, row0, t, T, col):
-        """smem[tile + r * S + d] = src[row0 + t + r, col + d], N rows; zeros from t + r = T and
+        """smem[tile + r * D_ROW + d] = src[row0 + t + r, col + d], N rows; zeros from t + r = T and
         from column D on."""
         row, n = row0 + t, T - t
-        for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * W, 128):
-            r, d, v = i // W, i % W, ctype(src).type(0)
+        for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * D_PAD, 128):
+            r, d, v = i // D_PAD, i % D_PAD, ctype(src).type(0)
             if r < n and d < D:
                 v = value(src[row + r, col + d])
-            smem[tile + r * S + d] = v
+            smem[tile + r * D_ROW + d] = v
 
     @kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -1318,14 +1484,15 @@ def portable_attention(D, itemsize, room):
         x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
-        load_rows(smem, Q1, qkv, row0, t0, T, h * D)
+        load_rows(smem, Q_AT, qkv, row0, t0, T, h * D)
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
-            load_rows(smem, K1, qkv, row0, k0, T, k_col)
-            load_rows(smem, V1, qkv, row0, k0, T, k_col + G * D)
+            load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
+            load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
-            s = filled(NKEYS, zero)
-            score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
+            s = filled(NKEYS, zero)          # S = Q K^T
+            score_tile(s, smem, Q_AT + y * ROWS * D_ROW, D_ROW, 1,
+                       smem, K_AT + x * D_ROW, 1, D_ROW, D_PAD)
             for i in range(ROWS):
                 r, top = y * ROWS + i, m[i]
                 for j in range(KEYS):
@@ -1341,11 +1508,11 @@ def portable_attention(D, itemsize, room):
                 for j in range(KEYS):
                     p = exp(s[i * KEYS + j] - top)
                     l[i] += p
-                    smem[P1 + r * PS + x + 16 * j] = p
+                    smem[P_AT + r * P_ROW + x + 16 * j] = p
                 for j in range(COLS):
                     acc[i * COLS + j] *= shrink
-            cuda.syncthreads()               # P is whole
-            out_tile(acc, smem, P1 + y * ROWS * PS, PS, 1, smem, V1 + x, S, 1, N)
+            cuda.syncthreads()               # P is whole: O += P V
+            out_tile(acc, smem, P_AT + y * ROWS * P_ROW, P_ROW, 1, smem, V_AT + x, D_ROW, 1, N)
         for i in range(ROWS):
             t, total = t0 + y * ROWS + i, half_warp_sum(l[i])
             if t < T:
@@ -1366,44 +1533,55 @@ def portable_attention(D, itemsize, room):
             on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
             out: the q columns of dqkv (BT, QKV), delta (H, BT), or the columns of k and v"""
             smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-            dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)
+            dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)       # of dQ or dK, of dV
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
-            if keys:                         # its tile and heads, and what it walks over
-                g, mine = cuda.blockIdx.y, cuda.blockIdx.x * N
-                h0, h1, begin, end = g * H // G, (g + 1) * H // G, mine, T
-            else:
-                h0, mine = cuda.blockIdx.y, (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N
-                g, h1, begin, end = h0 * G // H, h0 + 1, 0, mine + 1
+            if keys:                         # its keys; it walks over the rows that see them
+                g = cuda.blockIdx.y
+                mine = cuda.blockIdx.x * N
+                first_head = g * H // G
+                end_head = (g + 1) * H // G
+                first_other = mine
+                end_other = T
+            else:                            # its rows; it walks over the keys that they see
+                first_head = cuda.blockIdx.y
+                mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
+                g = first_head * G // H
+                end_head = first_head + 1
+                first_other = 0
+                end_other = mine + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
-                load_rows(smem, K1, qkv, row0, mine, T, k_col)
-                load_rows(smem, V1, qkv, row0, mine, T, v_col)
+                load_rows(smem, K_AT, qkv, row0, mine, T, k_col)
+                load_rows(smem, V_AT, qkv, row0, mine, T, v_col)
             else:
-                load_rows(smem, Q1, qkv, row0, mine, T, h0 * D)
-                load_rows(smem, DO1, do, row0, mine, T, h0 * D)
+                load_rows(smem, Q_AT, qkv, row0, mine, T, first_head * D)
+                load_rows(smem, DO_AT, do, row0, mine, T, first_head * D)
                 lane = (16 * y + x) % WARP
                 for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
                     total = zero             # a warp per row
-                    for i in range(h0 * D + lane, h0 * D + D, WARP):
+                    for i in range(first_head * D + lane, first_head * D + D, WARP):
                         total += value(do[row0 + t, i]) * value(o[row0 + t, i])
                     total = warp_sum(total)
                     if lane == 0:
-                        delta[h0, row0 + t] = total
-            for h in range(h0, h1):
-                for n in range(begin, end, N):
+                        delta[first_head, row0 + t] = total
+            for h in range(first_head, end_head):
+                for n in range(first_other, end_other, N):
                     cuda.syncthreads()       # the last products are done with the other tiles
                     if keys:
-                        load_rows(smem, Q1, qkv, row0, n, T, h * D)
-                        load_rows(smem, DO1, do, row0, n, T, h * D)
+                        load_rows(smem, Q_AT, qkv, row0, n, T, h * D)
+                        load_rows(smem, DO_AT, do, row0, n, T, h * D)
                     else:
-                        load_rows(smem, K1, qkv, row0, n, T, k_col)
-                        load_rows(smem, V1, qkv, row0, n, T, v_col)
+                        load_rows(smem, K_AT, qkv, row0, n, T, k_col)
+                        load_rows(smem, V_AT, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
+                    # S = Q K^T, dP = dO V^T
                     s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
-                    score_tile(s, smem, Q1 + y * ROWS * S, S, 1, smem, K1 + x * S, 1, S, W)
-                    score_tile(dp, smem, DO1 + y * ROWS * S, S, 1, smem, V1 + x * S, 1, S, W)
+                    score_tile(s, smem, Q_AT + y * ROWS * D_ROW, D_ROW, 1,
+                               smem, K_AT + x * D_ROW, 1, D_ROW, D_PAD)
+                    score_tile(dp, smem, DO_AT + y * ROWS * D_ROW, D_ROW, 1,
+                               smem, V_AT + x * D_ROW, 1, D_ROW, D_PAD)
                     for i in range(ROWS):
                         r = y * ROWS + i
                         t = min(t0 + r, T - 1)
@@ -1412,15 +1590,17 @@ def portable_attention(D, itemsize, room):
                             key, p = x + 16 * j, zero
                             if k0 + key <= t and t0 + r < T:
                                 p = exp(s[i * KEYS + j] * scale - row_lse)
-                            smem[P1 + r * PS + key] = p
-                            smem[DS1 + r * PS + key] = p * (dp[i * KEYS + j] - row_delta) * scale
+                            smem[P_AT + r * P_ROW + key] = p
+                            smem[DS_AT + r * P_ROW + key] = (
+                                p * (dp[i * KEYS + j] - row_delta) * scale)
                     cuda.syncthreads()       # P and dS are whole
-                    if keys:
-                        out_tile(dv, smem, P1 + y * ROWS, 1, PS, smem, DO1 + x, S, 1, N)
-                        out_tile(dqk, smem, DS1 + y * ROWS, 1, PS, smem, Q1 + x, S, 1, N)
+                    if keys:                 # dV += P^T dO, dK += dS^T Q; else dQ += dS K
+                        out_tile(dv, smem, P_AT + y * ROWS, 1, P_ROW, smem, DO_AT + x, D_ROW, 1, N)
+                        out_tile(dqk, smem, DS_AT + y * ROWS, 1, P_ROW, smem, Q_AT + x, D_ROW, 1, N)
                     else:
-                        out_tile(dqk, smem, DS1 + y * ROWS * PS, PS, 1, smem, K1 + x, S, 1, N)
-            col = k_col if keys else h0 * D
+                        out_tile(dqk, smem, DS_AT + y * ROWS * P_ROW, P_ROW, 1,
+                                 smem, K_AT + x, D_ROW, 1, N)
+            col = k_col if keys else first_head * D
             for i in range(ROWS):
                 t = mine + y * ROWS + i
                 for j in range(COLS):
@@ -1430,8 +1610,10 @@ def portable_attention(D, itemsize, room):
                             dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
         return run
 
-    return Attention(forward, backward(keys=False), backward(keys=True), False, (16, 8), N,
-                     N, (3 * N * S + N * PS) * itemsize, (4 * N * S + 2 * N * PS) * itemsize)
+    return Attention(forward, dq=backward(keys=False), dkv=backward(keys=True), turns=False,
+                     block=(16, 8), rows=N, back_rows=N,
+                     smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
+                     back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
 # The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: it keeps
 # two tiles of 64 rows, and walks over pairs of others, which arrive in two places by turns.  A warp
@@ -1442,18 +1624,22 @@ def portable_attention(D, itemsize, room):
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
 @made_once
 def tensor_attention(D, hopper):
+    # Of a product's 64 x 64 or 64 x D sums, acc[i] of a thread lies 8 (i // 2 % 2) rows below its
+    # first row, lane / 4 of the warp's 16, and 8 (i // 4) + i % 2 columns right of its first
+    # column, 2 (lane % 4): as `mma` has them, and `wgmma`.
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
-    LEFT, OUT, BOTH_LEFT, BOTH_OUT = 4 * STEPS, 4 * CHUNKS, 8 * STEPS, 8 * CHUNKS
+    LEFT, OUT = 4 * STEPS, 4 * CHUNKS        # registers a thread: a tile (64, D) as left operand in
+    BOTH_LEFT, BOTH_OUT = 2 * LEFT, 2 * OUT  # pairs of bfloat16, and as sums; two such tiles
     i32, INF, LOG2E = types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
     load_two, _ = vector(2)
-    two_rows = wgmma(64, 0, False, 2, adds=False)
+    two_rows = wgmma(64, "rows", False, 2, adds="never")
     one_column, two_columns = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
 
     at = swizzled
     if D == 32:                              # rows of 64 bytes
         @inlined
         def at(row, chunk):
-            return row * u32(64) + ((chunk ^ row >> u32(1) & u32(3)) << u32(4))
+            return row * u32(64) + ((chunk ^ ((row >> u32(1)) & u32(3))) << u32(4))
 
     @inlined
     def left(a, i, tile):
@@ -1515,7 +1701,7 @@ def tensor_attention(D, hopper):
         cuda.syncthreads()
 
     @inlined
-    def next_keys(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
+    def wait_and_order_next(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
         """Waits for the n-th pair of tiles of K and V, orders the next.  For n = -1, only that."""
         if n >= 0:
             arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
@@ -1604,8 +1790,9 @@ def tensor_attention(D, hopper):
             store(out, v[0], v[1], row, col + D // 2 + 8 * j)
 
     @inlined
-    def soften(s, which, acc, m, l, beyond, scale):
-        """One step of the running softmax for a 64-row half of s: S becomes 2^(S - m)."""
+    def soften(s, which, acc, m, l, beyond, scale2):
+        """One step of the running softmax for a 64-row half of s: S becomes 2^(scale2 (S - m)),
+        with scale2 = log2(e) / sqrt(D)."""
         top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * which
         mask(s, first, beyond)
         for i in range(2):
@@ -1614,17 +1801,17 @@ def tensor_attention(D, hopper):
             top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
         for i in range(2):
             top[i] = quad_max(top[i])
-            shrink[i] = exp2((m[2 * which + i] - top[i]) * scale)
+            shrink[i] = exp2((m[2 * which + i] - top[i]) * scale2)
             m[2 * which + i] = top[i]
-            top[i] *= scale
+            top[i] *= scale2
             l[2 * which + i] *= shrink[i]
         for i in range(OUT):
             acc[which * OUT + i] *= shrink[i // 2 % 2]
         for i in range(32):
-            s[first + i] = exp2(s[first + i] * scale - top[i // 2 % 2])
+            s[first + i] = exp2(s[first + i] * scale2 - top[i // 2 % 2])
             l[2 * which + i // 2 % 2] += s[first + i]
 
-    @cuda.jit(cache=True, launch_bounds=(128, 3 if hopper else 1))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
     def forward(o, lse, qkv, T, G, scale):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
@@ -1633,7 +1820,7 @@ def tensor_attention(D, hopper):
         acc, m, l = filled(BOTH_OUT, f32(0)), filled(4, -INF), filled(4, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, row0, scale = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
+        h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // cuda.gridDim.y * D
         r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64     # r + 0, 8, 64, 72
@@ -1642,15 +1829,15 @@ def tensor_attention(D, hopper):
                   h * D)
         arrived(barriers + u32(16), 0)       # Q is there
         hold(q, smem)
-        for n in range(-1, count):           # -1 only orders what 0 works on
+        for n in range(-1, count):           # the n-th pair of tiles; -1 only orders the first
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            wait_and_order_next(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
             s = by_rows(q, smem, tile, tile)
             beyond = i32(n * 64 + lane % 4 * 2 - r)
-            soften(s, 0, acc, m, l, beyond, scale)
-            soften(s, 1, acc, m, l, i32(beyond - 64), scale)
+            soften(s, 0, acc, m, l, beyond, scale2)
+            soften(s, 1, acc, m, l, i32(beyond - 64), scale2)
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
             by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
@@ -1661,9 +1848,9 @@ def tensor_attention(D, hopper):
                     n = i // 2 * OUT + j * 4 + i % 2 * 2
                     store(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if lane % 4 == 0:
-                    lse[h, row0 + t] = m[i] * scale / LOG2E + math.log(total)
+                    lse[h, row0 + t] = m[i] * scale2 / LOG2E + math.log(total)
 
-    @cuda.jit(cache=True, launch_bounds=(128, 1))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
@@ -1671,7 +1858,9 @@ def tensor_attention(D, hopper):
         see(qkv)
         see(do)
         see(o)
-        acc, mean, log = filled(OUT, f32(0)), filled(2, f32(0)), cuda.local.array(2, f32)
+        acc = filled(OUT, f32(0))
+        delta_of_row = filled(2, f32(0))
+        lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
@@ -1687,24 +1876,26 @@ def tensor_attention(D, hopper):
         left(a, LEFT, smem + u32(TILE_BYTES))
         for i in range(LEFT):
             u, v = a[i], a[LEFT + i]         # two neighbours of O, two of dO
-            mean[i % 2] += value(u16(u)) * value(u16(v)) + (
+            delta_of_row[i % 2] += value(u16(u)) * value(u16(v)) + (
                 value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
         for i in range(2):
-            mean[i], t = quad_sum(mean[i]), row0 + min(r + 8 * i, T - 1)
-            log[i] = lse[h, t] * LOG2E
+            delta_of_row[i] = quad_sum(delta_of_row[i])
+            t = row0 + min(r + 8 * i, T - 1)
+            lse2[i] = lse[h, t] * LOG2E
             if lane % 4 == 0 and r + 8 * i < T:
-                delta[h, t] = mean[i]
+                delta[h, t] = delta_of_row[i]
         hold(a, smem)
         cuda.syncthreads()                   # O is read: K may come
         for n in range(-1, count):
             tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            next_keys(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            wait_and_order_next(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
             s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
             mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
             for i in range(32):
-                s[i] = exp2(s[i] * scale2 - log[i // 2 % 2]) * (s[32 + i] - mean[i // 2 % 2])
+                p_i = exp2(s[i] * scale2 - lse2[i // 2 % 2])
+                s[i] = p_i * (s[32 + i] - delta_of_row[i // 2 % 2])
             for i in range(16):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
             by_columns(acc, p, 1, tile, tile)
@@ -1712,7 +1903,7 @@ def tensor_attention(D, hopper):
             if r + 8 * i < T:
                 store_turned(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
 
-    @cuda.jit(cache=True, launch_bounds=(128, 3 if hopper else 1))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
@@ -1726,25 +1917,29 @@ def tensor_attention(D, hopper):
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
-        source = global_address(lse) if warp < 2 else global_address(delta)
+        my_numbers = global_address(lse) if warp < 2 else global_address(delta)
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                   k_col + i * G * D)
         arrived(barriers + u32(16), 0)       # K and V are there
         hold(a, smem)
-        h, t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):
-            t0, tile = t, smem + u32((2 + n % 2 * 2) * TILE_BYTES)   # Q, and dO behind it
+        next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
+        for n in range(-1, count):           # -1 only orders the first pair of tiles
+            t0 = next_t
+            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # Q, and dO behind it
             if n >= 0:
                 arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
-                t += 64
-                if t >= T:
-                    h, t = h + 1, k0
+                next_t += 64
+                if next_t >= T:              # the group's next query head
+                    next_h, next_t = next_h + 1, k0
             if n + 1 < count:
-                column = h * lse.shape[1] + min(row0 + t + cuda.threadIdx.x % 64, last)
+                t = row0 + next_t + cuda.threadIdx.x % 64
+                flat_index = next_h * lse.shape[1] + min(t, last)
                 place = (n + 1) % 2 * 128 + cuda.threadIdx.x
-                cp_async_4(shared_address(numbers) + u32(4 * place), source + u64(4 * column))
-                order(smem, barriers, n + 1, qkv, h * D, do, h * D, row0 + t, last)
+                cp_async_4(shared_address(numbers) + u32(4 * place),
+                           my_numbers + u64(4 * flat_index))
+                col = next_h * D
+                order(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
             if n < 0:
                 continue
             s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
@@ -1756,11 +1951,11 @@ def tensor_attention(D, hopper):
                             i32(i // 4 * 8 + i % 2) >= end):
                         s[i] = -INF
             for j in range(8):
-                log = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
-                mean = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
+                lses = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
+                deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
                 for i in range(4):
-                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - log[i % 2] * LOG2E)
-                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - mean[i % 2])
+                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E)
+                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
             by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile)
@@ -1772,7 +1967,9 @@ def tensor_attention(D, hopper):
                     store(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
                 store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
 
-    return Attention(forward, dq, dkv, True, 128, 128, 64, *[6 * TILE_BYTES + 1024] * 2)
+    smem = 6 * TILE_BYTES + 1024             # 1,024: to align
+    return Attention(forward, dq, dkv, turns=True, block=128, rows=128, back_rows=64, smem=smem,
+                     back_smem=smem)
 
 FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
 
@@ -1786,19 +1983,22 @@ def attention_of(D, *matrices):
     return tensor_attention(D, False), *matrices
 
 def attention_forward(o, lse, qkv, T, D):
-    (BT, HD), scale = o.shape, number(qkv, 1 / math.sqrt(D))
-    G, (k, source) = (qkv.shape[1] - HD) // (2 * D), attention_of(D, qkv)
+    BT, HD = o.shape
+    G = (qkv.shape[1] - HD) // (2 * D)
+    scale = number(qkv, 1 / math.sqrt(D))
+    k, source = attention_of(D, qkv)
     launch(k.forward, (-(-T // k.rows), HD // D, BT // T), k.block, o, lse, source, T, G, scale,
            smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
-    (BT, HD), scale, H = o.shape, number(qkv, 1 / math.sqrt(D)), len(lse)
-    G = (qkv.shape[1] - HD) // (2 * D)
-    k, *sources = attention_of(D, do, o, qkv)
+    BT, HD = o.shape
+    H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
+    scale = number(qkv, 1 / math.sqrt(D))
+    k, do_source, o_source, qkv_source = attention_of(D, do, o, qkv)
     for function, heads in ((k.dq, H), (k.dkv, G)):
-        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, *sources[:2],
-               lse, sources[2], cos, sin, T, HD, scale, smem=k.back_smem)
+        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, do_source,
+               o_source, lse, qkv_source, cos, sin, T, HD, scale, smem=k.back_smem)
     if not k.turns:
         rope(dqkv, cos, sin, T, H + G, -1)
 
@@ -1895,14 +2095,21 @@ def cross_entropy(nll, logits, targets, weight, row0, V, T):
            T)
 
 # ==== 5 Model ====
+# Columns of the logits, the matrix (columns, C) that makes them of y, and its gradient
+HeadPart = namedtuple("HeadPart", "columns w dw")
+
 class Model:
     """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
 
-    The interface is that of nanoeuler.Model; work is queued: `update` and `losses` wait for it, a
+    The interface is nanoeuler.Engine; work is queued: `update` and `losses` wait for it, a
     micro-batch for the one before it."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
     attention = attention_forward, attention_backward    # bench/naive_attention.py has others
+
+    @staticmethod
+    def ready():
+        """A kernel is compiled when it is first launched."""
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype="f32"):
         open_device()
@@ -1914,10 +2121,14 @@ class Model:
             global highest
             highest = options.matmul
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
-        self.cfg, self.dtype, self.shape = cfg, DTYPES[dtype], None
-        self.table, self.master = ne.param_table(cfg), computing(self.dtype)
-        self.held = sum(size for _, size in self.memory(1, 1)[:4])       # whatever the batch
-        free, _ = cuda.current_context().get_memory_info()
+        self.cfg, self.table = cfg, ne.param_table(cfg)
+        self.dtype = DTYPES[dtype]
+        self.master = computing(self.dtype)  # of parameters, gradients and moments
+        self.shape = None                    # (B, T) that there is memory for
+        self.held, _ = held_and_batch(self.memory(1, 1))
+        if self.held >= free_bytes():        # a model that was dropped may still be there
+            release_garbage()
+        free = free_bytes()
         need(self.held < free, f"weights, gradients, moments take {self.held / 2**30:.1f} GiB, the "
              f"GPU has {free / 2**30:.1f} left; use a smaller --preset")
         zeros = np.zeros(flat.size, self.master)
@@ -1927,11 +2138,14 @@ class Model:
                                   for x in (self.flat, self.g_flat, self.copies))
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
         self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
-        self.n_decay = sum(x.size for x in self.p[:6])   # the matrices come first
+        self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # they come first
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
-        self.hyper = self.put(np.zeros(8), np.float64)
-        self.partial, self.turns = new(SUMS, np.float64), to_device(np.zeros(TURNS, np.uint32))
-        self.zero, self.micro = np.zeros(cfg.n_mtp + 1), {}
+        self.staged_hyper = np.zeros(len(ne.Hyper._fields))
+        self.hyper = self.put(self.staged_hyper, np.float64)
+        self.partial = new(SUMS, np.float64)
+        self.turns = to_device(np.zeros(TURNS, np.uint32))
+        self.zero = np.zeros(cfg.n_mtp + 1)  # what results are set to
+        self.micro = {}                      # (sequences a step, asked for) -> at a time
         self.step = Graph()
 
     def put(self, x, dtype=None):
@@ -1942,23 +2156,29 @@ class Model:
         if self.shape and self.shape[0] >= B and self.shape[1] == T:
             return
         self.a = self.d = self.gradient_graph = self.loss_graph = self.shape = None  # first free
-        buffers, P = {"a": {}, "d": {}}, self.cfg.n_mtp
+        P = self.cfg.n_mtp
+        buffers = {"a": {}, "d": {}}
         try:
             for group, name, shape, dtype in self.buffer_table(self.cfg, B, T, self.dtype):
                 buffers[group][name] = new(shape, dtype)
-            self.ids = new((P + 1) * B * T, np.int32)
+            self.ids = new((P + 1) * B * T, np.int32)    # tokens, then the targets of each head
+            self.weight = new((B, P), np.float64)
+            self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
             buffers.clear()
+            self.ids = self.weight = self.staged = None
             total, fits = sum(size for _, size in self.memory(B, T)) / 2**30, self.fitting(T)
             remedy = f"--micro-batch {fits} would fit" if fits else (
                 "not even one fits: use a shorter --seq-len or a smaller --preset")
             raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {total:.1f} GiB "
                             f"in all ({e}); {remedy}") from None
-        self.a, self.d = [namedtuple(k, buffers[k])(**buffers[k]) for k in "ad"]
-        self.tokens, self.targets = view(self.ids, 0, (B * T,)), view(self.ids, B * T, (P, B * T))
-        self.weight, self.staged_weight = new((B, P), np.float64), np.zeros((B, P))
-        self.staged, self.shape = cuda.pinned_array((P + 1) * B * T, np.int32), (B, T)
+        self.a, self.d = (namedtuple(group, arrays)(**arrays)
+                          for group, arrays in buffers.items())
+        self.tokens = view(self.ids, 0, (B * T,))
+        self.targets = view(self.ids, B * T, (P, B * T))
+        self.staged_weight = np.zeros((B, P))
         self.gradient_graph, self.loss_graph = Graph(), Graph()
+        self.shape = B, T
 
     def memory(self, B, T):
         return memory_table(self.cfg, B, T, self.dtype, self.buffer_table)
@@ -1966,26 +2186,33 @@ class Model:
     def fitting(self, T):
         """Sequences that fit into 90 % of what is free, or taken by those before, beside the
         parameters that are there; 0 if not even one.  A grid has 65,535 blocks along z at most."""
-        gc.collect()
-        cuda.current_context().deallocations.clear()
-        free, _ = cuda.current_context().get_memory_info()
-        free += sum(size for _, size in self.memory(*self.shape)[4:]) if self.shape else 0
-        return bisect.bisect_right(range(1, 65536), 0.9 * free + self.held,
-                                   key=lambda B: sum(size for _, size in self.memory(B, T)))
+        release_garbage()
+        free = free_bytes()
+        if self.shape:
+            free += held_and_batch(self.memory(*self.shape))[1]
+        return bisect.bisect_right(range(1, 65536), 0.9 * free,
+                                   key=lambda B: held_and_batch(self.memory(B, T))[1])
 
     def micro_batch(self, B, asked=0):
         """Sequences in memory at once: as many as asked for, or as fit in equal parts of B.  Says
-        what they take."""
-        T = self.cfg.seq_len
-        if B not in self.micro:
-            fits = self.fitting(T)
-            parts = math.ceil(B / max(1, min(fits, B)))
-            self.micro[B] = min(asked, B) or math.ceil(B / parts)
-            rows = self.memory(self.micro[B], T)
-            ne.print_table(f"memory of {self.micro[B]} sequences at a time, {fits} would fit",
-                           [(name, f"{size / 2**20:10,.0f} MiB") for name, size in
-                            (*rows, ("together", sum(size for _, size in rows)))])
-        return self.micro[B]
+        what they take, once for each B and number asked for."""
+        if (B, asked) not in self.micro:
+            fits = self.fitting(self.cfg.seq_len)
+            if asked:
+                size = min(asked, B)
+            else:
+                parts = math.ceil(B / max(1, min(fits, B)))
+                size = math.ceil(B / parts)
+            self.print_memory(size, fits)
+            self.micro[B, asked] = size
+        return self.micro[B, asked]
+
+    def print_memory(self, B, fits):
+        """The memory_table of B sequences of the context's length, in MiB."""
+        rows = self.memory(B, self.cfg.seq_len)
+        rows.append(("together", sum(size for _, size in rows)))
+        ne.print_table(f"memory of {B} sequences at a time, {fits} would fit",
+                       [(name, f"{size / 2**20:10,.0f} MiB") for name, size in rows])
 
     def device(self):
         D, note = self.cfg.head_dim, ""
@@ -1997,9 +2224,11 @@ class Model:
         """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer.  Each is taken
         by the RMSNorm that follows; after the last one, a.y goes into the heads."""
         cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
-        norm = lambda x, rstd, w, add=True: rmsnorm_forward(a.y, x, rstd, a.state, w, cfg.norm_eps,
-                                                            add)
         attend, _ = self.attention
+
+        def norm(x, rstd, gain, add=True):
+            rmsnorm_forward(a.y, x, rstd, a.state, gain, cfg.norm_eps, add)
+
         embedding_forward(a.state, self.tokens, p.wte)
         for l in range(cfg.n_layer):
             norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
@@ -2017,30 +2246,38 @@ class Model:
         """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
         time: d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
         a, V = self.a, self.cfg.vocab_size
-        (BT, C), (R, width) = a.y.shape, a.logits.shape
+        (BT, C), (R, PV) = a.y.shape, a.logits.shape
         tied = V if self.cfg.tie_embeddings else 0       # columns of logits that wte makes
-        pairs = [(v0, v1, view(w, 0, (v1 - v0, C)), view(dw, 0, (v1 - v0, C))) for v0, v1, w, dw in
-                 ((0, tied, self.w.wte, self.g.wte),
-                  (tied, width, self.w.lm_head, self.g.lm_head)) if v1 > v0]
+        parts = []
+        for v0, v1, w, dw in ((0, tied, self.w.wte, self.g.wte),
+                              (tied, PV, self.w.lm_head, self.g.lm_head)):
+            if v1 > v0:
+                shape = v1 - v0, C
+                parts.append(HeadPart(slice(v0, v1), view(w, 0, shape), view(dw, 0, shape)))
         for r0 in range(0, BT, R):
             x, dx = a.y[r0:r0 + R], self.d.norm[r0:r0 + R]
             logits = a.logits[:len(x)]
-            for v0, v1, w, _ in pairs:
-                matmul(logits[:, v0:v1], x, w)
+            for part in parts:
+                matmul(logits[:, part.columns], x, part.w)
             cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
-                for v0, v1, w, dw in pairs:
-                    matmul_dx(dx, logits[:, v0:v1], w, add=v0 > 0)
-                    matmul_dw(dw, logits[:, v0:v1], x, self.turns)
+                for part in parts:           # each but the first adds to dx
+                    dlogits = logits[:, part.columns]
+                    matmul_dx(dx, dlogits, part.w, add=part.columns.start > 0)
+                    matmul_dw(part.dw, dlogits, x, self.turns)
         if training:
             launch(sum_rows_kernel, self.cfg.n_mtp, 256, self.results[:-1], a.nll)
 
     def backward(self):
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
-        L, T, D, (_, attend_back) = cfg.n_layer, self.shape[1], cfg.head_dim, self.attention
+        L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
+        _, attend_back = self.attention
         d.x.gpu_data.memset(0, stream=stream)
-        norm = lambda dw, x, w, rstd: rmsnorm_backward(d.x, dw, d.norm, d.partial, x, w, rstd)
+
+        def norm(dgain, x, gain, rstd):
+            rmsnorm_backward(d.x, dgain, d.norm, d.partial, x, gain, rstd)
+
         norm(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
@@ -2063,11 +2300,14 @@ class Model:
         memory; the sequences from b to B have no targets."""
         (b, _), (B, T) = tokens.shape, self.shape
         stream.synchronize()                 # an earlier copy may still read what is staged
-        staged = self.staged.reshape(-1, B, T)
-        staged[0], staged[1:] = 0, -1
-        staged[0, :b], staged[1:, :b] = tokens, targets
+        staged = self.staged.reshape(-1, B, T)           # tokens, then the targets of each head
+        staged[0, :b] = tokens
+        staged[0, b:] = 0
+        staged[1:, :b] = targets
+        staged[1:, b:] = -1
         self.ids.copy_to_device(self.staged, stream=stream)
-        self.staged_weight[:b], self.staged_weight[b:] = weight, 0
+        self.staged_weight[:b] = weight
+        self.staged_weight[b:] = 0
         self.weight.copy_to_device(self.staged_weight, stream=stream)
 
     def gradient(self, tokens, targets, weight):
@@ -2076,13 +2316,13 @@ class Model:
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        self.gradient_graph(lambda: (self.forward(), self.heads(True), self.backward()))
+        self.gradient_graph(lambda: (self.forward(), self.heads(training=True), self.backward()))
 
     def update(self, hyper):
-        """Clips, AdamW, zero gradients.  Returns (summed CE of each head since the last update, |g|
-        before clipping); waits for the device."""
-        hyper = np.asarray(hyper, np.float64)
-        self.hyper.copy_to_device(hyper, stream=stream)
+        """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
+        since the last update, |g| before clipping); waits for the device."""
+        self.staged_hyper[:] = hyper         # it must live until the driver has read it
+        self.hyper.copy_to_device(self.staged_hyper, stream=stream)
         self.step(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay,
                                 self.hyper, self.partial, self.results))
         results = to_host(self.results)
@@ -2091,23 +2331,30 @@ class Model:
 
     def losses(self, tokens, targets):
         """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
-        (n, T), out = tokens.shape, []
-        self.prepare(min(n, self.shape[0] if self.shape else max(1, self.fitting(T))), T)
-        for b in range(0, n, self.shape[0]):
-            y = np.full((self.cfg.n_mtp, *tokens[b:b + self.shape[0]].shape), -1, np.int32)
-            y[0] = targets[b:b + self.shape[0]]
-            self.stage(tokens[b:b + self.shape[0]], y, 0)
-            self.loss_graph(lambda: (self.forward(), self.heads(False)))
+        n, T = tokens.shape
+        sums = []
+        most = self.shape[0] if self.shape else max(1, self.fitting(T))
+        self.prepare(min(n, most), T)
+        B, _ = self.shape
+        for b in range(0, n, B):
+            x = tokens[b:b + B]
+            y = np.full((self.cfg.n_mtp, *x.shape), -1, np.int32)    # head 0's only
+            y[0] = targets[b:b + B]
+            self.stage(x, y, 0)
+            self.loss_graph(lambda: (self.forward(), self.heads(training=False)))
             nll = to_host(self.a.nll)[0].reshape(self.shape)
-            out.append(nll[:y.shape[1]].sum(1, dtype=np.float64))
-        return np.concatenate(out)
+            sums.append(nll[:len(x)].sum(1, dtype=np.float64))
+        return np.concatenate(sums)
 
     def buffers(self):
         """(parameters, m, v) on the host, float32: what a checkpoint holds."""
         return [to_host(x).astype(np.float32, copy=False) for x in (self.flat, self.m, self.v)]
 
     first_bad_tensor = ne.Model.first_bad_tensor
-    host = staticmethod(lambda x: from_bf16(to_host(x)))
+
+    @staticmethod
+    def host(x):
+        return from_bf16(to_host(x))
 
     def decoder(self):
         return Decoder(self.cfg, self.flat)
@@ -2132,8 +2379,8 @@ def adamw_kernel(W):
     @kernel
     def step(p, w, g, m, v, n_decay, hyper, partial, results):
         """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
-        from step to step is read from device memory: hyper (8,) float64 are lr, beta1, beta2, eps,
-        decay, clip, 1 - beta1^t, 1 - beta2^t.  w: p for the matmuls."""
+        from step to step is read from device memory: hyper (8,) float64, the fields of
+        nanoeuler.Hyper in their order.  w: p for the matmuls."""
         total, dtype = 0.0, p.dtype.type
         for i in range(cuda.threadIdx.x, partial.size, 256):
             total += partial[i]
@@ -2143,15 +2390,23 @@ def adamw_kernel(W):
         if not math.isfinite(norm):
             return
         lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
-        scale, rate = dtype(min(1.0, hyper[5] / (norm + 1e-30))), dtype(lr / hyper[6])
-        b1, b2, c1, c2 = dtype(beta1), dtype(beta2), dtype(1 - beta1), dtype(1 - beta2)
-        root, one, keep = dtype(1 / math.sqrt(hyper[7])), dtype(1), dtype(1 - lr * hyper[4])
+        weight_decay, clip, correct1, correct2 = hyper[4], hyper[5], hyper[6], hyper[7]
+        scale = dtype(min(1.0, clip / (norm + 1e-30)))
+        rate = dtype(lr / correct1)
+        old1, old2 = dtype(beta1), dtype(beta2)
+        new1, new2 = dtype(1 - beta1), dtype(1 - beta2)
+        unbias = dtype(1 / math.sqrt(correct2))
+        one = dtype(1)
+        keep_of_matrices = dtype(1 - lr * weight_decay)
         for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
             pi, gi, mi, vi = load(p, i), load(g, i), load(m, i), load(v, i)
             for j in range(W):
-                x, decay = gi[j] * scale, keep if i + j < n_decay else one
-                mi[j], vi[j], gi[j] = b1 * mi[j] + c1 * x, b2 * vi[j] + c2 * x * x, dtype(0)
-                pi[j] = decay * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * root + eps)
+                x = gi[j] * scale
+                keep = keep_of_matrices if i + j < n_decay else one
+                # in one statement: in two, the compiler fuses others of these products and sums
+                mi[j], vi[j] = old1 * mi[j] + new1 * x, old2 * vi[j] + new2 * x * x
+                gi[j] = dtype(0)
+                pi[j] = keep * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * unbias + eps)
             store(p, i, pi)
             store(w, i, pi)
             store(m, i, mi)
@@ -2229,30 +2484,57 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
 class Decoder(ne.Decoder):
     """nanoeuler.Decoder with its cache on the device; a token is one graph."""
 
+    @staticmethod
+    def ready():
+        """A kernel is compiled when it is first launched."""
+
     def __init__(self, cfg, flat, weights="f32"):
         """flat: the parameters, on the device, or on the host if the matrices are to be bf16"""
         open_device()
         need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
-        T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
-        QKV, cache = (H + 2 * cfg.n_kv_head) * D, (cfg.n_layer, cfg.n_kv_head, T, D)
-        self.cfg, self.tokens, shapes = cfg, [], [shape for _, shape, _ in ne.param_table(cfg)]
-        n = sum(map(math.prod, shapes[:6]))  # the matrices come first
-        parts = to_bf16(flat[:n]) if weights == "bf16" else flat[:n], flat[n:]
-        matrices, gains = (to_device(x) if isinstance(x, np.ndarray) else x for x in parts)
-        self.p = ne.Params(*ne.slices(matrices, shapes[:6]), *ne.slices(gains, shapes[6:]))
+        self.cfg, self.tokens = cfg, []
+        shapes = [shape for _, shape, _ in ne.param_table(cfg)]
+        n = sum(map(math.prod, shapes[ne.MATRICES]))     # they come first
+        matrices, gains = flat[:n], flat[n:]
+        if weights == "bf16":
+            matrices = to_bf16(matrices)
+        if isinstance(flat, np.ndarray):
+            matrices, gains = to_device(matrices), to_device(gains)
+        self.p = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
+                           *ne.slices(gains, shapes[ne.GAINS]))
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
-        self.kc, self.vc, self.scores, self.x, self.y, self.kept, self.rstd = (
-            new(shape, flat.dtype) for shape in (cache, cache, (H, T), (1, C), (1, C), (1, C), 1))
-        self.qkv, self.att, self.gate_up, self.swiglu, self.device_logits = (
-            new(shape, flat.dtype) for shape in (QKV, H * D, (1, 2 * F), (1, F), cfg.vocab_size))
-        self.at, self.graph = to_device(np.zeros(2, np.int32)), Graph()
+        self.make_buffers(flat.dtype)
+        self.at = to_device(np.zeros(2, np.int32))       # token, position
+        self.graph = Graph()
+
+    def make_buffers(self, dtype):
+        """The cache, and the activations of one token."""
+        cfg = self.cfg
+        T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
+        cache = cfg.n_layer, cfg.n_kv_head, T, D
+
+        def buffer(*shape):
+            return new(shape, dtype)
+
+        self.kc, self.vc = buffer(*cache), buffer(*cache)
+        self.scores = buffer(H, T)
+        self.x, self.y = buffer(1, C), buffer(1, C)
+        self.kept, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
+        self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
+        self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
+        self.device_logits = buffer(cfg.vocab_size)
 
     def queue(self):
         """One token through the network: nanoeuler.decode_step."""
         cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
-        flat = lambda t: view(t, 0, (t.size,))
-        norm = lambda w, add=True: rmsnorm_forward(y, self.kept, self.rstd, x, w, cfg.norm_eps, add)
-        embedding_forward(x, at, p.wte)
+
+        def flat(t):
+            return view(t, 0, (t.size,))
+
+        def norm(w, add=True):
+            rmsnorm_forward(y, self.kept, self.rstd, x, w, cfg.norm_eps, add)
+
+        embedding_forward(x, at, p.wte)      # (1, C): only the first of at is a token
         for l in range(cfg.n_layer):
             norm(p.attn_norm[l], add=l > 0)
             matvec(self.qkv, p.qkv[l], flat(y))
@@ -2275,25 +2557,309 @@ class Decoder(ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
-# ==== 12 Command line ====
+# ==== 12 Self-tests ====
+# The unit roundoff u of a type is the largest relative error of one rounding to the nearest.
+ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
+
+# The most that an output may differ from the CPU's in float64, in roundoffs u of the type in which
+# it is stored:
+# (the error's norm over the output's norm, the largest error over the largest entry).
+#
+# bf16  The inputs are numbers that bfloat16 holds, sums are float32, and an output is rounded once:
+#       no entry is further off than 1 u of itself, so neither number exceeds 1.  Attention rounds
+#       P and dS too, and its backward pass is given O rounded; these errors are independent, and a
+#       rounding is 0.42 u in the mean (uniform over an interval of 2 u / mantissa, the mantissa
+#       log-uniform in [1, 2)): three give sqrt(3) * 0.42 = 0.74 u.
+# f32   The error of a sum of n terms of random sign walks at random, to a part of sqrt(n) u
+#       (Higham 2002, 2.8 and 4.2); the longest but dW's has n = 2,056, sqrt(n) = 45.  An
+#       exponential is off by 2^-22 = 4 u itself.
+# f64   The same, of both sides.  Matrix products of these inputs are exact.
+# dW    is stored as float32 in a run of bfloat16 too.  17,100 terms, sqrt(n) = 131, and tensor
+#       cores cut off where others round.
+#
+# Measured on an H100 and an H200, the worst of all kernels: bf16 0.7 and 0.8, f32 8 and 49, f64 11
+# and 19, dW 50 and 57.  A zeroed row of the product with 17,100 rows is 1.9 and more than 10 of
+# bf16, a hole of 8 x 8 in the largest dW is 80,000 of f32 by its norm.
+BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
+BOUNDS_DW = (128, 192)
+
+def relative_error(x, y):
+    """|x - y| / |y|; the error itself where y is zero."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return float(np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0))
+
+def largest_error(x, y):
+    """max |x - y| / max |y|, which sees what is lost in the norm: a row, a corner, an entry."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return float(np.abs(x - y).max(initial=0) / (np.abs(y).max(initial=0) or 1.0))
+
+def errors(x, y):
+    return relative_error(x, y), largest_error(x, y)
+
+def bounds(name, kind):
+    """What errors() may be at most for an output of kernel `name` that is stored as `kind`."""
+    roundoffs = BOUNDS[kind]
+    if name.startswith("matmul_dw") and kind == "f32":
+        roundoffs = BOUNDS_DW
+    return [ROUNDOFF[kind] * n for n in roundoffs]
+
+def fault(name, dtype, x, y):
+    """Why x, of a run in dtype, is not the output y that kernel `name` should make; or ""."""
+    kind = "f32" if dtype == "bf16" and isinstance(y, Sum) else dtype
+    found, most = errors(x, y), bounds(name, kind)
+    if all(error <= bound for error, bound in zip(found, most)):         # false for a NaN
+        return ""
+    return (f"{NAMES[DTYPES[kind]]} {np.shape(y)}: errors {found[0]:.1e} {found[1]:.1e}, "
+            f"at most {most[0]:.1e} {most[1]:.1e}")
+
+def self_tests(quick=False):
+    """Every kernel against its twin in nanoeuler.py, over shapes that bite; each run twice, to the
+    bit.  One line a kernel: the worst errors of all its shapes.  Returns the exit code."""
+    print("|gpu - cpu| / |cpu| of an output, and of its largest entries\n\n"
+          f"{'kernel':<24}shapes" + "".join(f"{NAMES[d]:>19}" for d in DTYPES.values()))
+    failed = []
+    for name, cases in op_tests(quick).items():
+        worst, faults = {}, []
+        for expected, run, dtypes in cases:
+            for dtype in filter(has, dtypes):
+                first, second = run(dtype), run(dtype)
+                for x, again, y in zip(first, second, expected, strict=True):
+                    found = np.maximum(worst.get(dtype, 0), errors(x, y))    # a NaN stays a NaN
+                    worst[dtype] = found
+                    if not np.array_equal(x, again, equal_nan=True):
+                        faults.append("two runs differ")
+                    if said := fault(name, dtype, x, y):
+                        faults.append(said)
+        columns = ["{:11.1e}{:8.1e}".format(*worst[d]) if d in worst else " " * 19 for d in DTYPES]
+        print(f"{name:<24}{len(cases):>6}{''.join(columns)}   {'FAILED' if faults else 'ok'}",
+              flush=True)
+        for said in dict.fromkeys(faults):   # each once
+            print(f"    {said}", flush=True)
+        if faults:
+            failed.append(name)
+    print(f">>> {len(failed)} kernels FAILED: {', '.join(failed)}" if failed else
+          ">>> kernels OK (every run twice, with equal bits)")
+    return 1 if failed else 0
+
+class Sum(np.ndarray):
+    """A test's array that is never stored as bfloat16: sums, gains, gradients of weights."""
+
+def exact(x):
+    return np.asarray(x).view(Sum)
+
+def near(x):
+    """The nearest numbers that bfloat16 holds, as float64."""
+    return from_bf16(to_bf16(x)).astype(np.float64)
+
+def on_device(function, outputs, inputs, top, dtype):
+    """What function(*outputs, *inputs) makes of the outputs on the device, floating arrays in the
+    type of the run, `top` the highest rung of tensor cores."""
+    global highest
+
+    def put(x):
+        if not isinstance(x, np.ndarray):
+            return x
+        if dtype == "bf16" and x.dtype == np.float64 and not isinstance(x, Sum):
+            x = to_bf16(x)
+        return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
+    arrays = [put(x) for x in (*outputs, *inputs)]
+    before = highest
+    highest = top
+    try:
+        function(*arrays)                    # which queues kernels: the arrays must live on
+        return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
+    finally:
+        highest = before
+
+def op_tests(quick):
+    """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
+    dtypes)]     Inputs are numbers that bfloat16 holds: its errors are those of the kernels."""
+    rng, tests = np.random.default_rng(1), {}
+
+    def normal(*shape):
+        return near(rng.standard_normal(shape))
+
+    def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
+        """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
+        function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
+        as well."""
+        name, expected = name or function.__name__, twin
+        if not isinstance(twin, list):
+            expected = [np.array(x) for x in outputs]
+            plain = [np.asarray(x) if isinstance(x, Sum) else x for x in inputs]
+            on_cpu = twin or getattr(ne, name)
+            on_cpu(*expected, *plain)
+        expected = [exact(y) if isinstance(x, Sum) else y
+                    for x, y in zip(outputs, expected, strict=True)]
+        runs = [(name, highest, dtypes)]
+        if rung() == "wgmma" and name.startswith(("matmul", "attention")):
+            runs.append((name + ", mma", "mma", ("bf16",)))
+        for run_name, top, run_dtypes in runs:
+            run = functools.partial(on_device, function, outputs, inputs, top)
+            tests.setdefault(run_name, []).append((expected, run, run_dtypes))
+
+    # the last three for tensor cores: edges; more tiles than blocks, and dW in parts; depth
+    for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
+                    (304, 264, 104), (17100, 8, 8), (1000, 1288, 2056)):
+        if quick and M * N * K > 1 << 24:
+            continue
+        x, w, dy, dw = normal(M, K), normal(N, K), normal(M, N), normal(N, K)
+        test(matmul, [0 * dy], [x, w], [x @ w.T])
+        test(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        test(matmul_dw, [exact(dw)], [dy, x, np.zeros(TURNS, np.uint32)], [dw + dy.T @ x])
+    for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
+        tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
+        test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
+        test(embedding_backward, [exact(dwte)], [dx, tokens],
+             lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
+    for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
+        x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
+        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
+        step = near(0.1 * normal(BT, C))
+        ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
+        test(rmsnorm_forward, [step, 0 * x, exact(0 * rstd), exact(x - step)], [exact(w), 1e-5],
+             [y.copy(), x, rstd, x])
+        ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
+        test(rmsnorm_backward, [dnext, exact(dw), dy],
+             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
+    for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
+                          (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34)):
+        qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
+        o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
+        cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
+        angles = [exact(cos), exact(sin)]
+        attention_twin(o, lse, dqkv, do, qkv, T, D)
+        turned, every = qkv.copy(), [np.tile(x, (B, 1)) for x in (cos, sin)]
+        ne.rope(turned, *every, H + G, 1.0)
+        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
+        turned_back = near(turned)
+        ne.rope(turned_back, *every, H + G, -1.0)
+        test(rope, [near(turned)], [*angles, T, H + G, -1], [turned_back], "rope, backward")
+        test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
+        ne.rope(dqkv, *every, H + G, -1.0)
+        test(attention_backward, [0 * dqkv],
+             [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
+    for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
+        gate_up, dy = near(3 * normal(BT, 2 * F)), normal(BT, F)
+        test(swiglu_forward, [0 * dy], [gate_up])
+        test(swiglu_backward, [gate_up], [dy])
+    for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
+        logits, nll = near(3 * normal(BT, P, V)), np.zeros((P, BT))
+        weight = rng.random((-(-BT // 2), P))
+        targets, expected = rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
+        for k in range(P):
+            for t in range(BT):
+                nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
+                                             weight[t // 2, k])
+        test(cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
+             [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+    hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
+    for N in (1, 1000, 100003):
+        p, g, m, v = normal(N), normal(N), normal(N), normal(N) ** 2
+        expected = [x.copy() for x in (p, g, m, v)]
+        norm = ne.adamw(*expected, N // 2, ne.Hyper(*hyper))
+        test(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]], "adamw",
+             ("f32", "f64"))
+        g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
+        test(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
+             ("f32", "f64"))
+    for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
+                replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
+        flat = ne.init_params(cfg, 3, np.float64)
+        tokens = rng.integers(0, cfg.vocab_size, cfg.seq_len)
+        expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
+        decode = functools.partial(decode_test, cfg, flat, tokens)
+        tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
+    return tests
+
+def decode_test(cfg, flat, tokens, dtype):
+    """[(T, V)]: the logits after each token"""
+    decoder = Decoder(cfg, flat.astype(DTYPES[dtype]))
+    return [np.array([decoder.step(token) for token in tokens.tolist()])]
+
+def attention_twin(o, lse, dqkv, do, qkv, T, D):
+    """What attention_forward and attention_backward should make, without RoPE: o, lse and dqkv of
+    every sequence of T rows, by the functions of nanoeuler.py, which take one."""
+    W, plain = ne.tile_width(np.float64), (do, qkv, dqkv)
+    do, qkv, dqkv = (ne.aligned(x.shape, x.dtype) for x in plain)      # read past their ends
+    do[:], qkv[:] = plain[:2]
+    scores, dscores = np.zeros((2, ne.BR, T))
+    kt, vt = np.zeros((2, -(-T // W), D, W))
+    for b in range(0, len(qkv), T):
+        s, one = slice(b, b + T), np.zeros((len(lse), T))
+        ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
+        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
+        lse[:, s] = one
+    plain[2][:] = dqkv
+
+def cross_entropy_test(logits, nll, targets, weight, V):
+    cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)
+
+def adamw_test(p, g, m, v, norm, n_decay, hyper):
+    hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
+    adamw(p, p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
+    norm.copy_to_device(to_host(results).astype(norm.dtype))
+
+def adamw_nan_test(p, m, v, g, norm, n_decay, hyper):
+    """g is an input here: only p, m and v are compared."""
+    adamw_test(p, g, m, v, norm, n_decay, hyper)
+
+# What both errors() of a tensor's gradient must stay below.  Measured with the base preset: 4.6, 69
+# and 71 roundoffs of the type.
+GRADIENT_BOUNDS = {"bf16": 5e-2, "f32": 5e-6, "f64": 1e-13}
+
+def gradient_check(preset="base", batch=1):
+    """The gradient of the whole model, tensor by tensor, against the CPU's in float64."""
+    need(batch > 0, f"--batch is {batch}, expected at least 1")
+    cfg, B, rng = ne.PRESETS[preset], batch, np.random.default_rng(1)
+    T, flat = cfg.seq_len, ne.init_params(cfg, 1, np.float64)
+    tokens = rng.integers(0, cfg.vocab_size, (B, T), dtype=np.int32)
+    targets = rng.integers(-1, cfg.vocab_size, (cfg.n_mtp, B, T), dtype=np.int32)
+    weight = ne.loss_weights(targets, 0.3)
+    cpu = ne.Model(cfg, flat)
+    expected = cpu.run(ne.GRADIENT, tokens, targets, weight).sum(0)
+    dtypes = [dtype for dtype in GRADIENT_BOUNDS if has(dtype)]
+    print(f"gradient of {ne.n_params(cfg):,} parameters, {B} x {T} tokens, against the CPU in "
+          f"float64:\n|gpu - cpu| / |cpu| of a tensor, and of its largest entries\n\n"
+          "tensor      " + "".join(f"{NAMES[DTYPES[d]]:>14}{'':5}" for d in dtypes).rstrip())
+    rows = {name: [] for name in (*cpu.g._fields, "loss")}
+    for dtype in dtypes:
+        gpu = Model(cfg, flat, dtype=dtype)
+        gpu.gradient(tokens, targets, weight)
+        grads = to_host(gpu.g_flat)
+        losses, _ = gpu.update(ne.Hyper(*np.ones(8)))
+        for row, x, y in zip(rows.values(), (*ne.views(grads, gpu.table), losses),
+                             (*cpu.g, expected), strict=True):
+            row.append(errors(x, y))
+        del gpu                              # before the next takes its memory
+    rows["worst"] = np.max([*rows.values()], axis=0)     # a NaN stays a NaN
+    for name, row in rows.items():
+        print(f"{name:<12}" + "".join(f"   {norm:.1e} {largest:.1e} " for norm, largest in row))
+    most = [GRADIENT_BOUNDS[dtype] for dtype in dtypes]
+    good = all(error < bound for pair, bound in zip(rows["worst"], most) for error in pair)
+    print(f">>> gradient {'OK' if good else 'FAILED'} (< "
+          + ", < ".join(f"{bound:.0e}" for bound in most) + ")")
+    return 0 if good else 1
+
+# ==== 13 Command line ====
 @dataclass
 class OnGpu:
     """What the GPU's stages are started with beside the CPU's options, some of which differ."""
-    save_every: int = setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = setting("bf16", 0, 0, "bf16, f32 or f64")
-    matmul: str = setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
+    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
+    dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
+    matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
 
 class Run(ne.Run):
-    verb, preset, full = "t", "base", "data/pretrain.txt"
+    verb, preset, larger_data = "t", "base", "data/pretrain.txt"
 
     @dataclass
     class Options(OnGpu, ne.Options):
-        data: str = setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
-        steps: int = setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
-        batch: int = setting(32_768, 1, 1 << 40, "tokens a step")
-        holdout: float = setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
-        warmup: int = setting(200, 0, 1 << 40, "steps of linear warm-up")
-        weight_decay: float = setting(1.0, 0, 10, "of matrices only; a text is reread")
+        data: str = ne.setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
+        steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
+        batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
+        holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
+        warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
+        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
 
 class SftRun(ne.SftRun):
     verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, ne.SftOptions))
@@ -2308,34 +2874,39 @@ def on_gpu(verb, **engine):
         return verb(**engine, **flags)
     return run
 
+def stage(run):
+    """The function of a verb that trains."""
+    return on_gpu(ne.launch, run=run, engine=Model)
+
 def add_verbs(add):
     preset = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
                  help="size of the model (default: base)")
     learn = (preset, out("nanoeuler.bin"), *RUN)
-    speak, speech = on_gpu(ne.speak, decoder=Decoder), fields(ne.Sampling)
-    stage = lambda run: on_gpu(ne.launch, run=run, engine=Model)
+    speech = fields(ne.Sampling)
     learning = dict(settings=fields(Run.Options), shape=ne.SHAPE)
-    add("test", on_gpu(bench("self_tests", "self_tests")), "every kernel against the CPU",
+    add("test", on_gpu(self_tests), "every kernel against the CPU",
         arg("--quick", action="store_true", help="without the largest shapes"))
-    add("g", on_gpu(bench("self_tests", "gradient_check")), "the gradient of the whole model "
+    add("g", on_gpu(gradient_check), "the gradient of the whole model "
         "against the CPU", preset, arg("--batch", type=int, default=1, help="sequences"))
     add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, **learning)
     add("tr", stage(Run), "go on with the run of t", *learn,
         **learning).set_defaults(resume=True)
-    add("i", speak, "one continuation", TEXT, FILE, settings=speech)
+    add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation", TEXT, FILE,
+        settings=speech)
     add("s", stage(SftRun), "fine-tune: learn to answer", FILE, out("nanoeuler_chat.bin"), *RUN,
-        settings=fields(SftRun.Options), shape=ne.SHAPE[:1])
+        settings=fields(SftRun.Options), shape=ne.CONTEXT)
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", CHAT,
-        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options), shape=ne.SHAPE[:1])
-    add("c", speak, "chat", CHAT, settings=speech)
-    add("doctor", bench("doctor", "doctor"), "what this machine has, and what it lacks")
+        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options), shape=ne.CONTEXT)
+    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", CHAT, settings=speech)
+    add("doctor", doctor, "what this machine has, and what it lacks")
 
 def main(argv=None):
     try:
-        return run_verb(add_verbs, "NanoEuler on the GPU.  Without a verb: the self-tests",
+        return ne.run_verb(add_verbs, "NanoEuler on the GPU.  Without a verb: the self-tests",
                         (sys.argv[1:] if argv is None else argv) or ["test"])
     except CudaAPIError as e:
-        print(f"nanoeuler: the GPU says: {e}; see: python nanoeuler_cuda.py doctor",
+        said = " ".join(str(e).split())
+        print(f"nanoeuler: the GPU says: {said}; see: python nanoeuler_cuda.py doctor",
               file=sys.stderr)
         return 2
 

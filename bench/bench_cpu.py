@@ -21,12 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
+
+from common import cpu_model
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORKERS = HERE / "workers.py"
 PRESETS = {"small": dict(tokens=16 * 128, steps=8, contexts=4, label="small, 16 x 128"),
            "big": dict(tokens=8 * 256, steps=3, contexts=1, label="big, 8 x 256")}
-MAX_FOREIGN, MAX_REPEATS = 0.03, 20
+PARTS = ("train", "decode", "stolen", "kernel")
+MAX_FOREIGN = 0.03                           # share of the CPU in a round
+MAX_REPEATS = 20
 BASE = "torch.compile"                       # every ratio is against this row
 
 
@@ -34,13 +39,13 @@ BASE = "torch.compile"                       # every ratio is against this row
 class Worker:
     """An engine in its own process; ask(n) returns the seconds of n steps (or of n contexts)."""
 
-    def __init__(self, engine, task, preset, args, env):
-        env = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS":
-               str(args.threads), "NUMBA_NUM_THREADS": str(args.threads), **env}
-        self.process = subprocess.Popen(
-            [sys.executable, str(WORKERS), engine, task, preset, str(args.threads)], env=env,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.first = self.read()["first_s"]
+    def __init__(self, command, threads, env=None):
+        limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS",
+                                                  "NUMBA_NUM_THREADS")}
+        self.process = subprocess.Popen(command, env={**os.environ, **limits, **(env or {})},
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.ready = self.read()
+        self.first = self.ready["first_s"]
 
     def read(self):
         line = self.process.stdout.readline()
@@ -65,26 +70,38 @@ def one_answer(task, preset, args, env=None):
     return json.loads(out.stdout)
 
 
+class Ticks(NamedTuple):
+    """CPU time since the machine started, in ticks of 10 ms or so, summed over its cores."""
+    all: int
+    busy: int                                # not idle; what the host has stolen is not idle
+    own: int                                 # of the processes that were asked about
+
+
 def cpu_ticks(pids):
-    """Ticks from /proc: busy on the whole machine, used by these processes, all; else None."""
+    """Ticks, or None where there is no /proc.     proc(5)"""
     try:
-        fields = pathlib.Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
-        times = [int(f) for f in fields]
+        stat = pathlib.Path("/proc/stat").read_text(encoding="utf-8")
+        fields = stat.splitlines()[0].split()[1:9]       # "cpu", then times of all cores
+        user, nice, system, idle, iowait, irq, softirq, steal = map(int, fields)
         own = 0
         for pid in pids:
-            stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-            stat = stat.rpartition(")")[2].split()
-            own += sum(int(field) for field in stat[11:15])      # its ended children included
-        return sum(times) - times[3] - times[4], own, sum(times)
+            text = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+            fields = text.rpartition(")")[2].split()     # after the name, which may hold blanks
+            utime, stime, cutime, cstime = map(int, fields[11:15])
+            own += utime + stime + cutime + cstime       # c...: its children that have ended
     except OSError:
         return None
+    busy = user + nice + system + irq + softirq + steal
+    return Ticks(busy + idle + iowait, busy, own)
 
 
 def foreign_share(before, after):
-    """The share of the machine's CPU time that went to others (stolen by the host included)."""
-    if not before or not after or after[2] == before[2]:
-        return 0.0
-    return ((after[0] - before[0]) - (after[1] - before[1])) / (after[2] - before[2])
+    """The share of the machine's CPU time that went to others (stolen by the host included), None
+    where it could not be measured."""
+    if not before or not after or after.all == before.all:
+        return None
+    others = (after.busy - before.busy) - (after.own - before.own)
+    return others / (after.all - before.all)
 
 
 @contextlib.contextmanager
@@ -103,7 +120,7 @@ def busy_process(wanted):
 
 
 @contextlib.contextmanager
-def held(path, kind=fcntl.LOCK_EX):
+def locked(path, kind=fcntl.LOCK_EX):
     """A lock on a file, for machines where other jobs agree to wait for it."""
     if not path:
         yield
@@ -113,37 +130,44 @@ def held(path, kind=fcntl.LOCK_EX):
         yield
 
 
+class Turns(NamedTuple):
+    rounds: dict                             # name -> median seconds of each round
+    repeats: int                             # rounds that were repeated
+    shares: list                             # of the CPU, that others took in each round
+
+
 def take_turns(workers, n, args, stolen=False):
-    """{name: [round's median seconds]}, how many rounds were repeated, the shares of others."""
     rounds = {name: [] for name in workers}
-    repeats, shares = 0, []
+    repeats = 0
+    shares = []
     pids = [w.process.pid for w in workers.values()] + [os.getpid()]
     while len(shares) < args.rounds:
-        with held(args.lock), busy_process(stolen) as busy:
+        with locked(args.lock), busy_process(stolen) as busy:
             mine = pids + [busy] if busy else pids
-            before, medians = cpu_ticks(mine), {}
+            before = cpu_ticks(mine)
+            medians = {}
             for name, worker in workers.items():
                 medians[name] = statistics.median(worker.ask(n))
                 time.sleep(0.05)             # let the last engine's spinning threads go to sleep
             share = foreign_share(before, cpu_ticks(mine))
-        if share > MAX_FOREIGN and repeats < MAX_REPEATS:
+        if share is not None and share > MAX_FOREIGN and repeats < MAX_REPEATS:
             repeats += 1
             time.sleep(2)
             continue
-        shares.append(share)
+        shares.append(share if share is None else round(share, 4))
         for name, seconds in medians.items():
             rounds[name].append(seconds)
-    return rounds, repeats, shares
+    return Turns(rounds, repeats, shares)
 
 
-def summary(rounds, repeats, shares, workers):
+def summary(turns, workers):
     """One row an engine: median, spread, ratio to torch.compile, every round for the record."""
-    middle = {name: statistics.median(r) for name, r in rounds.items()}
-    return {"repeated_rounds": repeats, "others_share": [round(s, 4) for s in shares],
+    middle = {name: statistics.median(r) for name, r in turns.rounds.items()}
+    return {"repeated_rounds": turns.repeats, "others_share": turns.shares,
             "rows": {name: {"median_s": middle[name], "min_s": min(r), "max_s": max(r),
                             "ratio": middle[BASE] / middle[name],
                             "first_call_s": workers[name].first, "rounds_s": r}
-                     for name, r in rounds.items()}}
+                     for name, r in turns.rounds.items()}}
 
 
 # ---- what is measured
@@ -169,8 +193,9 @@ def started(rows, task, preset, args):
     try:
         for name, (engine, env) in rows.items():
             print(f"  starting {name}", file=sys.stderr, flush=True)
-            with held(args.lock, fcntl.LOCK_SH):
-                workers[name] = Worker(engine, task, preset, args, env)
+            with locked(args.lock, fcntl.LOCK_SH):
+                command = [sys.executable, str(WORKERS), engine, task, preset, str(args.threads)]
+                workers[name] = Worker(command, args.threads, env)
         yield workers
     finally:
         for worker in workers.values():
@@ -181,7 +206,7 @@ def run_task(task, preset, args, rows):
     """The training step, or decoding."""
     with started(rows, task, preset, args) as workers:
         n = PRESETS[preset]["steps" if task == "train" else "contexts"]
-        return summary(*take_turns(workers, n, args), workers)
+        return summary(take_turns(workers, n, args), workers)
 
 
 def run_stolen(preset, args, rows):
@@ -189,8 +214,8 @@ def run_stolen(preset, args, rows):
     rows = {name: rows[name] for name in ("NanoEuler", BASE, "PyTorch eager")}
     with started(rows, "train", preset, args) as workers:
         n = PRESETS[preset]["steps"]
-        alone = summary(*take_turns(workers, n, args), workers)
-        stolen = summary(*take_turns(workers, n, args, stolen=True), workers)
+        alone = summary(take_turns(workers, n, args), workers)
+        stolen = summary(take_turns(workers, n, args, stolen=True), workers)
     for name, row in stolen["rows"].items():
         row["speed_left"] = alone["rows"][name]["median_s"] / row["median_s"]
     return {"alone": alone, "stolen": stolen}
@@ -198,35 +223,22 @@ def run_stolen(preset, args, rows):
 
 def run_kernel(preset, args):
     """matmul on the forward's shapes as a share of this core's FMA peak, one core."""
-    with held(args.lock):                    # compiles too: some 20 s a preset
+    with locked(args.lock):                    # compiles too: some 20 s a preset
         raw = one_answer("kernel", preset, args, {"NUMBA_NUM_THREADS": "1"})
     out = {}
     for dtype, r in raw.items():
-        peaks = {bits: statistics.median(v) for bits, v in r["peak"].items()}
-        bits, peak = max(peaks.items(), key=lambda item: item[1])
-        out[dtype] = {"peak_flops": peak, "peak_bits": int(bits), "peaks_flops": peaks}
+        peaks = {bits: statistics.median(rates) for bits, rates in r["peak"].items()}
+        bits = max(peaks, key=peaks.get)
+        out[dtype] = {"peak_flops": peaks[bits], "peak_bits": int(bits), "peaks_flops": peaks}
         for mode in ("hot", "step"):
-            shapes = {name: statistics.median(v) for name, v in r[mode].items()}
+            shapes = {name: statistics.median(rates) for name, rates in r[mode].items()}
             seconds = sum(r["flop"][name] / rate for name, rate in shapes.items())
-            out[dtype][mode] = {"shapes_flops": shapes, "share":
-                                sum(r["flop"].values()) / seconds / peak}
+            share = sum(r["flop"].values()) / seconds / peaks[bits]
+            out[dtype][mode] = {"shapes_flops": shapes, "share": share}
     return out
 
 
 # ---- the machine
-def cpu_model():
-    """(model as the system names it, a file-name slug with the microarchitecture)."""
-    facts = {}
-    with contextlib.suppress(OSError):
-        for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            facts.setdefault(key.strip(), value.strip())
-    name = facts.get("model name", "unknown")
-    detail = "family {} model {} stepping {}".format(
-        *(facts.get(k, "?") for k in ("cpu family", "model", "stepping")))
-    return name, detail, facts
-
-
 def gemm_code(env):
     """What torch's float32 GEMM runs: the hottest MKL function if perf is here, else what
     MKL_VERBOSE says (which names no instruction set on other vendors' CPUs)."""
@@ -255,7 +267,8 @@ def build_stub(folder, facts):
 
     MKL picks AVX2 code on other vendors' CPUs even where they have AVX-512: this stands for what
     the peer would do with its widest GEMM."""
-    gcc, other_vendor = shutil.which("gcc"), facts.get("vendor_id") != "GenuineIntel"
+    gcc = shutil.which("gcc")
+    other_vendor = facts.get("vendor_id") != "GenuineIntel"
     if not (gcc and other_vendor and "avx512f" in facts.get("flags", "")):
         return None
     source, library = pathlib.Path(folder, "stub.c"), pathlib.Path(folder, "stub.so")
@@ -286,6 +299,9 @@ def ms(seconds):
 
 def quiet_note(result):
     """How undisturbed the rounds behind a table were."""
+    if None in result["others_share"]:
+        return ["", f"{len(result['others_share'])} rounds; what other processes took of the CPU "
+                    f"was not measured."]
     return ["", f"{len(result['others_share'])} rounds; other processes took at most "
                 f"{100 * max(result['others_share']):.1f} % of the CPU in one; "
                 f"{result['repeated_rounds']} repeated for more than {100 * MAX_FOREIGN:.0f} %."]
@@ -303,7 +319,10 @@ def train_table(result, tokens):
 def decode_table(result):
     lines = ["| engine | us a token | lowest - highest round | tokens/s | against torch.compile |",
              "|---|---:|---:|---:|---:|"]
-    us = lambda s: f"{s * 1e6:,.0f}"
+
+    def us(seconds):
+        return f"{seconds * 1e6:,.0f}"
+
     for name, r in result["rows"].items():
         lines.append(f"| {name} | {us(r['median_s'])} | {us(r['min_s'])} - {us(r['max_s'])} | "
                      f"{1 / r['median_s']:,.0f} | {r['ratio']:.2f}x |")
@@ -371,16 +390,16 @@ def main():
                         help="lock FILE in each timed round (shared: while workers start)")
     parser.add_argument("--out", default=str(HERE / "results"), help="folder (default %(default)s)")
     args = parser.parse_args()
-    parts = [p for p in ("train", "decode", "stolen", "kernel") if p in args.only]
+    parts = [p for p in PARTS if p in args.only] or PARTS
     presets = [p for p in PRESETS if p in args.only] or list(PRESETS)
-    unknown = set(args.only) - {"train", "decode", "stolen", "kernel", *PRESETS}
+    unknown = set(args.only) - {*PARTS, *PRESETS}
     if unknown:
-        parser.error(f"--only knows train decode stolen kernel small big, not {sorted(unknown)}")
+        parser.error(f"--only knows {' '.join([*PARTS, *PRESETS])}, not {sorted(unknown)}")
     with tempfile.TemporaryDirectory() as folder:
-        stub = build_stub(folder, cpu_model()[2])
-        with held(args.lock, fcntl.LOCK_SH):
+        stub = build_stub(folder, cpu_model().facts)
+        with locked(args.lock, fcntl.LOCK_SH):
             results = {"machine": machine(args, stub)}
-        for part in parts or ("train", "decode", "stolen", "kernel"):
+        for part in parts:
             for preset in presets:
                 print(f"{part} {preset}", file=sys.stderr, flush=True)
                 rows = engines(part, "avx512f" in results["machine"]["features"], stub)

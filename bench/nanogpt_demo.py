@@ -29,6 +29,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from bench_cpu import cpu_ticks, foreign_share
+from common import character_start, cpu_model
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYERS, HEADS, WIDTH, BLOCK, BATCH = 4, 4, 128, 64, 12
@@ -82,20 +83,20 @@ class GPT(nn.Module):
 # ---- the run
 def held_out_split(data, share=0.1):
     """(training text, held-out text): the last bytes, cut where a character starts."""
-    cut = int(len(data) * (1 - share))
-    while data[cut] & 0xC0 == 0x80:
-        cut -= 1
+    cut = character_start(data, int(len(data) * (1 - share)))
     return data[:cut].decode(), data[cut:].decode()
 
 
 @torch.no_grad()
 def tail_nats(model, ids, windows=None):
-    """Summed CE of every token of ids after the first, in disjoint windows of BLOCK."""
+    """Summed CE of every token of ids after the first, in disjoint windows of BLOCK; with
+    `windows`, of so many windows only."""
     whole = (len(ids) - 1) // BLOCK
-    x, y = ids[:whole * BLOCK].view(-1, BLOCK), ids[1:whole * BLOCK + 1].view(-1, BLOCK)
+    inputs = ids[:whole * BLOCK].view(-1, BLOCK)[:windows]
+    targets = ids[1:whole * BLOCK + 1].view(-1, BLOCK)[:windows]
     total = 0.0
-    for a, b in zip(x[:windows].split(256), y[:windows].split(256)):
-        total += model.loss(a, b, "sum").item()
+    for x, y in zip(inputs.split(256), targets.split(256)):
+        total += model.loss(x, y, "sum").item()
     if windows is None and whole * BLOCK < len(ids) - 1:
         rest = ids[None, whole * BLOCK:]
         total += model.loss(rest[:, :-1], rest[:, 1:], "sum").item()
@@ -109,12 +110,28 @@ def learning_rate(iteration, progress):
     return MIN_LR + 0.5 * (1 + math.cos(math.pi * min(1.0, progress))) * (LR - MIN_LR)
 
 
+def evaluation_seconds(model, ids):
+    """What tail_nats(model, ids) takes, and a tenth for the rest, from a tenth of its windows."""
+    windows = len(ids) // BLOCK // 10
+    tail_nats(model, ids, windows)           # warms up
+    began = time.perf_counter()
+    tail_nats(model, ids, windows)
+    return 11 * (time.perf_counter() - began)
+
+
+def progress_of(iteration, now, warm, limit):
+    """Share of the schedule after warm-up that is done: by iterations, or with a limit by seconds.
+    now: seconds since the start     warm: when warm-up was over, None before that"""
+    if not limit:
+        return (iteration - WARMUP) / (ITERATIONS - WARMUP)
+    return 0.0 if warm is None else (now - warm) / (limit - warm)
+
+
 def train(path, minutes, seed):
     """minutes None: the README's 2,000 iterations, else as many as fit, evaluation included."""
     start = time.perf_counter()
     torch.manual_seed(seed)
-    data = pathlib.Path(path).read_bytes()
-    text, tail = held_out_split(data)
+    text, tail = held_out_split(pathlib.Path(path).read_bytes())
     code = {c: i for i, c in enumerate(sorted(set(text + tail)))}
     ids = torch.tensor([code[c] for c in text])
     tail_ids = torch.tensor([code[c] for c in text[-1] + tail])
@@ -122,26 +139,26 @@ def train(path, minutes, seed):
     groups = [dict(params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=0.1),
               dict(params=[p for p in model.parameters() if p.dim() < 2], weight_decay=0.0)]
     opt = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.99), fused=True)
-    windows = len(tail_ids) // BLOCK // 10
-    tail_nats(model, tail_ids, windows)                      # warm, then how long a tenth takes
-    began = time.perf_counter()
-    tail_nats(model, tail_ids, windows)
-    last = 11 * (time.perf_counter() - began)
-    limit = minutes * 60 - last if minutes else None
-    offsets, iteration, warm = torch.arange(BLOCK), 0, None
+    limit = None                             # seconds from the start, of training
+    if minutes:
+        last = evaluation_seconds(model, tail_ids)
+        limit = minutes * 60 - last
+        if limit <= time.perf_counter() - start:
+            raise SystemExit(f"--minutes {minutes:g}: no time is left to train, as the evaluation "
+                             f"takes {last:.1f} s; give more")
+    offsets = torch.arange(BLOCK)
+    warm = None
+    iteration = 0
     while True:
         now = time.perf_counter() - start
         if iteration == WARMUP:
             warm = now
-        if limit:
-            progress = (now - warm) / (limit - warm) if warm else 0.0
-            done = now >= limit
-        else:
-            progress, done = (iteration - WARMUP) / (ITERATIONS - WARMUP), iteration > ITERATIONS
+        # nanoGPT's own loop ends after iteration number 2,000, which is its 2,001st
+        done = now >= limit if limit else iteration > ITERATIONS
         if done:
             break
         for group in opt.param_groups:
-            group["lr"] = learning_rate(iteration, progress)
+            group["lr"] = learning_rate(iteration, progress_of(iteration, now, warm, limit))
         at = torch.randint(len(ids) - BLOCK, (BATCH, 1)) + offsets
         loss = model.loss(ids[at], ids[at + 1])
         loss.backward()
@@ -181,16 +198,9 @@ def nanoeuler(path, minutes, threads):
             "minutes": seconds / 60}
 
 
-def cpu_name():
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        return next(s.split(":", 1)[1].strip() for s in text.splitlines() if "model name" in s)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def run_rows(args):
-    """{name: result}; others_share says how much of the CPU other processes took meanwhile."""
+    """{name: result}; others_share says how much of the CPU other processes took meanwhile, None
+    if that cannot be measured here."""
     todo = {"readme": ("nanoGPT's CPU demo, 2,000 iterations as its README says",
                        lambda: train(args.data, None, args.seed)),
             "stretched": (f"the same, schedule stretched to {args.minutes:g} minutes",
@@ -219,15 +229,18 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rows = run_rows(args)
-    print(f"{cpu_name()}, {args.threads} threads, torch {torch.__version__}\n")
+    print(f"{cpu_model().name}, {args.threads} threads, torch {torch.__version__}\n")
     print("| run | parameters | steps | tokens seen | minutes | CPU taken by others | "
           "held-out bits per byte |\n|---|---:|---:|---:|---:|---:|---:|")
     for name, r in rows.items():
+        others = "not measured"
+        if r["others_share"] is not None:
+            others = f"{100 * r['others_share']:.0f} %"
         print(f"| {name} | {r['parameters']:,} | {r['iterations']:,} | {r['tokens_seen']:,} | "
-              f"{r['minutes']:.2f} | {100 * r['others_share']:.0f} % | "
+              f"{r['minutes']:.2f} | {others} | "
               f"{r['val_bits_per_byte']:.3f} |")
     if args.out:
-        machine = {"cpu": cpu_name(), "threads": args.threads, "torch": torch.__version__,
+        machine = {"cpu": cpu_model().name, "threads": args.threads, "torch": torch.__version__,
                    "python": platform.python_version(), "load_average": os.getloadavg()}
         pathlib.Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(args.out).write_text(

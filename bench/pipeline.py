@@ -26,6 +26,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,14 +38,29 @@ REPORT = "pipeline.md"                       # git ignores it, and the checkpoin
 KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
          "count": "Count the words|How many words", "capitals": "Write the word",
          "first letter": "What is the first letter"}
-# title, verbs of the CPU and of the GPU program, file, flags of the one and of the other
-STAGES = [("pretrained", "train", "t", "pipeline.bin", ["--minutes", "3"],
-           ["--cuts", "0.02"]),
-          ("fine-tuned", "sft", "s", "pipeline_chat.bin", ["--seq-len", "256", "--epochs", "2"],
-           ["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
-           "--mtp-weight", "0", "--cuts", "0.1"]),
-          ("preferences", "dpo", "d", "pipeline_dpo.bin", ["--nll", "1"],
-           ["--batch", "4096", "--lr", "2.4e-4", "--nll", "5", "--epochs", "2"])]
+MAX_TRIES = 100_000                          # for one more question of a kind
+
+
+class Stage(NamedTuple):
+    title: str
+    verb: str
+    gpu_verb: str
+    out: str                                 # its checkpoint
+    flags: list
+    gpu_flags: list
+
+
+STAGES = [
+    Stage("pretrained", "train", "t", "pipeline.bin",
+          flags=["--minutes", "3"],
+          gpu_flags=["--cuts", "0.02"]),
+    Stage("fine-tuned", "sft", "s", "pipeline_chat.bin",
+          flags=["--seq-len", "256", "--epochs", "2"],
+          gpu_flags=["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
+                     "--mtp-weight", "0", "--cuts", "0.1"]),
+    Stage("preferences", "dpo", "d", "pipeline_dpo.bin",
+          flags=["--nll", "1"],
+          gpu_flags=["--batch", "4096", "--lr", "2.4e-4", "--nll", "5", "--epochs", "2"])]
 
 
 def complete(path):
@@ -56,44 +72,110 @@ def complete(path):
 
 def run_stage(stage, before, args):
     """One verb as a user types it.  Seconds it took, in this and in earlier sittings."""
-    _, verb, gpu_verb, out, *flags = stage
-    data = {"sft": args.instructions, "dpo": args.pairs}.get(verb)
-    command = [sys.executable, str(ROOT / ("nanoeuler_cuda.py" if args.gpu else "nanoeuler.py")),
-               gpu_verb if args.gpu else verb]
-    if os.path.exists(out) and not args.force:
+    data = {"sft": args.instructions, "dpo": args.pairs}.get(stage.verb)
+    if os.path.exists(stage.out) and not args.force:
         flags = ["--resume"]
     else:
-        for _, _, _, later, *_ in STAGES[STAGES.index(stage) + 1:]:      # it came from another
-            Path(later).unlink(missing_ok=True)
-        flags = ([before] if before else []) + flags[args.gpu] + ["--force"]
+        for later in STAGES[STAGES.index(stage) + 1:]:   # made from a checkpoint that goes now
+            Path(later.out).unlink(missing_ok=True)
+        flags = [*(stage.gpu_flags if args.gpu else stage.flags), "--force"]
+        if before:
+            flags.insert(0, before)
         if data:
             flags += ["--data", data]
         elif args.minutes:
             flags += ["--minutes", str(args.minutes)]
-    command += flags + ["--out", out]
+    program, verb = ("nanoeuler.py", stage.verb)
+    if args.gpu:
+        program, verb = ("nanoeuler_cuda.py", stage.gpu_verb)
+    command = [sys.executable, str(ROOT / program), verb, *flags, "--out", stage.out]
     print("\n$ " + " ".join(command), flush=True)
-    child = subprocess.Popen(command)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())      # as Ctrl-C: the stage saves
-    try:
-        child.wait()
-    except KeyboardInterrupt:                # which the stage got as well: it saves
-        child.wait()
-    if child.returncode or not complete(out):
-        sys.exit(f"{out} is not complete; the same command goes on, without --force")
-    made = ne.read_checkpoint(out).state
+    code = run_child(command)
+    if code or not complete(stage.out):
+        sys.exit(f"{stage.out} is not complete; the same command goes on, without --force")
+    made = ne.read_checkpoint(stage.out).state
     if data and made.options["data"] != data:
-        sys.exit(f"{out} was made of {made.options['data']}, not of {data}; --force begins anew")
+        sys.exit(f"{stage.out} was made of {made.options['data']}, not of {data}; --force begins "
+                 f"anew")
     return made.elapsed
 
 
-def summed(model, tokenizer, e, key):
+def run_child(command):
+    """Exit code.  Of Ctrl-C and SIGTERM the child saves what it has; it is waited for."""
+    child = subprocess.Popen(command)
+    previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        child.wait()
+    except KeyboardInterrupt:                # a terminal sends it to the child as well
+        child.wait()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return child.returncode
+
+
+def response_nats(model, tokenizer, e, key):
     """-log pi of the response to an example, nats; None if it does not fit."""
-    prompt, T = tokenizer.encode(ne.prompt_of(e)), model.cfg.seq_len
+    T = model.cfg.seq_len
+    prompt = tokenizer.encode(ne.prompt_of(e))
     response = np.append(tokenizer.encode(e[key]), np.int32(tokenizer.specials["</s>"]))
     if len(prompt) + len(response) - 1 > T:
         return None
     tokens, targets = ne.Examples([(prompt, response)], T, model.cfg.n_mtp, 1).batch([0])
     return np.sum(model.losses(tokens, targets[0]))
+
+
+# ---- questions of skill
+class Draw(NamedTuple):
+    """What chance decides about a question.  All of it is drawn for each, used or not."""
+    x: int
+    y: int
+    words: list
+    word: str
+    addition: str
+    wrong_sum: int                           # this much beside the right one
+    counting: str
+    wrong_count: int
+
+
+# kind -> instruction, input, chosen, rejected
+def sort_question(d):
+    words = sorted(d.words)
+    return ("Sort these words in alphabetical order.", ", ".join(d.words),
+            ", ".join(words), ", ".join(words[::-1]))
+
+
+def reverse_question(d):
+    return ("Reverse the order of this list.", ", ".join(d.words),
+            ", ".join(d.words[::-1]), ", ".join(d.words))
+
+
+def add_question(d):
+    right = f"{d.x} plus {d.y} is {d.x + d.y}."
+    return (d.addition.format(x=d.x, y=d.y), "",
+            right, f"{d.x} plus {d.y} is {d.x + d.y + d.wrong_sum}.")
+
+
+def count_question(d):
+    n = len(d.words)
+    return (d.counting, ", ".join(d.words),
+            f"There are {n} words in the list.",
+            f"There are {n + d.wrong_count} words in the list.")
+
+
+def capitals_question(d):
+    return f'Write the word "{d.word}" in capital letters.', "", d.word.upper(), d.word
+
+
+def first_letter_question(d):
+    return (f'What is the first letter of "{d.word}"?', "",
+            f'The first letter of "{d.word}" is "{d.word[0]}".',
+            f'The first letter of "{d.word}" is "{d.word[-1]}".')
+
+
+MAKERS = {"sort": sort_question, "reverse": reverse_question, "add": add_question,
+          "count": count_question, "capitals": capitals_question,
+          "first letter": first_letter_question}
+MOST_WORDS = {"sort": 6, "count": 7}         # of the other kinds 5
 
 
 def unseen(n):
@@ -104,43 +186,39 @@ def unseen(n):
     common = sorted({word for words in lists for word in words})
     # one word in 50 is held out for a question about it: these need more of them
     known = sorted({w for e in shipped for w in re.findall(r"\b[a-z]{4,10}\b", e["output"])})
-    rng, out = random.Random(2), []          # on those of 1 the flags of STAGES were chosen
+    rng = random.Random(2)                   # on those of 1 the flags of STAGES were chosen
+    out = []
+    tries = 0
     while len(out) < n:
-        kind, x, y = list(KINDS)[len(out) % len(KINDS)], rng.randint(2, 60), rng.randint(2, 60)
-        words = rng.sample(common, rng.randint(3, {"sort": 6, "count": 7}.get(kind, 5)))
-        word = rng.choice(known)
-        k = len(words)
-        instruction, chosen, rejected = {
-            "sort": ("Sort these words in alphabetical order.", ", ".join(sorted(words)),
-                     ", ".join(sorted(words)[::-1])),
-            "reverse": ("Reverse the order of this list.", ", ".join(words[::-1]),
-                        ", ".join(words)),
-            "add": (rng.choice([f"Add {x} and {y}.", f"What is {x} plus {y}?"]),
-                    f"{x} plus {y} is {x + y}.",
-                    f"{x} plus {y} is {x + y + rng.choice([-10, -2, -1, 1, 2, 10])}."),
-            "count": (rng.choice(["Count the words in the list.",
-                                  "How many words are in this list?"]),
-                      f"There are {k} words in the list.",
-                      f"There are {k + rng.choice([-1, 1, 2])} words in the list."),
-            "capitals": (f'Write the word "{word}" in capital letters.', word.upper(), word),
-            "first letter": (f'What is the first letter of "{word}"?',
-                             f'The first letter of "{word}" is "{word[0]}".',
-                             f'The first letter of "{word}" is "{word[-1]}".')}[kind]
-        e = dict(instruction=instruction, input=", ".join(words) if kind in (
-            "sort", "reverse", "count") else "", output=chosen, chosen=chosen, rejected=rejected,
-            source="skill")
-        question = instruction, e["input"]
+        kind = list(KINDS)[len(out) % len(KINDS)]
+        draw = Draw(
+            x=rng.randint(2, 60), y=rng.randint(2, 60),
+            words=rng.sample(common, rng.randint(3, MOST_WORDS.get(kind, 5))),
+            word=rng.choice(known),
+            addition=rng.choice(["Add {x} and {y}.", "What is {x} plus {y}?"]),
+            wrong_sum=rng.choice([-10, -2, -1, 1, 2, 10]),
+            counting=rng.choice(["Count the words in the list.",
+                                 "How many words are in this list?"]),
+            wrong_count=rng.choice([-1, 1, 2]))
+        instruction, words, chosen, rejected = MAKERS[kind](draw)
+        e = dict(instruction=instruction, input=words, output=chosen, chosen=chosen,
+                 rejected=rejected, source="skill")
+        question = instruction, words
+        tries += 1
         if ne.held_out(e) and chosen != rejected and question not in seen:
             seen.add(question)
             out.append(e)
+            tries = 0
+        ne.need(tries < MAX_TRIES, f"--unseen {n}: no more held-out questions of {kind} are found; "
+                f"ask for at most {len(out)}")
     return out
 
 
+# ---- what a stage can do
 def answer(decoder, tokenizer, e, n=100):
     prompt = tokenizer.encode(ne.prompt_of(e)).tolist()
-    decoder.tokens = os.path.commonprefix([decoder.tokens, prompt[:-1]])         # of the template
-    ids = ne.generate(decoder, prompt[len(decoder.tokens):], n, None, ne.Sampling(temperature=0.0),
-                      tokenizer.specials["</s>"])
+    ids = ne.generate(decoder, ne.rewind_to(decoder, prompt), n, None,
+                      ne.Sampling(temperature=0.0), tokenizer.specials["</s>"])
     return tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
 
@@ -150,70 +228,104 @@ def exact(decoder, tokenizer, examples):
             for e in examples]
 
 
+def of(right):
+    """How many of a list of bools are true, in words."""
+    return f"{sum(right)} of {len(right)}"
+
+
 def prefers(model, tokenizer, pairs):
     """How many of the pairs that fit have the likelier answer chosen."""
-    nats = [[summed(model, tokenizer, e, key) for key in ("rejected", "chosen")] for e in pairs]
-    fit = [r > c for r, c in nats if r is not None and c is not None]
-    return f"{sum(fit)} of {len(fit)}"
+    right = []
+    for e in pairs:
+        chosen = response_nats(model, tokenizer, e, "chosen")
+        rejected = response_nats(model, tokenizer, e, "rejected")
+        if chosen is not None and rejected is not None:
+            right.append(chosen < rejected)
+    return of(right)
 
 
-def flags(c, run, start):
+def flags_of(c, run, start):
     """What a stage was started with, where it differs from the defaults and the Config it had."""
     default = asdict(run.Options()) | asdict(start)
     given = c.state.options | {f.name: getattr(c.cfg, f.name) for f in ne.SHAPE}
-    return " ".join([run.verb, *(f"--{name.replace('_', '-')} {value}" for name, value in
-                                 given.items() if value != default.get(name))])
+    words = [run.verb]
+    for name, value in given.items():
+        if value != default.get(name):
+            words.append(f"--{name.replace('_', '-')} {value}")
+    return " ".join(words)
 
 
-def measure(path, engine, run, start, examples, pairs, more):
-    """Config and flags of a stage, a row of each table, and the answers to five questions."""
+class Measured(NamedTuple):
+    """Of a stage."""
+    cfg: ne.Config
+    seconds: float
+    started: str                             # verb and flags
+    row: list                                # of the first table
+    unseen_row: list                         # of the second; empty without --unseen
+    answers: list                            # (example, reply) of five questions
+
+
+def measure(path, engine, run, start, seconds, examples, pairs, more):
     c = ne.read_checkpoint(path)
     # every stage at the longest context: no weight depends on it
     model = engine.Model(ne.replace(c.cfg, seq_len=max(256, c.cfg.seq_len)), c.flat)
     decoder = model.decoder()
-    nats = [(summed(model, c.tokenizer, e, "output"), len(e["output"].encode())) for e in examples]
-    fit = [(x, n) for x, n in nats if x is not None]
-    skill = exact(decoder, c.tokenizer, [e for e in examples if e.get("source") == "skill"])
-    row = (f"{sum(x for x, _ in fit) / np.log(2) / sum(n for _, n in fit):.3f}",
-           f"{sum(skill)} of {len(skill)}", prefers(model, c.tokenizer, pairs))
-    kinds = [exact(decoder, c.tokenizer, more[k::len(KINDS)]) for k in range(len(KINDS))]
-    unseen_row = (*(f"{sum(k)} of {len(k)}" for k in (*kinds, sum(kinds, []))),
-                  prefers(model, c.tokenizer, more)) if more else ()
+    nats = 0.0
+    size = 0                                 # bytes of the responses that fit
+    for e in examples:
+        x = response_nats(model, c.tokenizer, e, "output")
+        if x is not None:
+            nats += x
+            size += len(e["output"].encode())
+    skill = [e for e in examples if e.get("source") == "skill"]
+    row = [f"{nats / np.log(2) / size:.3f}", of(exact(decoder, c.tokenizer, skill)),
+           prefers(model, c.tokenizer, pairs)]
+    unseen_row = []
+    if more:                                 # question k is of kind k modulo their number
+        right = exact(decoder, c.tokenizer, more)
+        unseen_row = [of(right[k::len(KINDS)]) for k in range(len(KINDS))]
+        unseen_row += [of(right), prefers(model, c.tokenizer, more)]
     questions = [examples[i] for i in np.linspace(0, len(examples) - 1, 5).astype(int)]
-    return c.cfg, flags(c, run, start), row, unseen_row, [
-        (e, answer(decoder, c.tokenizer, e)) for e in questions]
+    answers = [(e, answer(decoder, c.tokenizer, e)) for e in questions]
+    return Measured(c.cfg, seconds, flags_of(c, run, start), row, unseen_row, answers)
 
 
 def table(head, rows):
-    return ["", "| after | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head),
-            *(f"| {title} | " + " | ".join(row) + " |" for (title, *_), row in zip(STAGES, rows))]
+    lines = ["", "| after | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
+    for stage, row in zip(STAGES, rows):
+        lines.append(f"| {stage.title} | " + " | ".join(row) + " |")
+    return lines
 
 
-def report(rows, out, gpu):
-    """The Markdown text: tables of the stages, then questions with one answer a stage."""
-    c, text = ne.read_checkpoint(out), ne.read_checkpoint(STAGES[0][3]).state
-    dpo = [r for r in ne.read_log(os.path.splitext(out)[0] + ".jsonl") if "val_loss" in r][-1]
-    seconds, started, rows, more, answers = zip(*rows)
+def report(stages, out, gpu):
+    """The Markdown text: tables of the Measured stages, then questions with one answer a stage."""
+    c = ne.read_checkpoint(out)
+    pretrained = ne.read_checkpoint(STAGES[0].out).state
+    log = ne.read_log(os.path.splitext(out)[0] + ".jsonl")
+    dpo = [r for r in log if "val_loss" in r][-1]
     program = "nanoeuler_cuda.py" if gpu else "nanoeuler.py"
+    minutes = sum(stage.seconds for stage in stages) / 60
     lines = [f"# {ne.n_params(c.cfg):,} parameters, from bytes to answers", "",
-             f"{sum(seconds) / 60:.0f} minutes of training; tokenizer of {c.cfg.vocab_size:,} "
-             f"tokens.  Text: {text.options['data']}, {text.bits_per_byte:.4f} bits per byte held "
-             f"out.", "",
-             *(f"    {program} {verb_and_flags}" for verb_and_flags in started), *table(
-                 ["minutes", "responses, bits/byte", "exact (skill)", "prefers the chosen"],
-                 [(f"{s / 60:.1f}", *row) for s, row in zip(seconds, rows)])]
-    if more[0]:
+             f"{minutes:.0f} minutes of training; tokenizer of {c.cfg.vocab_size:,} "
+             f"tokens.  Text: {pretrained.options['data']}, {pretrained.bits_per_byte:.4f} bits "
+             f"per byte held out.", ""]
+    lines += [f"    {program} {stage.started}" for stage in stages]
+    lines += table(["minutes", "responses, bits/byte", "exact (skill)", "prefers the chosen"],
+                   [[f"{stage.seconds / 60:.1f}", *stage.row] for stage in stages])
+    if stages[0].unseen_row:
         lines += ["", "Questions of skill that are in no file, made after the pattern of those "
                   "that are; how many are answered as the key does:",
-                  *table([*KINDS, "together", "prefers the chosen"], more)]
+                  *table([*KINDS, "together", "prefers the chosen"],
+                         [stage.unseen_row for stage in stages])]
     lines += ["", f"Held-out pairs after DPO: loss {dpo['val_loss']:.3f}, reward accuracy "
               f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}, KL "
               f"{dpo['val_kl']:.2f} nats a response.", "", "## Questions nobody trained on"]
-    for i, (e, _) in enumerate(answers[0]):
-        lines += ["", "**" + " ".join(f"{e['instruction']} {e['input']}".split()) + "**", "",
-                  f"- key: {e['output']}"]
-        lines += [f"- {title}: {' '.join(said[i][1].split())}"
-                  for (title, *_), said in zip(STAGES, answers)]
+    for i, (e, _) in enumerate(stages[0].answers):
+        question = " ".join(f"{e['instruction']} {e['input']}".split())
+        lines += ["", f"**{question}**", "", f"- key: {e['output']}"]
+        for stage, measured in zip(STAGES, stages):
+            _, reply = measured.answers[i]
+            lines.append(f"- {stage.title}: {' '.join(reply.split())}")
     return "\n".join(lines) + "\n"
 
 
@@ -224,6 +336,13 @@ def main():
         sys.exit(f"pipeline: {e}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; the same command goes on, without --force")
+
+
+def held_out_of(path, *keys):
+    examples, _ = ne.read_examples(path, *keys)
+    held = [e for e in examples if ne.held_out(e)]
+    ne.need(held, f"{path}: no example of it is held out; use more")
+    return held
 
 
 def pipeline():
@@ -238,17 +357,19 @@ def pipeline():
     engine = importlib.import_module("nanoeuler_cuda") if args.gpu else ne
     if args.gpu:
         engine.open_device()
-    held = []
-    for path, *keys in ((args.instructions, "output"), (args.pairs, "chosen", "rejected")):
-        held.append([e for e in ne.read_examples(path, *keys)[0] if ne.held_out(e)])
-        ne.need(held[-1], f"{path}: no example of it is held out; use more")
-    rows, before, began, more = [], None, time.perf_counter(), unseen(args.unseen)
+    examples = held_out_of(args.instructions, "output")
+    pairs = held_out_of(args.pairs, "chosen", "rejected")
+    more = unseen(args.unseen)
+    began = time.perf_counter()
     cfg = ne.PRESETS[engine.Run.preset]
+    before = None                            # the checkpoint that a stage starts from
+    stages = []
     for stage, run in zip(STAGES, (engine.Run, engine.SftRun, engine.DpoRun)):
-        before, seconds = stage[3], run_stage(stage, before, args)
-        cfg, *measured = measure(before, engine, run, cfg, *held, more)
-        rows.append((seconds, *measured))
-    text = report(rows, before, args.gpu)
+        seconds = run_stage(stage, before, args)
+        stages.append(measure(stage.out, engine, run, cfg, seconds, examples, pairs, more))
+        cfg = stages[-1].cfg
+        before = stage.out
+    text = report(stages, before, args.gpu)
     Path(REPORT).write_text(text, encoding="utf-8")
     print(f"\n{text}\n{REPORT} holds this; {(time.perf_counter() - began) / 60:.0f} minutes.  "
           f"Talk to it with:\n    python nanoeuler.py chat {before}")

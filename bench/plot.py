@@ -1,33 +1,43 @@
 """Loss curves of the logs that train, sft and dpo write: python nanoeuler.py plot LOG..."""
 import math
+import string
 
 import numpy as np
 
 import nanoeuler as ne
 
+LETTERS = string.ascii_letters               # a curve in the terminal
+
+
+def read_curve(path, key):
+    """[(step, value)] of the records of a log whose value is a finite number."""
+    values = [(r["step"], r.get(key)) for r in ne.read_log(path)]
+    return [(step, x) for step, x in values if isinstance(x, float) and math.isfinite(x)]
+
 
 def plot(logs, out):
     """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
-    curves = {}
+    curves = {}                              # (path, key) -> (n, 2): step, bits per byte
     for path in logs:
         for key in ("bits_per_byte", "val_bits_per_byte"):
-            xy = [(r["step"], r[key]) for r in ne.read_log(path)
-                  if type(r.get(key)) is float and math.isfinite(r[key])]
-            if xy:
-                curves[f"{path} {key}"] = np.array(xy, float)
+            points = read_curve(path, key)
+            if points:
+                curves[path, key] = np.array(points, float)
     if not curves:
         raise ne.UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
-    every = np.concatenate(list(curves.values()))
-    (x1, high), low = every.max(0), every[:, 1].min()
-    high = min(high, low + 3)                # the first steps would squeeze the rest into a line
+    points = np.concatenate(list(curves.values()))
+    last_step = points[:, 0].max()
+    low = points[:, 1].min()
+    high = min(points[:, 1].max(), low + 3)  # the first steps would squeeze the rest into a line
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return plot_terminal(curves, x1, low, high)
+        return plot_terminal(curves, last_step, low, high)
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
-    for name, xy in curves.items():
-        axes.plot(*xy.T, label=name, marker="o" if "val" in name else None, linewidth=1)
+    for (path, key), xy in curves.items():
+        marker = "o" if key.startswith("val_") else None
+        axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
     axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
     axes.legend()
     try:
@@ -37,16 +47,23 @@ def plot(logs, out):
     print(f"wrote {out}")
 
 
-def plot_terminal(curves, x1, low, high, width=72, height=20):
+def plot_terminal(curves, last_step, low, high, width=72, height=20):
     """One letter a curve; a column shows the mean of its steps."""
+    if len(curves) > len(LETTERS):
+        raise ne.UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
+                           f"or install matplotlib for a picture")
     grid = np.full((height, width), " ")
-    for letter, xy in zip("abcdefghijklmnopqrstuvwxyz", curves.values()):
-        column = np.minimum(width - 1, xy[:, 0] / max(x1, 1) * width).astype(int)
+    for letter, xy in zip(LETTERS, curves.values()):
+        column = np.minimum(width - 1, xy[:, 0] / max(last_step, 1) * width).astype(int)
         for c in np.unique(column):
-            y = (high - xy[column == c, 1].mean()) / max(high - low, 1e-9) * (height - 1)
-            grid[int(np.clip(y, 0, height - 1)), c] = letter
+            mean = xy[column == c, 1].mean()
+            row = (high - mean) / max(high - low, 1e-9) * (height - 1)
+            grid[int(np.clip(np.rint(row), 0, height - 1)), c] = letter
     for i, row in enumerate(grid):
-        print(f"{high - (high - low) * i / (height - 1):8.3f} |{''.join(row)}")
-    print(f"bits/byte +{'-' * width}\n{'step 0':>16}{int(x1):>{width - 6}}")
-    for letter, name in zip("abcdefghijklmnopqrstuvwxyz", curves):
-        print(f"    {letter}  {name}")
+        value = high - (high - low) * i / (height - 1)
+        print(f"{value:8.3f} |{''.join(row)}")
+    print(f"bits/byte +{'-' * width}")
+    first, last = "step 0", str(int(last_step))          # below the two ends of the line
+    print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
+    for letter, (path, key) in zip(LETTERS, curves):
+        print(f"    {letter}  {path} {key}")

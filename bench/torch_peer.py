@@ -119,7 +119,8 @@ class Peer(nn.Module):
     def __init__(self, cfg, dtype=torch.float32, seed=0, residual=None):
         """residual: the type of the residual stream, where it is not that of the weights"""
         super().__init__()
-        self.cfg, self.residual = cfg, residual or dtype
+        self.cfg = cfg
+        self.residual = residual or dtype
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))
         self.final_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
@@ -153,11 +154,13 @@ class Peer(nn.Module):
 
         idx (B, T), targets (P, B, T) with -1 where there is none."""
         P, V = self.cfg.n_mtp, self.cfg.vocab_size
-        want = targets.permute(1, 2, 0).reshape(-1)
+        want = targets.permute(1, 2, 0).reshape(-1)      # (B, T, P), as the logits are
         ce = F.cross_entropy(self.logits(idx).view(-1, V), want, ignore_index=-1, reduction="none")
         count = (want.view(-1, P) >= 0).sum(0).clamp(min=1)
-        ce = ce.view(-1, P).sum(0) / count
-        return ce[0] + self.cfg.mtp_weight * ce[1:].mean() if P > 1 else ce[0]
+        ce = ce.view(-1, P).sum(0) / count               # (P,) means
+        if P == 1:
+            return ce[0]
+        return ce[0] + self.cfg.mtp_weight * ce[1:].mean()
 
     def decode(self, idx, pos, cache):
         """idx (1, 1), pos (1,) -> the greedy next token (1, 1); writes the cache."""
@@ -170,8 +173,8 @@ class Peer(nn.Module):
         return F.linear(self.final_norm(x), head0).argmax(-1)
 
     def new_cache(self):
-        """Keys and values (1, G, T, D) of each layer: tensors of their own, else every write
-        through a view would make Inductor copy the whole cache."""
+        """[(keys, values)] of the layers, each (1, G, T, D).  All are tensors of their own: of
+        views of one tensor, Inductor would copy the whole at every write."""
         c = self.cfg
         empty = self.cos.new_zeros((1, c.n_kv_head, c.seq_len, c.head_dim))
         return [tuple(empty.clone() for _ in "kv") for _ in range(c.n_layer)]
@@ -254,10 +257,14 @@ def make_step(model, compiled=True, bf16=False, lr=3e-3, mode=None, attention=No
 
 
 def captured(call, stream):
-    """call() recorded as a CUDA graph on a side stream: a function that replays it, and returns
-    what call returned then, with the numbers of this time.  What call reads must stay where it is,
-    and a backward pass inside must belong to a forward pass on the same stream."""
-    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+    """call() recorded as a CUDA graph: replay(), which does on the device what call() did.  replay
+    returns the very tensors that call returned when it was recorded, with new numbers in them.
+
+    The addresses are recorded, too: what call reads must stay where it is.  If call has a backward
+    pass, its forward pass must have run on the same stream, best inside call.
+    stream: one besides the current, as a graph cannot be recorded on the default stream"""
+    current = torch.cuda.current_stream()
+    graph = torch.cuda.CUDAGraph()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         for _ in range(2):

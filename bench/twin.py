@@ -24,7 +24,8 @@ loss      of the head that is read, per step; of dpo that of the preferences.
 exact     held-out questions of skill answered as the key does.  Replies of all sides come from one
           greedy decoder, PyTorch in float32, all questions at once; those of skill also from our
           own, and it is counted how many are the same.
-prefers   held-out pairs with log pi(chosen) > log pi(rejected), by each side's own engine.
+prefers   held-out pairs with log pi(chosen) > log pi(rejected), by each side's own engine; "before"
+          means before training, by ours for all sides.
 gap       log pi(chosen) - log pi(rejected), the mean over these pairs, nats.
 
 The file has 30 held-out questions of skill, so that one is more than 3 points: --unseen N makes N
@@ -34,7 +35,6 @@ answer for a pair.
 import argparse
 import functools
 import importlib
-import importlib.metadata
 import json
 import math
 import os
@@ -47,19 +47,20 @@ from dataclasses import fields
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import get_num_threads, set_num_threads
+from numba import get_num_threads
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
-from bench_cpu import cpu_model
-from data.commands import physical_cores
+from common import cpu_model, versions
 from pipeline import KINDS, unseen
 from torch_peer import Peer, make_optimizer, peer_config
 
 STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
 SIDES = ("ours", "twin", "control", "lockstep", "cpu")
-LOSS_BAR, POINTS_BAR, END_BAR = 5e-3, 3, 0.5             # nats, points, percent
+LOSS_BAR = 5e-3                              # nats
+POINTS_BAR = 3                               # points
+END_BAR = 0.5                                # percent
 EVERY = 10                                   # steps, of lockstep
 
 
@@ -73,24 +74,31 @@ def summed_ce(net, tokens, targets):
 
 
 class Twin:
-    """The peer behind the interface of nanoeuler.Model, so that Run, SftRun and DpoRun train it.
+    """The peer as a nanoeuler.Engine, so that Run, SftRun and DpoRun train it.
 
     Options of the GPU program, which have a dtype, put it on the GPU."""
-    program, talk = "bench/twin.py", "chat"
+    program = "bench/twin.py"
+    talk = "chat"
+
+    @staticmethod
+    def ready():
+        """Nothing: run_side has compiled the decoder's kernels."""
 
     def __init__(self, cfg, flat, moments=(), options=None):
         if cfg.tie_embeddings:
             raise ne.UserError("the twin has no tied embedding; start with a model without one")
         gpu = hasattr(options, "dtype")
         self.dtype = options.dtype if gpu else {4: "f32", 8: "f64"}[flat.itemsize]
-        self.cfg, self.place = cfg, torch.device("cuda" if gpu else "cpu")
+        self.cfg = cfg
+        self.place = torch.device("cuda" if gpu else "cpu")
         self.net = Peer(peer_config(cfg), torch.float64 if self.dtype == "f64" else torch.float32)
         self.load(flat, moments)
         self.net.to(self.place)
         self.cast = functools.partial(torch.autocast, self.place.type, torch.bfloat16,
                                       enabled=self.dtype == "bf16")
-        self.summed_ce = torch.compile(summed_ce, fullgraph=True, dynamic=False) if gpu else (
-            summed_ce)
+        self.summed_ce = summed_ce
+        if gpu:
+            self.summed_ce = torch.compile(summed_ce, fullgraph=True, dynamic=False)
         self.optimizer = make_optimizer(self.net)        # two groups: matrices, vectors
         self.ce = torch.zeros(cfg.n_mtp, dtype=torch.float64, device=self.place)
 
@@ -104,13 +112,16 @@ class Twin:
         self.ce += ce.detach().sum(0, dtype=torch.float64)
 
     def load(self, flat, moments):
-        """moments (m, v) wait for the next update, which knows the step."""
+        """The optimizer wants to know the step beside the moments (m, v): they wait for the next
+        update, whose hyper tells it."""
         self.net.load_numpy(ne.views(flat, ne.param_table(self.cfg))._asdict())
         self.moments = moments
 
     def restore(self, beta2, correct2):
         """Hands AdamW's moments to the optimizer, which counts steps t: correct2 = 1 - beta2^t."""
-        steps = 1e6 if correct2 == 1 else round(math.log(1 - correct2, beta2))
+        steps = 1e6                          # so late that beta2^t is lost beside 1
+        if correct2 != 1:
+            steps = round(math.log(1 - correct2, beta2))
         tables = [ne.views(x, ne.param_table(self.cfg))._asdict() for x in self.moments]
         for name, (weights, _) in self.net.table().items():
             m, v = (self.put(x[name], weights[0].dtype).view(-1, *weights[0].shape)
@@ -122,18 +133,19 @@ class Twin:
         self.moments = ()
 
     def update(self, hyper):
-        lr, beta1, beta2, eps, decay, clip, _, correct2 = map(float, hyper)
         if self.moments:
-            self.restore(beta2, correct2)
-        ce, weights = self.ce.cpu().numpy().copy(), list(self.net.parameters())
+            self.restore(hyper.beta2, hyper.correct2)
+        ce = self.ce.cpu().numpy().copy()
+        weights = list(self.net.parameters())
         norms = torch.stack([torch.linalg.vector_norm(w.grad, dtype=torch.float64)
                              for w in weights])          # in float32 it is 3e-5 off on the CPU
         norm = norms.norm().item()
         self.ce.zero_()
         if math.isfinite(norm):
-            torch.nn.utils.clip_grads_with_norm_(weights, clip, norms.norm())
-            for group, wd in zip(self.optimizer.param_groups, (decay, 0.0)):
-                group.update(lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=wd)
+            torch.nn.utils.clip_grads_with_norm_(weights, hyper.clip, norms.norm())
+            for group, wd in zip(self.optimizer.param_groups, (hyper.weight_decay, 0.0)):
+                group.update(lr=hyper.lr, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps,
+                             weight_decay=wd)
             self.optimizer.step()
             self.optimizer.zero_grad()
         return ce, norm
@@ -150,25 +162,36 @@ class Twin:
     def micro_batch(self, B, asked=0):
         return asked or B
 
-    def flat(self, of):
-        """of(weight) of every weight, in the order of the flat buffer."""
+    def gathered(self, of):
+        """(N,) of(weight) of every weight, in the order of the flat buffer."""
         table = self.net.table()
-        return torch.cat([of(w).detach().flatten() for name, *_ in ne.param_table(self.cfg)
-                          for w in table[name][0]]).cpu().numpy()
+        parts = []
+        for name, *_ in ne.param_table(self.cfg):
+            weights, _ = table[name]
+            parts += [of(w).detach().flatten() for w in weights]
+        return torch.cat(parts).cpu().numpy()
+
+    def weights(self):
+        return self.gathered(lambda w: w)
 
     def buffers(self):
+        if self.moments:                     # no update has handed them over yet
+            return [self.weights(), *self.moments]
         state = self.optimizer.state
-        return [self.flat(lambda w: w)] + [
-            self.flat(lambda w: state[w].get(k, torch.zeros_like(w)))
-            for k in ("exp_avg", "exp_avg_sq")]
+
+        def moment(name):                    # zeros before the first step
+            return self.gathered(lambda w: state[w].get(name, torch.zeros_like(w)))
+
+        return [self.weights(), moment("exp_avg"), moment("exp_avg_sq")]
 
     def decoder(self):
         program = sys.modules["nanoeuler_cuda"] if self.place.type == "cuda" else ne
-        return program.Decoder(self.cfg, self.flat(lambda w: w))
+        return program.Decoder(self.cfg, self.weights())
 
     def device(self):
-        name = torch.cuda.get_device_name() if self.place.type == "cuda" else (
-            f"{torch.get_num_threads()} threads")
+        name = f"{torch.get_num_threads()} threads"
+        if self.place.type == "cuda":
+            name = torch.cuda.get_device_name()
         return f"PyTorch {torch.__version__}, {name}, {self.dtype}"
 
     def first_bad_tensor(self):
@@ -194,27 +217,31 @@ def in_lockstep(Model):
         def __init__(self, cfg, flat, moments=(), options=None):
             super().__init__(cfg, flat, moments, options)
             self.twin = Twin(cfg, flat, (), options)
-            self.steps, self.both, self.apart = 0, False, {}
+            self.steps = 0
+            self.both = False                # does the twin take this step, too?
+            self.apart = {}                  # what came of it; empty for steps of ours alone
 
         def gradient(self, tokens, targets, weight):
-            if self.steps % EVERY == 0 and not self.both:
-                self.both, (self.before, *moments) = True, [x.copy() for x in self.buffers()]
-                self.twin.load(self.before, moments)
+            if self.steps % EVERY == 0 and not self.both:        # the first micro-batch of a step
+                self.before, m, v = (x.copy() for x in self.buffers())
+                self.twin.load(self.before, [m, v])
+                self.both = True
             if self.both:
                 self.twin.gradient(tokens, targets, weight)
             super().gradient(tokens, targets, weight)
 
         def update(self, hyper):
             ce, norm = super().update(hyper)
+            self.apart = {}
             if self.both:
                 twin_ce, twin_norm = self.twin.update(hyper)
-                after, theirs = self.buffers()[0], self.twin.flat(lambda w: w)
+                after = self.buffers()[0]
+                theirs = self.twin.weights()
                 update = np.linalg.norm(theirs - after) / np.linalg.norm(after - self.before)
                 self.apart = dict(loss=abs(twin_ce[0] / ce[0] - 1), norm=abs(twin_norm / norm - 1),
                                   update=float(update))
-            else:
-                self.apart = {}
-            self.both, self.steps = False, self.steps + 1
+            self.both = False
+            self.steps += 1
             return ce, norm
     return Lockstep
 
@@ -222,7 +249,8 @@ def in_lockstep(Model):
 # ---- what a side ends with
 def gaps(model, run, examples):
     """[is it skill, log pi(chosen) - log pi(rejected)] of each pair that fits."""
-    T, end = model.cfg.seq_len, np.int32(run.tokenizer.specials["</s>"])
+    T = model.cfg.seq_len
+    end = np.int32(run.tokenizer.specials["</s>"])
     out = []
     for e in examples:
         prompt = run.tokenizer.encode(ne.prompt_of(e))
@@ -240,11 +268,13 @@ def replies(net, prompts, stop):
     """The likeliest continuation of each prompt (ids), up to and with `stop`, or to a full context.
 
     Position t of every row is read at once, a token of the prompt or the row's own: no padding."""
-    T, place = net.cfg.seq_len, net.cos.device
-    ids = np.full((len(prompts), T + 1), -1)
+    T = net.cfg.seq_len
+    place = net.cos.device
+    ids = torch.full((len(prompts), T + 1), -1)          # -1: nothing is there yet
     for row, prompt in zip(ids, prompts):
-        row[:len(prompt)] = prompt
-    ids, start = torch.from_numpy(ids).to(place), torch.tensor([*map(len, prompts)]).to(place)
+        row[:len(prompt)] = torch.as_tensor(prompt)
+    ids = ids.to(place)
+    start = torch.tensor([len(prompt) for prompt in prompts], device=place)
     shape = len(prompts), net.cfg.n_kv_head, T, net.cfg.head_dim
     cache = [[torch.zeros(shape, dtype=net.cos.dtype, device=place) for _ in "kv"]
              for _ in net.blocks]
@@ -258,44 +288,63 @@ def replies(net, prompts, stop):
             x = x + block.attn.proj(y.flatten(1)[:, None])
             x = x + block.mlp(block.mlp_norm(x))
         likeliest = F.linear(net.final_norm(x[:, 0]), net.lm_head.weight[:net.cfg.vocab_size])
-        mine = t + 1 >= start
-        ids[mine, t + 1] = likeliest.argmax(-1)[mine]
-        said = (ids == stop) & (torch.arange(T + 1, device=place) >= start[:, None])
-        if said.any(1).all():
+        own = t + 1 >= start                 # rows that are past their prompt
+        ids[own, t + 1] = likeliest.argmax(-1)[own]
+        ended = (ids == stop) & (torch.arange(T + 1, device=place) >= start[:, None])
+        if ended.any(1).all():
             break
-    out = [row[n:].tolist() for row, n in zip(ids.cpu(), map(len, prompts))]
-    return [r[:r.index(stop) + 1] if stop in r else [i for i in r if i >= 0] for r in out]
+    out = []
+    for row, prompt in zip(ids.tolist(), prompts):
+        reply = row[len(prompt):]
+        if stop in reply:
+            out.append(reply[:reply.index(stop) + 1])
+        else:
+            out.append([i for i in reply if i >= 0])
+    return out
+
+
+def question_of(e, key):
+    """What is known of a question before it is asked."""
+    skill = e.get("source") == "skill"
+    kinds = [kind for kind, words in KINDS.items() if re.match(words, e["instruction"])]
+    return dict(kind=kinds[0] if skill and kinds else e.get("source"), skill=skill, key=e[key])
 
 
 def answers(run, examples, key, own=True):
-    """A record of each held-out question that fits: source, kind, key and reply."""
-    encode, stop, T = run.tokenizer.encode, run.tokenizer.specials["</s>"], run.model.cfg.seq_len
-    asked = []
+    """A record of each held-out question that fits: kind, key, reply and whether it ended; of
+    skill, if `own`, the reply of our decoder as well."""
+    T = run.model.cfg.seq_len
+    stop = run.tokenizer.specials["</s>"]
+    prompts = []
+    records = []
     for e in examples:
-        if ne.held_out(e) and len(encode(ne.prompt_of(e))) + len(encode(e[key])) <= T:
-            kinds = [k for k, words in KINDS.items() if re.match(words, e["instruction"])]
-            asked.append((encode(ne.prompt_of(e)), dict(
-                kind=kinds[0] if e.get("source") == "skill" and kinds else e.get("source"),
-                skill=e.get("source") == "skill", key=e[key])))
+        prompt = run.tokenizer.encode(ne.prompt_of(e))
+        if ne.held_out(e) and len(prompt) + len(run.tokenizer.encode(e[key])) <= T:
+            prompts.append(prompt)
+            records.append(question_of(e, key))
     net = Peer(peer_config(run.model.cfg)).load_numpy(
         ne.views(run.model.buffers()[0], ne.param_table(run.model.cfg))._asdict())
     net.to("cuda" if hasattr(run.options, "dtype") else "cpu")
     decoder = run.model.decoder()
-    for (prompt, r), ids in zip(asked, replies(net, [p for p, _ in asked], stop)):
-        text = lambda ids: run.tokenizer.decode(ids).decode("utf-8", "replace")
-        r.update(ended=ids[-1] == stop, reply=text([i for i in ids if i != stop]))
-        if r["skill"] and own:
-            decoder.tokens = []
-            r["own"] = text(list(ne.generate(decoder, prompt, T + 1 - len(prompt), None,
-                                             ne.Sampling(temperature=0.0), stop)))
-    return [r for _, r in asked]
+
+    def text(ids):
+        return run.tokenizer.decode(ids).decode("utf-8", "replace")
+
+    for prompt, record, ids in zip(prompts, records, replies(net, prompts, stop)):
+        record["ended"] = ids[-1] == stop
+        record["reply"] = text([i for i in ids if i != stop])
+        if record["skill"] and own:
+            decoder.truncate(0)
+            said = ne.generate(decoder, prompt, T + 1 - len(prompt), None,
+                               ne.Sampling(temperature=0.0), stop)
+            record["own"] = text(list(said))
+    return records
 
 
-def versions():
-    names = ("numba", "llvmlite", "numpy", "torch", "numba-cuda")
-    found = [d.metadata["Name"] for d in importlib.metadata.distributions()]
-    return f"Python {sys.version.split()[0]}, " + ", ".join(
-        f"{n} {importlib.metadata.version(n)}" for n in names if n in found)
+def installed():
+    found = versions("numba", "llvmlite", "numpy", "torch", "numba-cuda")
+    words = [f"{name} {v}" for name, v in found.items() if v]
+    return f"Python {sys.version.split()[0]}, " + ", ".join(words)
 
 
 def origin(args):
@@ -306,15 +355,51 @@ def origin(args):
             f"byte held out")
 
 
+def commit_of(args):
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
+                         capture_output=True, text=True)
+    return args.commit or git.stdout.strip()
+
+
+def held_out_pairs(run, Model, args):
+    """path, or "unseen" -> [is it skill, gap before training, gap after] of each pair that fits."""
+    model = run.model
+    start = Model(model.cfg, ne.read_checkpoint(args.base).flat, (), run.options)
+    pairs, _ = ne.read_examples(run.options.data, *run.answers)
+    sets = {run.options.data: [e for e in pairs if ne.held_out(e)], "unseen": unseen(args.unseen)}
+    out = {}
+    for path, some in sets.items():
+        both = zip(gaps(start, run, some), gaps(model, run, some))
+        out[path] = [[skill, before, after] for (skill, before), (_, after) in both]
+    return out
+
+
+def held_out_answers(run, args):
+    """path, or "unseen" -> records of its questions."""
+    data = run.options.data
+    out = {}
+    for path in dict.fromkeys([data, *args.test]):
+        key = run.answers[0] if path == data else "output"
+        out[path] = answers(run, ne.read_examples(path, key)[0], key, own=path == data)
+    more = unseen(args.unseen)
+    if more:
+        out["unseen"] = answers(run, more, "output", own=False)
+    return out
+
+
 def side_of(side, Run, follow, Model, args):
-    """A Run that takes the schedule of another one's log, and ends with a record of its own."""
+    """A Run that writes a last record of its own: what the side can do, where and how it ran.
+
+    follow: n_steps of each step, as another side's log has them, or None.  Model: ours."""
     class Side(Run):
         def advance(self):
             s = self.state
             if follow:
                 s.n_steps = follow[s.step]
-            r = {"n_steps": s.n_steps, **super().advance()}
-            return {**r, "apart": self.model.apart} if side == "lockstep" else r
+            record = {"n_steps": s.n_steps, **super().advance()}
+            if side == "lockstep":
+                record["apart"] = self.model.apart
+            return record
 
         def go(self):
             super().go()
@@ -322,40 +407,26 @@ def side_of(side, Run, follow, Model, args):
                 self.finish()                # else Ctrl-C: --resume goes on
 
         def finish(self):
-            seconds, model, end = self.elapsed(), self.model, {}
-            more = unseen(args.unseen)
+            seconds = self.elapsed()         # of training, before what follows
+            model = self.model
+            end = {}
             if args.stage == "dpo" and side != "lockstep":
-                start = ne.read_checkpoint(args.base)
-                start = Model(model.cfg, start.flat, (), self.options)
-                pairs = ne.read_examples(self.options.data, *self.answers)[0]
-                end["pairs"] = {}
-                for path, some in ((self.options.data, list(filter(ne.held_out, pairs))),
-                                   ("unseen", more)):
-                    end["pairs"][path] = [[skill, before, after] for (skill, before), (_, after) in
-                                          zip(gaps(start, self, some), gaps(model, self, some))]
+                end["pairs"] = held_out_pairs(self, Model, args)
             if args.stage != "pretrain" and side != "lockstep":
-                end["answers"] = {}
-                for path in dict.fromkeys([self.options.data, *args.test]):
-                    key = self.answers[0] if path == self.options.data else "output"
-                    end["answers"][path] = answers(self, ne.read_examples(path, key)[0], key,
-                                                   own=path == self.options.data)
-                if more:
-                    end["answers"]["unseen"] = answers(self, more, "output", own=False)
-            git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
-                                 capture_output=True, text=True)
+                end["answers"] = held_out_answers(self, args)
+            record = dict(
+                step=self.state.step, end=end, start=origin(args), device=model.device(),
+                minutes=seconds / 60, parameters=ne.n_params(model.cfg), B=self.B,
+                T=model.cfg.seq_len, lr=self.lr, data=self.options.data,
+                machine=cpu_model().name, cores=os.cpu_count(), versions=installed(),
+                commit=commit_of(args), command=" ".join(["python", "bench/twin.py", *args.argv]))
             with open(self.log, "a", encoding="utf-8") as f:
-                f.write(json.dumps(dict(
-                    step=self.state.step, end=end, start=origin(args), device=model.device(),
-                    minutes=seconds / 60, parameters=ne.n_params(model.cfg), B=self.B,
-                    T=model.cfg.seq_len, lr=self.lr, data=self.options.data,
-                    machine=cpu_model()[0], cores=os.cpu_count(), versions=versions(),
-                    commit=args.commit or git.stdout.strip(),
-                    command=" ".join(["python", "bench/twin.py", *args.argv]))) + "\n")
+                f.write(json.dumps(record) + "\n")
     return Side
 
 
 def run_side(side, chosen, args):
-    set_num_threads(min(physical_cores(), get_num_threads()))
+    ne.use_threads(0)                        # one a core that we may use
     torch.set_num_threads(get_num_threads())
     if args.engine == "gpu":
         import nanoeuler_cuda as program
@@ -373,22 +444,26 @@ def run_side(side, chosen, args):
         chosen = {}                          # the checkpoint knows them
     elif follow is not None:
         chosen = {**chosen, "steps": len(follow)}
-    start = {} if args.resume else dict(preset=args.preset) if args.stage == "pretrain" else (
-        dict(file=args.base))                # a resumed one is what it was
-    path, run = args.folder[0] / side, side_of(side, getattr(program, STAGES[args.stage]), follow,
-                                            program.Model, args)
+    start = {}                               # a resumed one is what it was
+    if not args.resume:
+        start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
+    path = args.folder[0] / side
+    run = side_of(side, getattr(program, STAGES[args.stage]), follow, program.Model, args)
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
-    if 0 < c.state.n_steps <= c.state.step and "end" not in ne.read_log(f"{path}.jsonl")[-1]:
-        engine = program.Model if side == "control" else engine          # stopped in `finish`
+    complete = 0 < c.state.n_steps <= c.state.step
+    if complete and "end" not in ne.read_log(f"{path}.jsonl")[-1]:   # it was stopped in `finish`
         run(f"{path}.bin", c, run.Options(**c.state.options), engine).finish()
 
 
 # ---- comparison
 def difference(ours, theirs):
     """Of two curves: how far apart they are, and where they end (means of the last tenth)."""
-    x, y = (np.array([r["loss"] for r in log]) for log in (ours, theirs))
-    d, last, n = np.abs(x - y), max(1, len(x) // 10), min(50, len(x))
+    x = np.array([r["loss"] for r in ours])
+    y = np.array([r["loss"] for r in theirs])
+    d = np.abs(x - y)
+    last = max(1, len(x) // 10)
+    n = min(50, len(x))
     return dict(first_50=d[:50].max(), largest=d.max(), at_step=int(d.argmax()) + 1,
                 mean=d.mean(), above=int((d > LOSS_BAR).sum()),
                 smooth=np.abs(np.convolve(y - x, np.ones(n) / n, "valid")).max(),
@@ -397,60 +472,120 @@ def difference(ours, theirs):
                 norm=max(abs(b["norm"] / a["norm"] - 1) for a, b in zip(ours, theirs)))
 
 
-def measures(log, end):
-    """name -> a number, or [k, n] for k of n."""
-    out = {k: v for r in log for k, v in r.items() if k.startswith("val_")}      # the last ones
+def pair_measures(name, pairs):
+    """Of pairs [is it skill, gap before training, gap after]; none of an empty list."""
+    out = {}
+    for column, when in ((1, ", before"), (2, "")):
+        if pairs:
+            gap = [pair[column] for pair in pairs]
+            out[f"prefers{name}{when}"] = [sum(x > 0 for x in gap), len(gap)]
+            out[f"gap{name}{when}"] = sum(gap) / len(gap)
+    return out
+
+
+def answer_measures(path, records):
+    def exact(part):
+        return [sum(r["reply"] == r["key"] for r in part), len(part)]
+
+    skill = [r for r in records if r["skill"]]
+    out = {f"exact, skill, {path}": exact(skill)}
+    for kind in KINDS:
+        of_kind = [r for r in skill if r["kind"] == kind]
+        if of_kind:
+            out[f"exact, {kind}, {path}"] = exact(of_kind)
+    out[f"replies that end, {path}"] = [sum(r["ended"] for r in records), len(records)]
+    asked_twice = [r for r in skill if "own" in r]
+    if asked_twice:
+        out[f"our own decoder replies the same, {path}"] = [
+            sum(r["own"] == r["reply"] for r in asked_twice), len(asked_twice)]
+    return out
+
+
+def measures(log):
+    """name -> a number, or [k, n] for k of n, of what is held out."""
+    out = {}
+    for record in log:
+        for name, value in record.items():
+            if name.startswith("val_"):
+                out[name] = value            # the last of each stays
+    end = log[-1]["end"]
     for path, pairs in end.get("pairs", {}).items():
-        for name, part in ((", unseen", pairs),) if path == "unseen" else (
-                ("", pairs), (", skill", [p for p in pairs if p[0]])):
-            for k, when in (1, ", before"), (2, ""):
-                if part:
-                    out[f"prefers{name}{when}"] = [sum(p[k] > 0 for p in part), len(part)]
-                    out[f"gap{name}{when}"] = sum(p[k] for p in part) / len(part)
-    for path, rows in end.get("answers", {}).items():
-        skill = [r for r in rows if r["skill"]]
-        exact = lambda part: [sum(r["reply"] == r["key"] for r in part), len(part)]
-        out[f"exact, skill, {path}"] = exact(skill)
-        for kind in KINDS:
-            if part := [r for r in skill if r["kind"] == kind]:
-                out[f"exact, {kind}, {path}"] = exact(part)
-        out[f"replies that end, {path}"] = [sum(r["ended"] for r in rows), len(rows)]
-        if own := [r for r in skill if "own" in r]:
-            out[f"our own decoder replies the same, {path}"] = [
-                sum(r["own"] == r["reply"] for r in own), len(own)]
+        if path == "unseen":                 # all of them are of skill
+            out |= pair_measures(", unseen", pairs)
+        else:
+            out |= pair_measures("", pairs)
+            out |= pair_measures(", skill", [pair for pair in pairs if pair[0]])
+    for path, records in end.get("answers", {}).items():
+        out |= answer_measures(path, records)
     return out
 
 
 def same_replies(a, b):
-    """path -> [replies that are the same, all]"""
-    return {path: [sum(x["reply"] == y["reply"] for x, y in zip(rows, b["answers"][path])),
-                   len(rows)] for path, rows in a.get("answers", {}).items()}
+    """path -> [replies that are the same, all], of what two sides end with"""
+    out = {}
+    for path, records in a.get("answers", {}).items():
+        pairs = list(zip(records, b["answers"][path]))
+        out[path] = [sum(x["reply"] == y["reply"] for x, y in pairs), len(pairs)]
+    return out
+
+
+def asked(log):
+    """(pairs or answers, path) -> how many there are, of what a side ends with"""
+    return {(what, path): len(rows) for what, sets in log[-1]["end"].items()
+            for path, rows in sets.items()}
 
 
 def read_sides(folder):
-    """side -> its log, which ends with a record of its own."""
+    """side -> its log, which ends with a record of its own; ours first, then the twin."""
+    order = {"ours": 0, "twin": 1}
     sides = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda p: (p.stem != "ours", p.stem != "twin",
-                                                              p.stem)):
+    for path in sorted(folder.glob("*.jsonl"), key=lambda p: (order.get(p.stem, 2), p.stem)):
         log = ne.read_log(path)
-        if not log or "end" not in log[-1]:
-            raise SystemExit(f"{path} is not complete; run --half {path.stem} again")
+        ne.need(log and "end" in log[-1],
+                f"{path} is not complete; run --half {path.stem} again")
         sides[path.stem] = log
-    if "ours" not in sides:
-        raise SystemExit(f"{folder} has no ours.jsonl; run --half ours first")
+    ne.need("ours" in sides, f"{folder} has no ours.jsonl; run --half ours first")
+    for side, log in sides.items():
+        if side != "lockstep":               # which is asked nothing
+            differ = asked(log).items() ^ asked(sides["ours"]).items()
+            names = sorted({f"{path} ({what})" for (what, path), _ in differ})
+            ne.need(not names, f"{folder}: {side} and ours were not asked the same of "
+                    f"{', '.join(names)}; run --half {side} with ours' --data, --test and --unseen")
     return sides
+
+
+def percent(counted):
+    k, n = counted
+    return 100 * k / max(1, n)               # no such question: no point lost
+
+
+def is_counted(name):
+    """Whether a measure is [k, n], of what a side can do after training."""
+    return name.startswith(("exact", "prefers")) and "before" not in name
 
 
 def repeated(folders):
     """name -> [(ours, the twin's) of each folder, in points], of what is counted at the end."""
     out = {}
-    for sides in map(read_sides, folders):
-        ours, twin = (measures(log, log[-1]["end"]) for log in (sides["ours"], sides["twin"]))
+    for folder in folders:
+        sides = read_sides(folder)
+        ne.need("twin" in sides, f"{folder} has no twin.jsonl; run --half twin first")
+        ours = {name: x for name, x in measures(sides["ours"]).items() if is_counted(name)}
+        twin = measures(sides["twin"])
+        ne.need(not out or ours.keys() == out.keys(), f"{folder} and {folders[0]} were not asked "
+                f"the same; run both with the same --data, --test and --unseen")
         for name, x in ours.items():
-            if name.startswith(("exact", "prefers")) and "before" not in name:
-                (k, n), (k2, n2) = x, twin[name]
-                out.setdefault(name, []).append((100 * k / n, 100 * k2 / n2))
+            out.setdefault(name, []).append((percent(x), percent(twin[name])))
     return out
+
+
+def lockstep_figures(ours, steps):
+    """Of the steps that the twin took as well: how far apart one step takes them."""
+    apart = [record["apart"] for record in steps if record["apart"]]
+    return dict(same=[r["loss"] for r in steps] == [r["loss"] for r in ours], checked=len(apart),
+                apart={name: dict(largest=max(x[name] for x in apart),
+                                  mean=np.mean([x[name] for x in apart]))
+                       for name in apart[0]})
 
 
 def compare(args):
@@ -459,38 +594,41 @@ def compare(args):
     steps = {name: [r for r in log if "loss" in r] for name, log in sides.items()}
     ours = steps["ours"]
     for name, log in steps.items():
-        if [(r["step"], r["lr"]) for r in log] != [(r["step"], r["lr"]) for r in ours]:
-            raise SystemExit(f"{name} has another schedule than ours: {len(log)} and {len(ours)} "
-                             f"steps; run --half {name} again")
-    r = dict(stage=args.stage, steps=len(ours),
-             about={k: ends["ours"][k] for k in ("parameters", "B", "T", "lr", "data", "start",
-                                                 "machine", "cores", "versions", "commit")},
-             sides={name: dict(device=e["device"], minutes=e["minutes"], commit=e["commit"],
-                               command=e["command"], held_out=measures(sides[name], e["end"]))
-                    for name, e in ends.items()}, loss_end=difference(ours, ours)["end"])
-    for name in sides:
+        same = [(r["step"], r["lr"]) for r in log] == [(r["step"], r["lr"]) for r in ours]
+        ne.need(same, f"{name} has another schedule than ours: {len(log)} and {len(ours)} steps; "
+                f"run --half {name} again")
+    about = {k: ends["ours"][k] for k in ("parameters", "B", "T", "lr", "data", "start",
+                                          "machine", "cores", "versions", "commit")}
+    r = dict(stage=args.stage, steps=len(ours), about=about, sides={},
+             loss_end=difference(ours, ours)["end"])
+    curves = {"ours": [round(x["loss"], 6) for x in ours]}
+    for name, end in ends.items():
+        side = dict(device=end["device"], minutes=end["minutes"], commit=end["commit"],
+                    command=end["command"], held_out=measures(sides[name]))
         if name == "lockstep":
-            apart = [x["apart"] for x in steps[name] if x["apart"]]
-            r["sides"][name].update(same=[x["loss"] for x in steps[name]] == [
-                x["loss"] for x in ours], checked=len(apart), apart={k: dict(
-                    largest=max(x[k] for x in apart), mean=np.mean([x[k] for x in apart]))
-                    for k in apart[0]})
+            side |= lockstep_figures(ours, steps[name])
         elif name != "ours":
-            r["sides"][name].update(difference(ours, steps[name]), same_replies=same_replies(
-                ends["ours"]["end"], ends[name]["end"]))
+            side |= difference(ours, steps[name])
+            side["same_replies"] = same_replies(ends["ours"]["end"], end["end"])
+            curves[f"{name} - ours"] = [float(f"{y['loss'] - x['loss']:.2g}")
+                                        for x, y in zip(ours, steps[name])]
+        r["sides"][name] = side
     if len(args.folder) > 1:
         r["runs"] = repeated(args.folder)
-    r["curves"] = {"ours": [round(x["loss"], 6) for x in ours], **{
-        f"{name} - ours": [float(f"{y['loss'] - x['loss']:.2g}") for x, y in zip(ours, log)]
-        for name, log in steps.items() if name not in ("ours", "lockstep")}}
-    write = lambda suffix, text: pathlib.Path(f"{args.out}{suffix}").write_text(text, "utf-8")
-    write(".json", re.sub(r"\n {3,}", " ", json.dumps(r, indent=1)) + "\n")
-    write(".md", table(r))
+    r["curves"] = curves
+    text = re.sub(r"\n {3,}", " ", json.dumps(r, indent=1))     # deeper levels on one line
+    pathlib.Path(f"{args.out}.json").write_text(text + "\n", "utf-8")
+    pathlib.Path(f"{args.out}.md").write_text(table(r), "utf-8")
     print(table(r))
 
 
+def cell(x):
+    return f"{x[0]} of {x[1]}" if isinstance(x, list) else f"{x:.5f}"
+
+
 def table(r):
-    a, sides = r["about"], {k: v for k, v in r["sides"].items() if k != "lockstep"}
+    a = r["about"]
+    sides = {k: v for k, v in r["sides"].items() if k != "lockstep"}
     others = {k: v for k, v in sides.items() if k != "ours"}
     out = [f"## {r['stage']}: the engine beside its PyTorch twin", "",
            f"{a['parameters']:,} parameters, {r['steps']:,} steps of {a['B']} x {a['T']} tokens, "
@@ -508,8 +646,8 @@ def table(r):
             for name, v in others.items()]
     out += ["", f"Loss over the last tenth of the steps: ours {r['loss_end']:.4f}; " + ", ".join(
         f"{name} {v['end']:.4f} ({v['end_percent']:+.3f} %)" for name, v in others.items()) + "."]
-    cell = lambda x: f"{x[0]} of {x[1]}" if isinstance(x, list) else f"{x:.5f}"
-    if v := r["sides"].get("lockstep"):
+    v = r["sides"].get("lockstep")
+    if v:
         run = "ours, bit for bit" if v["same"] else "a run that is not ours"
         out += ["", f"One step of the twin from the weights and moments of {run}, {v['checked']} "
                 "times; differences relative to ours, largest and mean:", ""]
@@ -523,48 +661,64 @@ def table(r):
         for path, same in v["same_replies"].items():
             out += ["", f"{name} gives the reply that ours gives to {cell(same)} questions of "
                     f"{path}."]
-    if runs := r.get("runs"):
+    runs = r.get("runs")
+    if runs:
         out += ["", f"{len(next(iter(runs.values())))} runs of each side, the first of them above, "
                 "from the same weights; each pair has a seed, which orders the examples, and cuts, "
                 "of its own.  Points, means with their standard errors:", "",
                 "| held out | ours | twin | difference |", "|---|---:|---:|---:|"]
         for name, pairs in runs.items():
             ours, twin = np.array(pairs).T
-            out.append(f"| {name.replace('_', ' ')} | " + " | ".join(
-                f"{x.mean():.1f} ± {error(x):.1f}" for x in (ours, twin)) +
-                f" | {(ours - twin).mean():+.1f} ± {error(ours - twin):.1f} |")
+            apart = ours - twin
+            out.append(f"| {name.replace('_', ' ')} | "
+                       f"{ours.mean():.1f} ± {standard_error(ours):.1f} | "
+                       f"{twin.mean():.1f} ± {standard_error(twin):.1f} | "
+                       f"{apart.mean():+.1f} ± {standard_error(apart):.1f} |")
     return "\n".join(out + [""] + verdicts(r)) + "\n"
 
 
-def error(x):
-    """The standard error of the mean."""
+def standard_error(x):
+    """Of the mean."""
     return np.std(x, ddof=1) / math.sqrt(len(x))
 
 
 def verdicts(r):
     """The bars of the twin, one a line."""
-    if not (twin := r["sides"].get("twin")):
+    twin = r["sides"].get("twin")
+    if not twin:
         return []
-    rows, rounds = [], "bf16" in twin["device"]          # each side in its own way
-    if not rounds:
-        rows = [(f"every step within {LOSS_BAR:g} of the twin's loss", twin["above"] == 0)]
-    if not rounds or r["stage"] == "pretrain":
-        rows += [(f"the loss of the last tenth within {END_BAR:g} % of the twin's",
-                  abs(twin["end_percent"]) <= END_BAR)]
-    counted = {name: ([(100 * x[0] / max(1, x[1]), 100 * y[0] / max(1, y[1]))], "")
-               for name, x in r["sides"]["ours"]["held_out"].items()
-               if name.startswith(("prefers", "exact, skill")) and "before" not in name
-               for y in [twin["held_out"][name]]}
-    if runs := r.get("runs"):
-        counted = {name: (pairs, f", mean of {len(pairs)} runs") for name, pairs in runs.items()}
-    for name, (pairs, of) in counted.items():
-        points = np.mean([ours - twins for ours, twins in pairs])
-        rows.append((f"{name}{of}: within {POINTS_BAR} points, {points:+.1f}",
-                     abs(points) <= POINTS_BAR))
-    return [f"- {'held' if held else 'missed'}: {text}" for text, held in rows]
+    bf16 = "bf16" in twin["device"]          # each side rounds in its own way
+    bars = []                                # (what, is it held?)
+    if not bf16:
+        bars.append((f"every step within {LOSS_BAR:g} of the twin's loss", twin["above"] == 0))
+    if not bf16 or r["stage"] == "pretrain":
+        bars.append((f"the loss of the last tenth within {END_BAR:g} % of the twin's",
+                     abs(twin["end_percent"]) <= END_BAR))
+    points = {}                              # name -> [(ours, the twin's)] of each run
+    of = ""
+    if r.get("runs"):
+        points = r["runs"]
+        of = f", mean of {len(next(iter(points.values())))} runs"
+    else:
+        for name, x in r["sides"]["ours"]["held_out"].items():
+            if is_counted(name) and name.startswith(("prefers", "exact, skill")):
+                points[name] = [(percent(x), percent(twin["held_out"][name]))]
+    for name, pairs in points.items():
+        apart = np.mean([ours - twins for ours, twins in pairs])
+        bars.append((f"{name}{of}: within {POINTS_BAR} points, {apart:+.1f}",
+                     abs(apart) <= POINTS_BAR))
+    return [f"- {'held' if held else 'missed'}: {what}" for what, held in bars]
 
 
-def main():
+def start_side(side, argv):
+    """A process of its own, for its memory and its threads."""
+    command = [sys.executable, __file__, *argv, "--half", side]
+    if code := subprocess.run(command).returncode:
+        raise SystemExit(code)
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False,
                                      epilog="every setting of the stage is a flag too")
     parser.add_argument("--stage", choices=list(STAGES), required=True)
@@ -583,8 +737,9 @@ def main():
                         help="of the logs (default twin_STAGE)")
     parser.add_argument("--commit", help="of the code, where git does not know")
     parser.add_argument("--out", help="default bench/results/twin_ENGINE_STAGE")
-    args, rest = parser.parse_known_args()
-    args.argv, args.folder = sys.argv[1:], args.folder or [pathlib.Path(f"twin_{args.stage}")]
+    args, rest = parser.parse_known_args(argv)
+    args.argv = argv
+    args.folder = args.folder or [pathlib.Path(f"twin_{args.stage}")]
     args.out = args.out or str(ROOT / f"bench/results/twin_{args.engine}_{args.stage}")
     if args.stage != "pretrain" and not args.base and not args.compare:
         parser.error("--base: name the checkpoint to start from")
@@ -597,18 +752,17 @@ def main():
     chosen = vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)
     try:
+        unseen(args.unseen)                  # too many of them: now, not after the training
         if args.half:
             run_side(args.half, chosen, args)
         elif not args.compare:
-            for side in args.sides:          # a process each: memory, and threads of their own
+            for side in args.sides:
                 print(f"\n# {side}", flush=True)
-                if code := subprocess.run([sys.executable, __file__, *sys.argv[1:], "--half",
-                                           side]).returncode:
-                    raise SystemExit(code)
+                start_side(side, argv)
+        if not args.half:
+            compare(args)
     except ne.UserError as e:
         raise SystemExit(f"twin: {e}") from None
-    if not args.half:
-        compare(args)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """One engine in one process: builds it, warms it up, then times batches of steps on request.
 
-Spoken over stdin and stdout, one JSON value a line: {"ready": ...} comes first; each request is a
-number of repetitions, each answer a list of seconds (one a training step, or one a decoded token).
+Spoken over stdin and stdout, one JSON value a line.  Tasks train and decode: {"ready": engine,
+"first_s": seconds until the first step was done} comes first; then each request is a number of
+repetitions, each answer a list of seconds (one a training step, or one a decoded token).  Tasks
+versions and kernel: one value, and the process ends.
 Run by bench_cpu.py:  python bench/workers.py ENGINE TASK PRESET THREADS
 """
 import contextlib
-import json
-import os
 import pathlib
 import platform
 import sys
 import time
 
+import common
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -56,7 +57,11 @@ def torch_train(engine, preset):
     cfg = peer.PRESETS[preset]
     idx, targets = (torch.from_numpy(x).long() for x in random_batch(preset, cfg))
     step = peer.make_step(peer.Peer(cfg), compiled="eager" not in engine, bf16="bf16" in engine)
-    return lambda n: timed(lambda: step(idx, targets), n)
+
+    def run(n):
+        return timed(lambda: step(idx, targets), n)
+
+    return run
 
 
 def torch_decode(engine, preset):
@@ -68,21 +73,27 @@ def torch_decode(engine, preset):
         inductor.freezing = inductor.cpp_wrapper = inductor.max_autotune = True
     model = peer.Peer(cfg).eval().requires_grad_(False)
     decode = peer.make_decoder(model, compiled="eager" not in engine)
-    with torch.inference_mode():             # as what decode returns: another kind would recompile
+    # Made where decode makes its tokens: one that is no inference tensor would compile once more.
+    with torch.inference_mode():
         positions = [torch.tensor([t]) for t in range(cfg.seq_len)]
         first = torch.zeros(1, 1, dtype=torch.long)
     torch._dynamo.config.error_on_recompile = True
-    return lambda n: contexts(lambda token, pos: decode(token if pos else first, positions[pos]),
-                              cfg.seq_len, n)
+
+    def step(token, pos):
+        return decode(first if pos == 0 else token, positions[pos])
+
+    return lambda n: contexts(step, cfg.seq_len, n)
 
 
 # ---- NanoEuler
 def nanoeuler_train(engine, preset):
     import nanoeuler as ne
-    cfg, o = ne.PRESETS[preset], ne.Options()
+    cfg = ne.PRESETS[preset]
+    o = ne.Options()
     tokens, targets = random_batch(preset, cfg)
     model = ne.Model(cfg, ne.init_params(cfg, 0))
-    hyper = np.array([3e-3, o.beta1, o.beta2, 1e-8, 0.1, 1.0, 1.0, 1.0])
+    hyper = ne.Hyper(lr=3e-3, beta1=o.beta1, beta2=o.beta2, eps=1e-8, weight_decay=0.1, clip=1.0,
+                     correct1=1.0, correct2=1.0)
 
     def step():
         model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
@@ -98,7 +109,7 @@ def nanoeuler_decode(engine, preset):
 
     def step(token, pos):
         if pos == 0:
-            decoder.tokens.clear()           # a new context in the same cache
+            decoder.truncate(0)              # a new context in the same cache
         return int(decoder.step(token).argmax())
 
     return lambda n: contexts(step, cfg.seq_len, n)
@@ -106,13 +117,15 @@ def nanoeuler_decode(engine, preset):
 
 # ---- the micro-kernel against the core's peak
 def fma_peak(dtype, bits):
-    """One core's FMA rate with vectors of `bits` bits: 12 independent sums kept in registers."""
+    """rate() -> flop/s of FMAs on one core with vectors of `bits` bits: a = a * x + y on 12
+    independent sums a, which stay in registers, as many as hide the latency of an FMA."""
     from llvmlite import ir
     from numba import njit, types
     from numba.core import cgutils
     from numba.extending import intrinsic
     width = np.dtype(dtype).itemsize * 8
-    lanes, sums = bits // width, 12
+    lanes = bits // width
+    sums = 12
 
     @intrinsic
     def fma_loop(typingctx, n, x, y):
@@ -122,16 +135,20 @@ def fma_peak(dtype, bits):
             name = f"llvm.fma.v{lanes}f{width}"
             fma = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(vector, [vector] * 3), name)
-            lane = lambda i: ir.Constant(ir.IntType(32), i)
+
+            def lane(i):
+                return ir.Constant(ir.IntType(32), i)
+
             xs = ys = ir.Constant(vector, ir.Undefined)
             for i in range(lanes):
                 xs = builder.insert_element(xs, x, lane(i))
                 ys = builder.insert_element(ys, y, lane(i))
+            # LLVM turns these stack slots into registers
             acc = [cgutils.alloca_once_value(builder, ys) for _ in range(sums)]
             with cgutils.for_range(builder, n):
                 for a in acc:
                     builder.store(builder.call(fma, [builder.load(a), xs, ys]), a)
-            total = builder.load(acc[0])
+            total = builder.load(acc[0])     # every sum is used, or LLVM would drop it
             for a in acc[1:]:
                 total = builder.fadd(total, builder.load(a))
             return builder.extract_element(total, lane(0))
@@ -144,7 +161,12 @@ def fma_peak(dtype, bits):
     n = 1_000_000
     x, y = np.dtype(dtype).type(0.999), np.dtype(dtype).type(1e-3)
     run(1, x, y)
-    return lambda: 2 * lanes * sums * n / timed(lambda: run(n, x, y), 1)[0]
+
+    def rate():
+        (seconds,) = timed(lambda: run(n, x, y), 1)
+        return 2 * lanes * sums * n / seconds
+
+    return rate
 
 
 def kernel_rates(preset, dtype, rounds):
@@ -168,27 +190,37 @@ def kernel_rates(preset, dtype, rounds):
                 for b in range(x.shape[0]):
                     matmul(out[b], x[b], w[layer])
 
-    rng, panel = np.random.default_rng(0), ne.tile_width(dtype)
+    def job(rates, flop, *sweep_arguments):
+        """measure(), which appends a rate to `rates`."""
+        def measure():
+            (seconds,) = timed(lambda: sweep(*sweep_arguments), 1)
+            rates.append(flop / seconds)
+
+        sweep(*sweep_arguments)              # compiles
+        return measure
+
+    rng = np.random.default_rng(0)
+    panel = ne.tile_width(dtype)
     peaks = {bits: fma_peak(dtype, bits) for bits in (128, 256, 512) if bits <= host_bits()}
     rates = {"peak": {bits: [] for bits in peaks}, "step": {}, "hot": {}, "flop": {}}
     jobs = []
-    for name, (count, N, K) in dict(qkv=(L, QKV, C), attn_proj=(L, C, HD), gate_up=(L, 2 * F, C),
-                                    down=(L, C, F), lm_head=(P, V, C)).items():
+    shapes = dict(qkv=(L, QKV, C), attn_proj=(L, C, HD), gate_up=(L, 2 * F, C), down=(L, C, F),
+                  lm_head=(P, V, C))
+    for name, (count, N, K) in shapes.items():
         x, out = ne.aligned((B, T, K), dtype), ne.aligned((B, T, N), dtype)
         w = ne.aligned((count, -(-N // panel), K, panel), dtype)
         x[:], w[:] = rng.standard_normal(x.shape), rng.standard_normal(w.shape)
-        rates["flop"][name] = flop = 2.0 * count * B * T * N * K
-        for mode, call in (("step", lambda o=out, x=x, w=w: sweep(o, x, w, 1)),
-                           ("hot", lambda o=out, x=x, w=w, n=count * B:
-                            sweep(o[:1], x[:1], w[:1], n))):
-            call()
-            rates[mode][name] = []
-            jobs.append((rates[mode][name], flop, call))
+        flop = 2.0 * count * B * T * N * K
+        rates["flop"][name] = flop
+        rates["step"][name] = []
+        rates["hot"][name] = []
+        jobs.append(job(rates["step"][name], flop, out, x, w, 1))
+        jobs.append(job(rates["hot"][name], flop, out[:1], x[:1], w[:1], count * B))
     for _ in range(rounds):
         for bits, rate in peaks.items():
             rates["peak"][bits].append(rate())
-        for result, flop, call in jobs:
-            result.append(flop / timed(call, 1)[0])
+        for measure in jobs:
+            measure()
     return rates
 
 
@@ -197,30 +229,26 @@ def host_bits():
     """The widest vectors this CPU has, whatever NANOEULER_BITS says."""
     import llvmlite.binding as llvm
     features = llvm.get_host_cpu_features()
-    return 512 if features.get("avx512f") else 256 if features.get("avx2") else 128
+    if features.get("avx512f"):
+        return 512
+    return 256 if features.get("avx2") else 128
 
 
 def versions():
-    import llvmlite
     import llvmlite.binding as llvm
-    import numba
     import torch
     build = torch.__config__.show().splitlines()
     keep = [s.strip(" -") for s in build
             if any(w in s for w in ("Math Kernel", "MKL-DNN", "OpenMP", "CPU capability"))]
-    return {"python": platform.python_version(), "numpy": np.__version__,
-            "numba": numba.__version__, "llvmlite": llvmlite.__version__,
-            "torch": torch.__version__, "torch_build": keep,
+    return {"python": platform.python_version(),
+            **common.versions("numpy", "numba", "llvmlite", "torch"), "torch_build": keep,
             "llvm_cpu": llvm.get_host_cpu_name(), "vector_bits": host_bits()}
 
 
 def main():
     engine, task, preset, threads = sys.argv[1:5]
-    # what a library prints goes to stderr instead
-    protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    say = common.protocol()
     sys.path.insert(0, str(ROOT))
-    say = lambda value: print(json.dumps(value), file=protocol, flush=True)
     if task == "versions":
         return say(versions())
     if task == "kernel":

@@ -1,156 +1,121 @@
-"""What the data scripts share: downloads, the manifest, clean text.
+"""What the data scripts share: where files come from, the manifest, clean text.
 
-A download survives slow, busy and broken servers by retries with back-off and HTTP ranges. Its
-bytes wait in FILE.part: after Ctrl-C or a failure the next run asks for the rest. A file takes its
-name only when it is complete and is what it should be. manifest.json then remembers its address,
-bytes, sha256 and date, and later runs verify the file and skip it.
+Data sets come by huggingface_hub, other files by pooch.  A file waits in raw/*/incoming until it
+is complete and is what it should be; then it takes its name in raw/.  manifest.json remembers its
+address, bytes, sha256 and date: later runs verify the file and fetch nothing.
 """
-import argparse, contextlib, datetime, hashlib, json, os, re, sys, time
+import argparse
+import contextlib
+import datetime
+import errno
+import hashlib
+import json
+import os
+import re
+import sys
+from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 
 try:
-    import duckdb, requests
-    from requests.adapters import HTTPAdapter
+    import duckdb
+    import huggingface_hub
+    import pooch
     from tqdm import tqdm
-    from urllib3.util.retry import Retry
 except ImportError as e:
     print(f"{Path(sys.argv[0]).name}: {e.name} is not installed; pip install -e .[data]",
           file=sys.stderr)
     raise SystemExit(2) from None
 
 HERE = Path(__file__).resolve().parent
-TRIES, BACKOFF, LONGEST_WAIT = 6, 1.0, 300      # back-off: 0, 2, 4, 8 ... s, and LONGEST_WAIT
-TIMEOUT = 15, 60                                # seconds: to connect, between two pieces
-PIECE = 1 << 16                                 # bytes; a broken connection loses less than one
-AGAIN = "the same command goes on later, or name a mirror with --base-url"
+USER = "nanoeuler-data"                      # servers want to know which program asks
+RETRIES = 3                                  # of pooch, after 1, 2 and 3 s
+TIMEOUT = 60                                 # seconds without a byte
 
 class DataError(Exception):
     """What went wrong and the remedy, in one line."""
 
-# ---- Downloads ----
-class Patient(Retry):
-    """urllib3's retries; a server may ask for some patience (Retry-After), not for a day."""
+# ---- Sources ----
+# a file that has come: from where, the sha256 and the commit that the server names, if any
+Arrival = namedtuple("Arrival", "file url sha256 commit", defaults=(None, None))
 
-    def get_retry_after(self, response):
-        wait = super().get_retry_after(response)
-        return wait and min(wait, LONGEST_WAIT)
+# Both kinds of files have fetch(folder, manifest, known) -> Arrival. HubFile takes the commit from
+# the manifest, that of all files here; WebFile compares with `known`, this file's entry or None.
 
-    def sleep(self, response=None):
-        if sys.stderr.isatty():
-            print("the server is busy or away: waiting", file=sys.stderr)
-        super().sleep(response)
+def of_this_machine(e):
+    """No space, no permission and the like, as opposed to the many errors of a network."""
+    full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE
+    return isinstance(e, OSError) and (e.filename is not None or e.errno in full)
 
-def connect():
-    retries = Patient(TRIES, connect=2, backoff_factor=BACKOFF, backoff_max=LONGEST_WAIT,
-                      status_forcelist=(408, 429, 500, 502, 503, 504))
-    client = requests.Session()
-    client.mount("http://", HTTPAdapter(max_retries=retries))
-    client.mount("https://", HTTPAdapter(max_retries=retries))
-    # as it is: a range of compressed bytes is not a range of the file
-    client.headers.update({"Accept-Encoding": "identity", "User-Agent": "nanoeuler-data/0.1"})
-    return client
+def cause(e):
+    """What requests and urllib3 have wrapped, maybe several times."""
+    inner = getattr(e, "reason", None) or (e.args[0] if e.args else None)
+    return cause(inner) if isinstance(inner, Exception) else e
 
-def reason(e):
-    """The innermost cause that requests and urllib3 have wrapped, without their addresses."""
-    while True:
-        inner = getattr(e, "reason", None) or (e.args[0] if e.args else None)
-        if not isinstance(inner, BaseException):
-            return " ".join(str(e).rpartition(": ")[2].split()) or type(e).__name__
-        e = inner
+@contextlib.contextmanager
+def fetching(url, remedy):
+    """Whatever a library complains of becomes one line with the remedy."""
+    try:
+        yield
+    except Exception as e:                   # their errors have no ancestor in common
+        if of_this_machine(e):
+            raise
+        why = " ".join(str(cause(e)).split())[:250]
+        if url not in why:
+            why = f"{url}: {why}"
+        raise DataError(f"{why}; {remedy}") from None
 
-def size_of(path):
-    return path.stat().st_size if path.exists() else 0
+@dataclass
+class HubFile:
+    """A file of a data set on the Hugging Face Hub, by huggingface_hub."""
+    repo: str
+    name: str
 
-def whole(response):
-    """Bytes of the whole file, as far as the server tells."""
-    h = response.headers
-    number = h.get("Content-Range", "").rpartition("/")[2] or h.get("Content-Length", "")
-    return int(number) if number.isdigit() and "Content-Encoding" not in h else None
+    def url(self, revision="main"):
+        return huggingface_hub.hf_hub_url(self.repo, self.name, repo_type="dataset",
+                                          revision=revision)
 
-class Download:
-    """`url` on its way to PATH.part; PATH.part.json says of which version of the file they are."""
+    def revision(self, manifest):
+        """The commit that files of this data set came from, if some are here: all of them shall
+        be of one edition. Else the newest."""
+        for entry in manifest.values():
+            if f"/datasets/{self.repo}/resolve/" in entry["url"] and "commit" in entry:
+                return entry["commit"]
+        return "main"
 
-    def __init__(self, url, path):
-        self.url, self.part, self.promised = url, Path(f"{path}.part"), None
-        self.about = Path(f"{self.part}.json")
+    def fetch(self, folder, manifest, known):
+        url = self.url(self.revision(manifest))
+        with fetching(url, "the same command tries again; HF_ENDPOINT names a mirror"):
+            about = huggingface_hub.get_hf_file_metadata(url, library_name=USER,
+                                                         retry_on_errors=True)
+            if not about.commit_hash:
+                raise DataError("this is not a server of the Hugging Face Hub")
+            file = huggingface_hub.hf_hub_download(
+                self.repo, self.name, repo_type="dataset", revision=about.commit_hash,
+                local_dir=folder, library_name=USER)
+        # the tag of a large file is its sha256, that of a small one is git's
+        sha256 = about.etag if re.fullmatch("[0-9a-f]{64}", about.etag or "") else None
+        return Arrival(Path(file), self.url(about.commit_hash), sha256, about.commit_hash)
 
-    def origin(self):
-        """{url, validator, total} of the bytes in the part; a part of unknown origin is no use."""
-        with contextlib.suppress(OSError, ValueError):
-            origin = json.loads(self.about.read_text(encoding="utf-8"))
-            if origin["url"] == self.url:
-                return origin
-        self.discard()
-        return {}
+@dataclass
+class WebFile:
+    """A file at an address, by pooch."""
+    address: str
 
-    def discard(self):
-        self.part.unlink(missing_ok=True)
-        self.about.unlink(missing_ok=True)
+    def url(self):
+        return self.address
 
-    def attempt(self, client):
-        """One request for what is missing.  True if the file is then complete."""
-        origin, have, headers = self.origin(), size_of(self.part), {}
-        if have:
-            headers = {"Range": f"bytes={have}-"}
-            if origin["validator"]:          # a file that has changed is then sent whole
-                headers["If-Range"] = origin["validator"]
-        try:
-            r = client.get(self.url, headers=headers, stream=True, timeout=TIMEOUT)
-        except requests.RequestException as e:           # urllib3 has tried TRIES times
-            raise DataError(f"{self.url}: {reason(e)}; {AGAIN}") from None
-        with r:
-            if r.status_code == 416:         # there is nothing after our bytes
-                if whole(r) == have:
-                    return True
-                self.discard()
-                return False
-            if r.status_code not in (200, 206):
-                raise DataError(f"{self.url}: {r.status_code} {r.reason}; correct the address at "
-                                f"the top of the script, or name a mirror with --base-url")
-            for step in (*r.history, r):     # Hugging Face: the sha256 of a large file
-                tag = step.headers.get("X-Linked-Etag", "").strip('"')
-                self.promised = tag if re.fullmatch("[0-9a-f]{64}", tag) else self.promised
-            more = r.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            if r.status_code == 206 and not (more and whole(r) == origin.get("total")):
-                self.discard()               # other bytes than asked for, or of another file
-                return False
-            tag = r.headers.get("ETag", "")
-            tag = r.headers.get("Last-Modified", "") if tag[:2] in ("", "W/") else tag
-            start, total = have if r.status_code == 206 else 0, whole(r)
-            if not start:                    # old bytes must never stand under the new tag
-                self.discard()
-            self.about.write_text(json.dumps(dict(url=self.url, validator=tag, total=total)),
-                                  encoding="utf-8")
-            self.receive(r, start, total)
-        return total in (None, size_of(self.part))
-
-    def receive(self, response, start, total):
-        """Writes at explicit places: the same file fetched twice at once is still the file."""
-        self.part.touch()
-        with open(self.part, "r+b") as f, tqdm(total=total, initial=start, unit="B", leave=False,
-                                               unit_scale=True, disable=None,
-                                               desc=self.part.stem) as bar:
-            f.seek(start)
-            f.truncate()
-            for piece in response.iter_content(PIECE):
-                f.write(piece)
-                bar.update(len(piece))
-
-    def run(self):
-        """Until complete, or until TRIES attempts in a row bring nothing."""
-        self.part.parent.mkdir(parents=True, exist_ok=True)
-        best, failures, why = size_of(self.part), 0, "the connection broke"
-        with connect() as client:
-            while failures < TRIES:
-                try:
-                    if self.attempt(client):
-                        return self.part
-                except requests.RequestException as e:       # while the body was read
-                    why = reason(e)
-                failures = 0 if size_of(self.part) > best else failures + 1
-                best = max(best, size_of(self.part))
-                time.sleep(BACKOFF * failures)
-        raise DataError(f"{self.url}: {why} at byte {size_of(self.part)}; {AGAIN}")
+    def fetch(self, folder, manifest, known):
+        name = self.address.rpartition("/")[2]
+        expected = known["sha256"] if known else None
+        files = pooch.create(folder, base_url="", urls={name: self.address},
+                             registry={name: expected}, retry_if_failed=RETRIES)
+        downloader = pooch.HTTPDownloader(timeout=TIMEOUT, headers={"User-Agent": USER})
+        remedy = "the same command tries again; --base-url names a mirror"
+        if known:
+            remedy += "; without its entry in manifest.json another file is accepted"
+        with fetching(self.address, remedy):
+            return Arrival(Path(files.fetch(name, downloader=downloader)), self.address)
 
 # ---- The manifest ----
 def sha256_of(path):
@@ -179,63 +144,80 @@ def read_manifest(folder):
     except ValueError as e:
         raise DataError(f"{folder / 'manifest.json'} is damaged: {e}; remove it") from None
 
-def record(folder, name, url, path, digest):
-    entry = {"url": url, "bytes": size_of(path), "sha256": digest,
+def record(folder, name, arrival, digest):
+    entry = {"url": arrival.url, "bytes": arrival.file.stat().st_size, "sha256": digest,
              "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    if arrival.commit:
+        entry["commit"] = arrival.commit
     entries = {**read_manifest(folder), name: entry}
     with replacing(folder / "manifest.json") as f:
         f.write(json.dumps(entries, indent=1, sort_keys=True).encode() + b"\n")
 
-def obtain(name, url, o, check):
-    """Path of the raw file `name`: in --from, here from an earlier run, or else downloaded.
+def obtain(name, origin, o, check):
+    """Path of the raw file `name`: in --from, here from an earlier run, or else fetched from
+    origin, a HubFile or WebFile.
 
     check(path) raises ValueError if the content is not what it should be."""
-    known, path = read_manifest(o.to).get(name), o.to / "raw" / name
-    if o.source:
-        path = o.source / name
-        path = path if path.is_file() else o.source / path.name
-        if not path.is_file():
-            raise DataError(f"{path.name} is not in {o.source}; fetch it from {url}")
+    known = read_manifest(o.to).get(name)    # its entry, if it was here before
+    path = o.to / "raw" / name
+    if o.from_folder:
+        path = in_folder(o.from_folder, name, origin)
     if path.is_file():
         digest = sha256_of(path)
-        if known and digest == known["sha256"]:
-            return path
         if not known:
-            accept(path, path, check)
-            record(o.to, name, path.resolve().as_uri(), path, digest)
+            remedy = "name another folder with --from" if o.from_folder else "remove it"
+            accept(path, path, check, remedy)
+            record(o.to, name, Arrival(path, path.resolve().as_uri()), digest)
             return path
-        if o.source:
-            raise DataError(f"{path} is not the file of before: {differs(digest, known)}")
+        if digest == known["sha256"]:
+            return path
+        if o.from_folder:
+            raise DataError(f"{path} is not the file of before: "
+                            f"{sha_mismatch(digest, known['sha256'])}")
         print(f"{path} is damaged: once more", file=sys.stderr)
-    download = Download(url, path)
-    part = download.run()
-    digest = sha256_of(part)
-    try:
-        if digest != (download.promised or digest):
-            raise DataError(f"{url} arrived damaged: sha256 {digest[:12]}, the server promised "
-                            f"{download.promised[:12]}; run the same command again")
-        if known and digest != known["sha256"]:
-            raise DataError(f"{url} is not the file of before: {differs(digest, known)}")
-        accept(part, url, check)
-    except DataError:
-        download.discard()                   # nothing to go on with
-        raise
-    record(o.to, name, url, part, digest)    # first: with a crash in between, the part is complete
-    os.replace(part, path)
-    download.discard()
+    download(path, name, origin, o.to, check)
     return path
 
-def differs(digest, known):
-    return (f"sha256 {digest[:12]}, expected {known['sha256'][:12]}; name a mirror with "
-            f"--base-url, or remove its entry from manifest.json to accept this one")
+def in_folder(folder, name, origin):
+    """Path of the file `name`, web/x.parquet or the like, that a user has put into a folder."""
+    for path in (folder / name, folder / Path(name).name):
+        if path.is_file():
+            return path
+    raise DataError(f"{path.name} is not in {folder}; fetch it from {origin.url()}")
 
-def accept(path, source, check):
+def download(path, name, origin, to, check):
+    """Fetches the file `name` and gives it its place `path`, if it is what it should be."""
+    manifest = read_manifest(to)
+    known = manifest.get(name)
+    arrival = origin.fetch(path.parent / "incoming", manifest, known)
+    digest = sha256_of(arrival.file)
+    try:
+        if arrival.sha256 not in (None, digest):
+            raise DataError(f"{arrival.url} arrived damaged: "
+                            f"{sha_mismatch(digest, arrival.sha256)}")
+        if known and digest != known["sha256"]:
+            raise DataError(f"{arrival.url} is not the file of before: "
+                            f"{sha_mismatch(digest, known['sha256'])}")
+        accept(arrival.file, arrival.url, check, "name another place with --from")
+    except DataError:
+        arrival.file.unlink()
+        raise
+    # The entry first: after a crash in between, the next run finds the complete file in incoming.
+    # A file without an entry would be taken for one that a user has put there.
+    record(to, name, arrival, digest)
+    os.replace(arrival.file, path)
+
+def sha_mismatch(digest, expected):
+    return (f"sha256 {digest[:12]}, expected {expected[:12]}; run the same command again, or "
+            f"remove its entry from manifest.json to accept another file")
+
+def accept(path, shown, check, remedy):
+    """DataError if check refuses the file; `shown` is what the user knows it by."""
     try:
         check(path)
-    except (ValueError, KeyError, TypeError, duckdb.Error) as e:
+    except (AttributeError, KeyError, TypeError, ValueError, duckdb.Error) as e:
         message = " ".join(str(e).split())[:200]
-        raise DataError(f"{source} is not what it should be: {message}; name another place with "
-                        f"--base-url or --from") from None
+        raise DataError(f"{shown} is not what it should be: {message}; {remedy}") from None
 
 # ---- Text ----
 BETWEEN = b"\n\n\n"                          # two blank lines separate documents
@@ -249,11 +231,12 @@ def decode(data):
 
 def clean(text):
     """Unix line ends, no trailing blanks, one blank line at most: two end a document."""
-    text = re.sub(r"[ \t]+(?=\n)", "", text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    text = "\n".join(line.rstrip(" \t") for line in lines)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n \t\ufeff")
 
 def storable(text):
-    """Half a surrogate pair, which JSON can spell, has no UTF-8."""
+    """Whether UTF-8 can hold a text: half a surrogate pair, which JSON can spell, it cannot."""
     return not re.search("[\ud800-\udfff]", text)
 
 def read_parquet(path, columns):
@@ -268,14 +251,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
-def parser(doc, base_url=None):
+def parser(doc):
     p = Parser(description=doc.partition("\n")[0],
                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--to", type=Path, default=HERE, metavar="DIR", help="folder to write to")
-    if base_url:
-        p.add_argument("--base-url", default=base_url, metavar="URL", help="the server or a mirror")
-        p.add_argument("--from", dest="source", type=Path, metavar="DIR",
-                       help="use the files there, no network")
+    return p
+
+def fetch_parser(doc, hub=True):
+    """Of a script that fetches files, from the Hub or elsewhere."""
+    p = parser(doc)
+    p.add_argument("--from", dest="from_folder", type=Path, metavar="DIR",
+                   help="use the files there, no network")
+    if hub:
+        p.epilog = "HF_ENDPOINT in the environment names a mirror of the Hugging Face Hub."
     return p
 
 def number(low, high):
@@ -284,22 +272,27 @@ def number(low, high):
         if not low <= (x := float(text)) <= high:
             raise argparse.ArgumentTypeError(f"{text} is not in {low:g} to {high:g}")
         return x
-    parse.__name__ = "number"
+    parse.__name__ = "number"                # argparse says: invalid number value
     return parse
 
 def run(main, argv=None):
     """Exit status of a script: what can go wrong is one line on stderr."""
     program = Path(sys.modules[main.__module__].__file__).name
+    if not (sys.stderr.isatty() or "HF_HUB_VERBOSITY" in os.environ):
+        # nobody waits for a word on each new try: the last error says it all
+        huggingface_hub.logging.set_verbosity_error()
+    pooch.get_logger().setLevel("ERROR")
     try:
         main(argv)
         return 0
     except KeyboardInterrupt:
-        print(f"\n{program}: stopped; the same command goes on", file=sys.stderr)
+        print(f"\n{program}: stopped; the same command keeps the files that are complete",
+              file=sys.stderr)
         return 130
     except DataError as e:
         print(f"{program}: {e}", file=sys.stderr)
     except duckdb.Error as e:
         print(f"{program}: {' '.join(str(e).split())[:200]}; remove the file", file=sys.stderr)
     except OSError as e:
-        print(f"{program}: {e.filename or 'a file'}: {e.strerror}; see --to", file=sys.stderr)
+        print(f"{program}: {e.filename or 'a file'}: {e.strerror or e}; see --to", file=sys.stderr)
     return 2

@@ -7,7 +7,10 @@ Header, licence and footer are cut off, so that the text is the work alone. The 
 "Project Gutenberg" does not bind what does not carry it; the works are in the public domain in the
 United States, elsewhere look up the author.
 """
-import re, sys, time
+import re
+import sys
+import time
+
 import download as dl
 
 BASE_URL = "https://gutenberg.pglaf.org/cache/epub"     # Gutenberg's own mirror for programs
@@ -50,60 +53,74 @@ BOOKS = {
 START = re.compile(r"^[ \t]*\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG[^*]{0,300}\*\*\*", re.M)
 # before: a header that ends with "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*"
 SMALL_PRINT = re.compile(r"^\*END ?\*? ?THE SMALL PRINT!.*$", re.M)
+# "*** END OF THE PROJECT GUTENBERG EBOOK TITLE ***", or "End of the Project Gutenberg EBook of ..."
 END = re.compile(r"^[ \t]*(?:\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG|"
                  r"(?:\*+ ?)?End of (?:the |this )?Project Gutenberg)", re.M | re.I)
+# "[EBook #1342]"
 NUMBER = re.compile(r"\[(?:e-?book|etext) ?#(\d+)\]", re.I)
+# paragraphs before the work: "Produced by Jane Doe and the Online Distributed Proofreading Team"
 CREDITS = re.compile(r"\s*(?:(?:E-text |This e-?text was |This e-?book was )?(?:Produced|Prepared|"
                      r"Transcribed) (?:by|from) .*?\n\s*\n\s*)+", re.I | re.S)
 
-def strip(text):
-    """(the work, the header before it); ValueError where a marker is missing."""
+def work_and_header(text):
+    """(the work, Gutenberg's header before it); ValueError where a marker is missing."""
     text = text.replace("\r\n", "\n")
     first = START.search(text) or SMALL_PRINT.search(text)
     if not first:
         raise ValueError("it has no START marker of Project Gutenberg")
     begin = first.end()
-    if small := SMALL_PRINT.search(text, begin, begin + 20_000):     # some files have both
-        begin = small.end()
+    small_print = SMALL_PRINT.search(text, begin, begin + 20_000)    # some files have both
+    if small_print:
+        begin = small_print.end()
     last = END.search(text, begin)
     if not last:
         raise ValueError("it has no END marker of Project Gutenberg")
     work = text[begin:last.start()]
-    if credits := CREDITS.match(work):
-        work = work[credits.end():]
+    produced_by = CREDITS.match(work)
+    if produced_by:
+        work = work[produced_by.end():]
     return dl.clean(work), text[:begin]
 
-def check(number):
-    def checked(path):
-        work, header = strip(dl.decode(path.read_bytes()))
+def read(path):
+    return work_and_header(dl.decode(path.read_bytes()))
+
+def checker(number):
+    """The check(path) of `obtain` for the book of this number."""
+    def check(path):
+        work, header = read(path)
         found = NUMBER.search(header)
         if found and int(found[1]) != number:
             raise ValueError(f"it is book {found[1]}, expected {number}")
         if len(work) < 1000:
             raise ValueError(f"there are {len(work)} characters between the markers")
-    return checked
+    return check
 
 def main(argv=None):
-    o = dl.parser(__doc__, BASE_URL).parse_args(argv)
-    failed, paths = [], []
+    parser = dl.fetch_parser(__doc__, hub=False)
+    parser.add_argument("--base-url", default=BASE_URL, metavar="URL",
+                        help="the server or a mirror")
+    o = parser.parse_args(argv)
+    failed = []
+    books = []                               # paths
     for number in dl.tqdm(BOOKS, unit="book", disable=None):
-        name, url = f"gutenberg/pg{number}.txt", f"{o.base_url}/{number}/pg{number}.txt"
-        fresh = not (o.source or (o.to / "raw" / name).exists())
+        name = f"gutenberg/pg{number}.txt"
+        origin = dl.WebFile(f"{o.base_url}/{number}/pg{number}.txt")
+        asks_server = not o.from_folder and not (o.to / "raw" / name).exists()
         try:
-            paths.append(dl.obtain(name, url, o, check(number)))
+            books.append(dl.obtain(name, origin, o, checker(number)))
         except dl.DataError as e:            # the others first: the next run has less to do
             failed.append(e)
             if len(failed) == 3:
                 break
-        if fresh:
+        if asks_server:
             time.sleep(PAUSE)
     if failed:
-        raise dl.DataError(f"{len(paths)} of {len(BOOKS)} books are here; {failed[0]}")
-    with dl.replacing(o.to / "gutenberg.txt") as f:
-        f.write(dl.BETWEEN.join(strip(dl.decode(p.read_bytes()))[0].encode() for p in paths))
-        f.write(b"\n")
-    print(f"{o.to / 'gutenberg.txt'}: {len(paths)} books, "
-          f"{(o.to / 'gutenberg.txt').stat().st_size:,} bytes")
+        raise dl.DataError(f"{len(books)} of {len(BOOKS)} books are here; {failed[0]}")
+    path = o.to / "gutenberg.txt"
+    works = [read(book)[0].encode() for book in books]
+    with dl.replacing(path) as f:
+        f.write(dl.BETWEEN.join(works) + b"\n")
+    print(f"{path}: {len(books)} books, {path.stat().st_size:,} bytes")
 
 if __name__ == "__main__":
     sys.exit(dl.run(main))

@@ -8,9 +8,10 @@ slice is its beginning. Licence of the collection: ODC-By 1.0; the pages are the
 Penedo et al. 2024, huggingface.co/datasets/HuggingFaceFW/fineweb-edu.
 """
 import sys
+
 import download as dl
 
-BASE_URL = "https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT"
+REPO = "HuggingFaceFW/fineweb-edu"
 FILES = [f"{i:03d}_00000.parquet" for i in range(14)]
 
 def check(path):
@@ -20,27 +21,35 @@ def check(path):
 def documents(o):
     """Text of the pages, file by file: the next one is fetched when it is needed."""
     for name in FILES:
-        path = dl.obtain(f"web/{name}", f"{o.base_url}/{name}", o, check)
-        for text, in dl.read_parquet(path, "text"):
-            if text and dl.storable(text) and (text := dl.clean(text)):
-                yield text.encode()
+        path = dl.obtain(f"web/{name}", dl.HubFile(REPO, f"sample/10BT/{name}"), o, check)
+        for (text,) in dl.read_parquet(path, "text"):
+            if text and dl.storable(text):
+                text = dl.clean(text)
+                if text:
+                    yield text.encode()
 
 def main(argv=None):
-    p = dl.parser(__doc__, BASE_URL)
+    p = dl.fetch_parser(__doc__)
     p.add_argument("--gb", type=dl.number(1e-6, 45), default=1.0, help="10^9 bytes of text")
     o = p.parse_args(argv)
-    path, size, want, n = o.to / "web.txt", 0, int(o.gb * 1e9), 0
-    with dl.replacing(path) as f, dl.tqdm(total=want, unit="B", unit_scale=True, disable=None,
-                                          desc="web.txt") as bar:
+    path = o.to / "web.txt"
+    want = int(o.gb * 1e9)
+    size = 0                                 # bytes written
+    n = 0                                    # pages
+    bar = dl.tqdm(total=want, unit="B", unit_scale=True, disable=None, desc="web.txt")
+    with dl.replacing(path) as f, bar:
         for text in documents(o):
-            text = dl.BETWEEN + text if n else text
+            if n > 0:
+                text = dl.BETWEEN + text
             f.write(text)
             bar.update(len(text))
-            size, n = size + len(text), n + 1
+            size += len(text)
+            n += 1
             if size >= want:
                 break
         f.write(b"\n")
-    print(f"{path}: {n:,} pages, {size + 1:,} bytes" + (size < want) * ", all there is")
+    rest = "" if size >= want else ", all there is"
+    print(f"{path}: {n:,} pages, {size + 1:,} bytes{rest}")
 
 if __name__ == "__main__":
     sys.exit(dl.run(main))

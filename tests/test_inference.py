@@ -1,5 +1,5 @@
 """Decoding against the full forward pass, the sampler, and the verbs that only read a model."""
-import json
+import inspect
 import math
 import os
 import re
@@ -11,13 +11,13 @@ from dataclasses import replace
 import naive
 import numpy as np
 import pytest
-from conftest import FAST, ROOT, TINY, command, complains, nanoeuler, needs, random_flat
+from helpers import (FAST, ROOT, TINY, command, complains, nanoeuler, needs, ok, random_flat,
+                     refused, run)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
-from data import chats
 
 CONFIGS = {
     "grouped queries": TINY,
@@ -32,7 +32,7 @@ CONFIGS = {
 def test_a_cached_decoder_finds_its_threads(tmp_path):
     """Three processes fill a cache: the threads' part, the decoder that calls it, nothing new."""
     begin = (f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
-             "import numpy as np, nanoeuler as ne\nfrom conftest import TINY, random_flat\n")
+             "import numpy as np, nanoeuler as ne\nfrom helpers import TINY, random_flat\n")
     part = "y, w = np.zeros(3, 'f4'), np.ones((3, 3), 'f4')\nne.dot_rows_parallel(y, w, y, y)\n"
     whole = "print(ne.Decoder(TINY, random_flat(TINY, 1, np.float32)).step(1))\n"
     runs = [subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True,
@@ -68,21 +68,44 @@ def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
 def test_a_long_conversation_is_shared_by_the_threads(G):
     """Positions on both sides of the one from which keys fill more than SHARED bytes."""
     cfg = ne.replace(TINY, n_head=6, n_kv_head=G, head_dim=128, seq_len=160)
-    assert G * 128 * 160 * 8 > ne.SHARED                     # bytes of the keys of a whole context
+    assert G * 128 * 160 * 8 > ne.SMALL_MATRIX              # bytes of the keys of a context
     model, tokens = ne.Model(cfg, random_flat(cfg, 3)), tokens_of(cfg, cfg.seq_len)
     decoder, want = ne.Decoder(cfg, model.flat), model.logits(tokens[None])[0, 0]
     for t, token in enumerate(tokens):
         assert np.abs(decoder.step(token) - want[t]).max() <= 1e-12 * max(1, np.abs(want[t]).max())
 
 
-def test_a_new_conversation_forgets():
+@pytest.mark.parametrize("kept", range(5))
+def test_tokens_that_are_taken_back_leave_no_trace(kept):
     flat = random_flat(TINY, 2)
     used, fresh = ne.Decoder(TINY, flat), ne.Decoder(TINY, flat)
     for token in (5, 6, 7, 8):
         used.step(token)
-    used.tokens = []
+    used.truncate(kept)
+    for token in (5, 6, 7, 8)[:kept]:
+        fresh.step(token)
     for token in (9, 3):
         assert np.array_equal(used.step(token), fresh.step(token))
+    assert used.tokens == fresh.tokens
+
+
+@pytest.mark.parametrize("ids, read", [([1, 2, 3, 9], 1), ([1, 2, 3], 1), ([1, 2], 1), ([7], 1),
+                                       ([1, 5, 3, 4], 3), ([5, 2, 3], 3)])
+def test_only_what_differs_is_read_again(ids, read):
+    decoder = ne.Decoder(TINY, random_flat(TINY, 2))
+    for token in (1, 2, 3):
+        decoder.step(token)
+    assert len(rest := ne.rewind_to(decoder, ids)) == read
+    assert decoder.tokens + rest == ids
+
+
+def test_every_decoder_keeps_the_contract():
+    """What `Conversation` names, with its arguments; that of the GPU computes in its own way."""
+    import nanoeuler_cuda as nc
+    for decoder in ne.Decoder, nc.Decoder:
+        for name in ("ready", "__init__", "step", "truncate"):
+            want = inspect.signature(getattr(ne.Conversation, name))
+            assert inspect.signature(getattr(decoder, name)) == want, (decoder, name)
 
 
 def test_generate_is_greedy_at_temperature_zero():
@@ -150,10 +173,31 @@ def test_which_tokens_can_come(options, allowed):
     assert set(draw(LOGITS, 400, **options)) == allowed
 
 
-def test_top_p_one_keeps_all_of_a_long_tail():
+class Chosen:
+    """In place of a generator: the numbers that lie in the middle of each token's share."""
+
+    def __init__(self, p):
+        self.numbers = iter(np.cumsum(p) / p.sum() - p / p.sum() / 2)
+
+    def random(self):
+        return next(self.numbers)
+
+
+@pytest.mark.parametrize("tail", [0, 8, 20])
+def test_top_p_one_keeps_all_of_a_long_tail(tail):
     """Rounding of the cumulative sum must not cut the last tokens off."""
-    logits = np.zeros(512)
-    assert len(set(draw(logits, 12_000, temperature=1.0, top_p=1.0))) > 505
+    logits = -np.linspace(0, tail, 512, dtype=np.float32)       # the likeliest has the number 0
+    rng, options = Chosen(np.exp(logits.astype(float))), ne.Sampling(temperature=1.0, top_p=1.0)
+    assert [ne.sample(logits, rng, options) for _ in range(512)] == list(range(512))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_not_finite_are_refused(bad, temperature):
+    logits = np.full(5, -np.inf, np.float32)             # -inf alone is a token that cannot come
+    logits[3] = bad
+    with pytest.raises(ne.UserError, match=f"token [03] is {bad}.*another checkpoint"):
+        draw(logits, temperature=temperature)
 
 
 @pytest.mark.parametrize("options", [{}, dict(top_p=0.5), dict(top_k=7), dict(min_p=1.0),
@@ -201,17 +245,37 @@ def test_restricted_distribution():
     assert ((counts - expected)[kept] ** 2 / expected[kept]).sum() < 25
 
 
-def test_same_seed_same_text(trained):
-    run = lambda seed: nanoeuler("generate", "KING", "--tokens", 30, "--seed", seed,
-                                 cwd=trained).stdout
-    assert run(5) == run(5) != run(6)
-
-
 # ---- the verbs
+@pytest.fixture
+def said(trained, monkeypatch, capsys):
+    """said(verb, ...): what a verb prints, in the trained directory; nothing on stderr."""
+    monkeypatch.chdir(trained)
+
+    def said(*args):
+        run(*args)
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return said
+
+
+def test_same_seed_same_text(said):
+    texts = [said("generate", "KING", "--tokens", 30, "--seed", seed) for seed in (5, 5, 6)]
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_generate(trained):
     result = nanoeuler("generate", "ROMEO:", "--tokens", 40, "--temperature", 0.5, cwd=trained)
-    assert result.returncode == 0 and result.stderr == ""
-    assert result.stdout.startswith("ROMEO:") and len(result.stdout) > 40
+    assert ok(result).startswith("ROMEO:") and len(result.stdout) > 40 and result.stderr == ""
+
+
+def test_a_prompt_that_is_no_text(trained):
+    """Bytes that are no UTF-8, as a shell passes them on: shown and read as U+FFFD."""
+    process = subprocess.run([*command("generate"), b"caf\xe9", "--tokens", "3"], cwd=trained,
+                             capture_output=True, timeout=240)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.decode("utf-8").startswith("caf\ufffd")
 
 
 def test_chat_through_a_pipe(trained):
@@ -219,7 +283,7 @@ def test_chat_through_a_pipe(trained):
     args = ("--tokens", 20, "--temperature", 0, "--threads", 1)
     result = nanoeuler("chat", *args, cwd=trained,
                        stdin="ROMEO:\n \nROMEO:\n/reset\nROMEO:\n/quit\nnever read\n")
-    assert result.returncode == 0 and result.stderr == ""
+    assert ok(result) and result.stderr == ""
     head, *replies = result.stdout.split("\n> ")
     assert "nanoeuler.bin" in head and "continues what you type" in head and "/quit" in head
     said = [r for r in replies if r.strip()]
@@ -231,13 +295,13 @@ def test_chat_through_a_pipe(trained):
     want = c.tokenizer.decode(list(ids)).decode("utf-8", "replace")
     assert said[0].rstrip("\n") == want.rstrip("\n")
     end = nanoeuler("chat", cwd=trained, stdin="")                # Ctrl-D
-    assert end.returncode == 0 and end.stderr == ""
+    assert ok(end) and end.stderr == ""
 
 
 def test_chat_takes_any_text(trained):
     result = nanoeuler("chat", "--tokens", 5, cwd=trained,
                        stdin="na\u00efve \U0001f600 </s>\n" + "x" * 3000 + "\n")
-    assert result.returncode == 0 and result.stderr == ""
+    assert ok(result) and result.stderr == ""
 
 
 def spoken(tmp_path, text, kind="base"):
@@ -270,10 +334,23 @@ def test_streaming_keeps_characters_whole(tmp_path):
     assert process.wait() == 0 and pieces.decode("utf-8") == "a" + text + "\n"
 
 
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_model_that_overflows_says_so(weights, temperature, tmp_path, capsys):
+    """Its weights are finite, what it computes from them is not."""
+    path = spoken(tmp_path, "abc")
+    c = ne.read_checkpoint(str(path))
+    p = ne.views(c.flat, ne.param_table(c.cfg))
+    p.final_norm[:] = 3e38                   # times an entry of 16: an infinity
+    p.lm_head[:] *= 1e30
+    ne.write_checkpoint(str(path), c.cfg, c.tokenizer, c.state, c.flat)
+    refused(capsys, "generate", "a", path, "--temperature", temperature, "--weights", weights,
+            words=("logit of token", "weights", "another checkpoint"))
+
+
 def test_half_a_character_at_the_end_is_shown(tmp_path):
     path = spoken(tmp_path, b"\xe4\xb8")
-    result = nanoeuler("generate", "a", path, "--temperature", 0, cwd=tmp_path)
-    assert result.returncode == 0 and result.stdout == "a\ufffd\n"
+    assert ok(nanoeuler("generate", "a", path, "--temperature", 0, cwd=tmp_path)) == "a\ufffd\n"
 
 
 def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
@@ -288,44 +365,56 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
             return super().step(token)
 
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/quit"))
-    ne.speak(str(path), decoder=Decoder, temperature=0.0)
+    ne.chat(str(path), decoder=Decoder, temperature=0.0)
     assert capsys.readouterr().out.endswith("stops a reply.\nYesYes!\n\n")
 
 
 def test_a_chat_model_answers(tmp_path):
     """The template goes in and is not shown, </s> ends the answer, each question stands alone."""
     path = spoken(tmp_path, "Yes!", "chat")
-    result = nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path, stdin="Well?\nWell?\nNo?\n")
-    assert result.returncode == 0 and "answers what you type" in result.stdout
-    assert [s.strip() for s in result.stdout.split("\n> ")[1:4]] == ["Yes!", "Yes!", "Yes!"]
-    once = nanoeuler("generate", "Well?", path, "--temperature", 0, cwd=tmp_path)
-    assert once.stdout.strip() == "Yes!" and "Instruction" not in once.stdout
-    path = spoken(tmp_path, "Yes!")          # by nature it goes on, with a template it answers
-    for flags, said in (((), "Well?Yes!\n"), (("--template", "alpaca"), "Yes!\n")):
-        result = nanoeuler("generate", "Well?", path, "--temperature", 0, *flags, cwd=tmp_path)
-        assert result.stdout == said
+    shown = ok(nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path,
+                         stdin="Well?\nWell?\nNo?\n"))
+    assert "answers what you type" in shown
+    assert [s.strip() for s in shown.split("\n> ")[1:4]] == ["Yes!", "Yes!", "Yes!"]
+    once = ok(nanoeuler("generate", "Well?", path, "--temperature", 0, cwd=tmp_path))
+    assert once.strip() == "Yes!" and "Instruction" not in once
+
+
+def test_a_base_model_answers_with_a_template(tmp_path, capsys):
+    """By nature it goes on."""
+    path = spoken(tmp_path, "Yes!")
+    for flags, shown in (((), "Well?Yes!\n"), (("--template", "alpaca"), "Yes!\n")):
+        run("generate", "Well?", path, "--temperature", 0, *flags)
+        assert capsys.readouterr().out == shown
 
 
 def test_the_template_is_alpacas():
-    assert chats.PROMPT.format(instruction="Sing.").startswith(
+    assert ne.PROMPT.format(instruction="Sing.").startswith(
         "Below is an instruction that describes a task. Write a response that appropriately "
         "completes the request.\n\n### Instruction:\nSing.\n\n### Response:")
 
 
-def test_lens_shows_numbers_of_the_model(trained):
-    result = nanoeuler("lens", "ROMEO: what", "--threads", 1, cwd=trained)
-    assert result.returncode == 0 and result.stderr == ""
-    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
-    p, tokens = ne.views(c.flat, ne.param_table(c.cfg)), c.tokenizer.encode("ROMEO: what")
-    x, logits = naive.forward(c.cfg, p, tokens[-c.cfg.seq_len:])
+@pytest.mark.parametrize("tied", [False, True])
+def test_lens_shows_numbers_of_the_model(tied, trained, tmp_path, capsys):
+    path, prompt = trained / "nanoeuler.bin", "ROMEO: what"
+    c = ne.read_checkpoint(str(path))
+    cfg, flat = c.cfg, c.flat
+    if tied:
+        path, cfg = tmp_path / "tied.bin", replace(cfg, tie_embeddings=True)
+        flat = random_flat(cfg, 4, np.float32)
+        ne.write_checkpoint(str(path), cfg, c.tokenizer, ne.State(), flat)
+    run("lens", prompt, path)
+    p, tokens = ne.views(flat, ne.param_table(cfg)), c.tokenizer.encode(prompt)
+    x, logits = naive.forward(cfg, p, tokens[-cfg.seq_len:])
     x = x[:, -1]
-    rows = result.stdout.splitlines()[1:]
-    assert len(rows) == 1 + 2 * c.cfg.n_layer and rows[0].startswith("embedding")
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert len(rows) == 1 + 2 * cfg.n_layer and rows[0].startswith("embedding")
     for i in range(1, len(rows)):
         step = np.linalg.norm(x[i] - x[i - 1]) / np.linalg.norm(x[i - 1])
         cosine = x[i] @ x[i - 1] / np.linalg.norm(x[i]) / np.linalg.norm(x[i - 1])
-        name, length, angle = re.match(r" *\d+ (\w+) +([\d.]+) +([\d.]+)\u00b0", rows[i]).groups()
-        assert name == ("attention" if i % 2 else "swiglu")
+        number, name, length, angle = re.match(r" *(\d+) (\w+) +([\d.]+) +([\d.]+)\u00b0",
+                                               rows[i]).groups()
+        assert int(number) == (i + 1) // 2 and name == ("attention" if i % 2 else "swiglu")
         assert abs(float(length) - step) < 2e-3
         assert abs(float(angle) - math.degrees(math.acos(cosine))) < 0.2
     best = c.tokenizer.vocab[logits[0, -1].argmax()].decode("utf-8", "backslashreplace")
@@ -334,39 +423,13 @@ def test_lens_shows_numbers_of_the_model(trained):
     assert f"{share:.0%}" in rows[-1]
 
 
-def test_info(trained):
-    result = nanoeuler("info", cwd=trained)
-    assert result.returncode == 0
+def test_info(trained, said):
+    shown = said("info")
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
     for word in (f"{ne.n_params(c.cfg):,}", "20 of 20", f"{c.state.tokens_seen:,}",
                  c.tokenizer.hash(), "matches",
                  "n_embd", "128", f"{c.state.bits_per_byte:.4f}"):
-        assert word in result.stdout, word
-
-
-def test_plot_in_the_terminal(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)          # as if it were not installed
-    args = ["plot", str(trained / "nanoeuler.jsonl"), "--out", str(tmp_path / "a.png")]
-    assert ne.main(args) in (0, None)
-    out = capsys.readouterr().out
-    assert "bits" in out and "nanoeuler.jsonl" in out and out.count("|") >= 10
-    assert not any(tmp_path.iterdir())
-
-
-def test_plot_with_matplotlib(trained, tmp_path):
-    needs("matplotlib")
-    result = nanoeuler("plot", trained / "nanoeuler.jsonl", "--out", tmp_path / "a.png",
-                       cwd=tmp_path)
-    assert result.returncode == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_plot_of_one_step(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    log = tmp_path / "a.jsonl"
-    log.write_text(json.dumps({"step": 1, "bits_per_byte": 3.0}) + "\n", encoding="utf-8")
-    assert ne.main(["plot", str(log)]) in (0, None)
-    log.write_text(json.dumps({"step": 0, "bits_per_byte": math.nan}) + "\n", encoding="utf-8")
-    assert ne.main(["plot", str(log)]) in (0, 2, None)
+        assert word in shown, word
 
 
 @pytest.mark.parametrize("args, words", [
@@ -391,10 +454,7 @@ def test_what_the_verbs_refuse(args, words, copy, monkeypatch, capsys):
     if "a.png" in args[-1]:
         needs("matplotlib")
     monkeypatch.chdir(copy)
-    code = ne.main([*args, "--threads", "1"])
-    lines = capsys.readouterr().err.splitlines()
-    assert code == 2 and len(lines) == 1, (code, lines)
-    assert all(w in lines[0] for w in words), lines
+    refused(capsys, *args, words=words)
 
 
 def test_a_closed_pipe_is_no_error(trained):
@@ -404,8 +464,8 @@ def test_a_closed_pipe_is_no_error(trained):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(5)
     process.stdout.close()
-    assert b"Traceback" not in process.stderr.read()
-    process.wait(timeout=60)
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
 
 
 def test_a_closed_input_is_one_line(trained):
@@ -417,16 +477,14 @@ def test_a_closed_input_is_one_line(trained):
 
 def test_a_name_with_blanks_is_quoted_in_what_to_type_next(text, tmp_path):
     """The commands that the program prints work as they stand."""
-    run = ("train", "--data", text, "--out", "my model.bin", *FAST)
-    result = nanoeuler(*run, "--steps", 2, cwd=tmp_path)
-    line = result.stdout.splitlines()[-1]
+    train = ("train", "--data", text, "--out", "my model.bin", *FAST)
+    line = ok(nanoeuler(*train, "--steps", 2, cwd=tmp_path)).splitlines()[-1]
     assert shlex.split(line) == ["python", "nanoeuler.py", "chat", "my model.bin"]
 
 
 def test_the_program_is_found_from_anywhere(trained, tmp_path):
     complains(nanoeuler("info", cwd=tmp_path), "nanoeuler.bin")
-    assert nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path).returncode == 0
-    assert ROOT.joinpath("nanoeuler.py").exists()
+    ok(nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path))
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8"])

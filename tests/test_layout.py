@@ -1,9 +1,12 @@
 """The map in a docstring is the list of sections, lines end by column 100, files are UTF-8."""
 import ast
+import importlib
 import re
+import sys
+import tomllib
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
 SHIPPED += sorted(p for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py"))
@@ -60,15 +63,63 @@ def test_every_open_names_its_encoding(path):
             assert binary or "encoding" in given, f"{path.name}:{node.lineno}"
 
 
-@pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py", "check.py", "data/chats.py",
-                                  "data/commands.py", "data/kernels.py", "data/tensors.py",
-                                  "data/texts.py"])
+def imported(path, everywhere=True):
+    """The modules, up to the first dot, that a file imports, anywhere or at its top level."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
+@pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py", "check.py"])
 def test_programs_import_only_what_is_installed_with_them(name):
     """Everything else is an extra: imported where it is used, if it is there."""
-    allowed = {"numba", "numpy", "llvmlite", "nanoeuler", "bpe", "data"}
-    import sys
-    for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
-        modules = [a.name for a in node.names] if isinstance(node, ast.Import) else (
-            [node.module] if isinstance(node, ast.ImportFrom) else [])
-        for module in modules:
-            assert module.split(".")[0] in allowed | set(sys.stdlib_module_names), module
+    allowed = {"numba", "numpy", "llvmlite", "nanoeuler", "bpe", *sys.stdlib_module_names}
+    assert set(imported(ROOT / name, everywhere=False)) <= allowed
+
+
+# Imports run one way: bpe <- nanoeuler <- nanoeuler_cuda, check <- bench, tests.  A program starts
+# itself by its own name, because Numba's cache knows named tuples by their module's name.
+BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler"},
+         "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda"},
+         "check.py": {"nanoeuler"}}
+OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "check", "serve", "bench", "data", "tests"}
+OURS |= {p.stem for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py")}
+
+
+@names
+def test_imports_run_one_way(path):
+    found = set(imported(path)) & OURS
+    folder = path.parent.name
+    if path.parent == ROOT:
+        assert found <= BELOW[path.name]
+    elif folder == "data":                   # the scripts share a module of their own
+        assert found <= {p.stem for p in path.parent.glob("*.py")}
+    elif folder == "bench":
+        assert not found & {"tests", "data", *(p.stem for p in (ROOT / "tests").glob("*.py"))}
+
+
+def test_nothing_but_the_programs_is_installed():
+    """`data` and `bench` are folders of the repository: as packages they would be everybody's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    setuptools = project["tool"]["setuptools"]
+    assert sorted(setuptools["py-modules"]) == sorted(name.removesuffix(".py") for name in BELOW)
+    assert setuptools["packages"] == []
+
+
+MODULES = {"ne": "nanoeuler", "nc": "nanoeuler_cuda", "bpe": "bpe", "check": "check"}
+
+
+@pytest.mark.parametrize("path", [p for p in SHIPPED if p.parent.name == "bench"],
+                         ids=lambda p: p.name)
+def test_what_benchmarks_use_of_the_programs_is_there(path):
+    """They run for minutes, some on a GPU only: a name that went away must show before."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if name := MODULES.get(node.value.id):
+                if name == "nanoeuler_cuda":
+                    pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
+                module = importlib.import_module(name)
+                assert hasattr(module, node.attr), f"{path.name}:{node.lineno}: {name}.{node.attr}"

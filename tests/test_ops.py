@@ -5,13 +5,15 @@ by at most (K + 2) u sum |products| (Higham 2002, 3.1); the rest gets a small mu
 """
 import math
 import os
+import signal
 import subprocess
 import sys
+import textwrap
 
 import naive
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import ROOT, complains, ok
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -56,7 +58,9 @@ def test_exp(dtype):
     y = np.empty_like(x)
     exp_all(y, x)
     error = np.abs(y / np.exp(x.astype(np.float64)) - 1).max()
-    assert error < (3e-7 if dtype == np.float32 else 1e-15)
+    # float32: r is off by 0.5 u, the two last sums by 0.5 u and u, of a result of 0.7 or more
+    # before 2^n; the polynomial is within 0.3 u.  float64: libm and NumPy are within 2 u each
+    assert error < 4 * u(dtype)
 
 
 @both
@@ -69,12 +73,90 @@ def test_exp_at_the_ends(dtype):
     assert np.isnan(y[7])
 
 
+# ---- 3 larger
+@both
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 33, 128, 515])
+def test_the_largest_of_a_row_is_a_nan_if_there_is_one(dtype, n):
+    """Wherever it is, whatever lane of a vector it falls into: section 9 looks for it."""
+    row = normal((n,), n, dtype)
+    assert ne.row_max(row) == row.max()
+    assert ne.row_max(np.full(n, -np.inf, dtype)) == -np.inf
+    for i in range(n):
+        bad = row.copy()
+        bad[i] = np.nan
+        assert math.isnan(ne.row_max(bad)), i
+
+
+def test_no_instruction_may_assume_that_there_is_no_nan():
+    """With `nnan` a NaN is LLVM's poison: anything at all may come out."""
+    fresh = njit(**{**ne.OPTIONS, "cache": False})(ne.row_max.py_func)
+    fresh(np.ones(3, np.float32))
+    text, = fresh.inspect_llvm().values()
+    assert "llvm.maximum" in text and "nnan" not in text and " fast " not in text
+
+
 @both
 def test_aligned_memory(dtype):
     for shape in [(1,), (3, 5), (0, 4), (7, 1, 9)]:
         x = ne.aligned(shape, dtype)
         assert x.shape == shape and x.dtype == dtype and not x.any()
         assert x.ctypes.data % 64 == 0 or x.size == 0
+        assert ne.room_behind(x) >= ne.TILE_BYTES
+
+
+def test_room_behind_is_counted_to_the_end_of_the_memory():
+    whole = np.zeros(100, np.float32)
+    assert [ne.room_behind(x) for x in (whole, whole[:90], whole[5:85].reshape(8, 10)[:7, :9])] == [
+        0, 40, 104]
+
+
+# Programs that may read `room` bytes past the end of an array, and then the page ends.
+GUARDED = """
+import ctypes, math, mmap, sys
+import numpy as np
+import nanoeuler as ne
+room = {room}
+
+def at_the_end(shape, dtype):
+    n = math.prod(shape) * np.dtype(dtype).itemsize
+    page = mmap.PAGESIZE
+    end = -(-(n + room) // page) * page
+    memory = mmap.mmap(-1, end + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + end), page, 0) == 0
+    return np.frombuffer(memory, np.uint8)[end - room - n:end - room].view(dtype).reshape(shape)
+
+ne.aligned, width = at_the_end, ne.tile_width(np.float32)
+{code}
+"""
+MATMULS = """
+for M, N, K in ((1, 1, 1), (ne.MR + 1, width + 1, 3), (3, 2 * width - 1, 2), (2, width, 4)):
+    out, x, b = (at_the_end(shape, np.float32) for shape in ((M, N), (M, K), (K, N)))
+    ne.matmul(out, x, b)
+    ne.matmul_add(out, out, x, b)
+"""
+MODEL = """
+cfg = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=6, n_layer=2, n_hidden=9, seq_len=37,
+                vocab_size=13, n_mtp=2)
+for cfg in (cfg, ne.replace(cfg, tie_embeddings=True, head_dim=34)):
+    model = ne.Model(cfg, ne.init_params(cfg, 1))
+    for T in (1, 35):
+        model.gradient(np.zeros((2, T), np.int32), np.zeros((2, 2, T), np.int32), np.ones(2))
+    decoder = model.decoder()
+    for _ in range(40):
+        assert np.isfinite(decoder.step(3)).all()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are guarded by mprotect")
+@pytest.mark.parametrize("name", ["MATMULS", "MODEL"])
+def test_no_more_is_read_past_the_end_than_aligned_leaves(name):
+    """A guard page right behind it.  Without any room, the same program dies there."""
+    enough, nothing = (subprocess.run(
+        [sys.executable, "-c", GUARDED.format(room=room, code=globals()[name])], cwd=ROOT,
+        capture_output=True, encoding="utf-8", timeout=400) for room in (ne.TILE_BYTES, 0))
+    ok(enough)
+    assert nothing.returncode in (-signal.SIGSEGV, -signal.SIGBUS), nothing.stderr
 
 
 # ---- 4.1 matmul
@@ -83,7 +165,7 @@ def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
     """The product of corners of x and b into the middle of big."""
     out, right = big[1:1 + M, 2:2 + N], b[:K, 1:1 + N]
     left = x[3:3 + K, 1:1 + M].T if transposed else x[1:1 + M, 3:3 + K]
-    w = 2 * ne.BITS // (8 * out.itemsize)
+    w = ne.TILE_BYTES // out.itemsize
     panels = np.full(((N + w - 1) // w + 1, K, w), np.nan, out.dtype)
     panels = panels[:(N + w - 1) // w]
     ne.pack(panels, right)
@@ -96,6 +178,11 @@ def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
         ne.matmul(out, left, panels)
     else:
         ne.matmul(out, left, right)
+
+
+@njit
+def first_tile(out, base, x, b, add):
+    ne.tile(out, base, x, b, 0, 0, add)
 
 
 @both
@@ -115,6 +202,28 @@ def test_matmul(dtype, M, N, K, add, transposed, packed, seed):
     assert np.all(np.abs(big[1:1 + M, 2:2 + N] - (start + left @ right)) <= bound)
     before[1:1 + M, 2:2 + N] = big[1:1 + M, 2:2 + N]
     assert np.array_equal(big, before), "written outside of the product"
+
+
+@settings(max_examples=50)
+@given(rows=st.integers(1, 2 * ne.MR), cols=st.integers(1, 2 * W32 + 3), K=st.integers(0, 9),
+       add=st.booleans(), transposed=st.booleans(), seed=st.integers(0, 99))
+def test_the_tile_is_what_its_docstring_says(rows, cols, K, add, transposed, seed):
+    """The NumPy lines of emit_tile, run: the first tile of a product, and nothing else."""
+    text = ne.emit_tile.__doc__
+    lines = text[text.index("        sums ="):text.index("    width = 2 * lanes")]
+    out, base = normal((rows, cols + 2), seed, np.float32), normal((rows, cols), seed, np.float32)
+    x = normal((K + 1, rows) if transposed else (rows, K + 1), seed + 1, np.float32)
+    b, A = normal((K + 1, cols), seed + 2, np.float32), x.ravel()
+    a_row, a_column = (1, rows) if transposed else (K + 1, 1)
+    want = out.astype(np.float64)
+    exec(textwrap.dedent(lines), dict(
+        np=np, MR=ne.MR, width=W32, K=K, rows=rows, cols=cols, add=add,
+        A=A, a_row=a_row, a_column=a_column, B=np.append(b, np.zeros(W32)), b_row=cols,
+        base=np.append(base, np.zeros(W32)), base_row=cols, C=(flat := want.ravel()),
+        c_row=cols + 2))
+    left = x[:K].T if transposed else x[:, :K]
+    first_tile(out[:, :cols], base, left, b[:K], int(add))
+    assert np.allclose(out, flat.reshape(out.shape), rtol=0, atol=1e-5)
 
 
 @both
@@ -141,11 +250,14 @@ def test_pack(dtype):
 def test_weight_gradient(dtype, B, T, N, K, seed):
     dy, x = normal((B, T, N), seed, dtype), normal((B, T, K), seed + 1, dtype)
     dw = normal((N, K), 3, dtype)
-    n0, want = N // 3, dw.astype(np.float64)
-    scratch = ne.aligned((1, ne.KC, ne.PACKED), dtype)
+    n0, before = N // 3, dw.astype(np.float64)
+    scratch = ne.aligned((1, ne.KC, ne.DY_COLUMNS), dtype)
     ne.weight_gradient(dw[n0:], dy, x, n0, scratch)
-    want[n0:] += np.einsum("btn,btk->nk", dy.astype(np.float64), x)[n0:]
-    assert np.abs(dw - want).max() <= (B * T + 3) * u(dtype) * 5 * math.sqrt(B * T) * 3
+    assert np.array_equal(dw[:n0], before[:n0])
+    product, size = (np.einsum("btn,btk->nk", f(dy.astype(np.float64)), f(x))[n0:]
+                     for f in (np.asarray, np.abs))
+    bound = (B * T + 3) * u(dtype) * (size + np.abs(before[n0:]))
+    assert np.all(np.abs(dw[n0:] - (before[n0:] + product)) <= bound)
 
 
 # ---- 4.2 embedding
@@ -228,11 +340,59 @@ def attention_case(dtype, T, heads, D, seed, scale=1.0):
     scores, dscores = np.full((ne.BR, T), np.nan, dtype), np.full((ne.BR, T), np.nan, dtype)
     kt, vt = (np.full((-(-T // w), D, w), np.nan, dtype) for _ in "kv")
     ne.attention_forward(o, lse, qkv, D, scores, kt)
-    dqkv = np.full_like(qkv, np.nan)
+    dqkv = ne.aligned(qkv.shape, dtype)      # a base of `tile`, as qkv and do are its operands
+    dqkv[:] = np.nan
     ne.attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt)
-    exact = qkv.astype(np.float64)
-    want_o, _ = naive.attention(exact, H, G, D)
-    return o, want_o, dqkv, naive.attention_backward(do.astype(np.float64), exact, H, G, D), lse
+    exact, do = qkv.astype(np.float64), do.astype(np.float64)
+    want, limits = naive.attention_backward(do, exact, H, G, D), attention_limits(do, exact, H, G,
+                                                                                  D, u(dtype))
+    return (o, naive.attention(exact, H, G, D)[0], dqkv, want, lse, *limits)
+
+
+def attention_limits(do, qkv, H, G, D, u):
+    """How far o and dqkv may be off, entry by entry, if all is rounded with u and the naive ones
+    with as much: what each step adds, and what it makes of the errors before it.
+
+    A score is off by (D + 3) u sum |q k|, so a weight exp(score - max) by that of itself, and 4 u
+    of the exponent, 6 u in exp, and 2e-38 where exp stops.  What all weights of a row have in
+    common cancels: o' - o = sum p e (v - o) / sum p (1 + e).  In backward it does not:
+    p = exp(score - lse)."""
+    (q, k, v), T, n = naive.split_heads(qkv, H, G, D), len(qkv), len(qkv) * H // G + 8
+    o, probs = naive.attention(qkv, H, G, D)
+    o, do = o.reshape(T, H, D), do.reshape(T, H, D)
+    limit_o, limits, causal = np.zeros((T, H, D)), [np.zeros_like(x) for x in (q, k, v)], np.tril
+    for h in range(H):
+        g, p = h // (H // G), probs[h]
+        kg, vg, of_h = k[:, g], v[:, g], do[:, h]
+        score = causal(q[:, h] @ kg.T) / math.sqrt(D)
+        size = (D + 3) * u * causal(np.abs(q[:, h]) @ np.abs(kg).T) / math.sqrt(D)
+        most = np.where(causal(np.ones((T, T))), score, -np.inf).max(1, keepdims=True)
+        e = np.expm1(size + 4 * u * np.abs(score - most) + 6 * u)
+        off = np.abs(vg[None] - o[:, h, None])           # |v_j - o_t|, (T, T, D)
+        e = p * e + 2e-38
+        limit_o[:, h] = (np.einsum("tj,tjd->td", e, off) / (1 - e.sum(1, keepdims=True))
+                         + 2 * n * u * (p @ np.abs(vg)))
+        lse = most + np.log(np.exp(np.where(p > 0, score - most, -np.inf)).sum(1, keepdims=True))
+        off_lse = size.max(1, keepdims=True) + e.sum(1, keepdims=True) + n * u
+        off_p = p * np.expm1(size + off_lse + 3 * u * (np.abs(score) + np.abs(lse)) + 6 * u) + 2e-38
+        dp, dot = of_h @ vg.T, (of_h * o[:, h]).sum(1, keepdims=True)
+        off_dp = (D + 2) * u * (np.abs(of_h) @ np.abs(vg).T)
+        off_dot = (np.abs(of_h) * (limit_o[:, h] + (D + 2) * u * np.abs(o[:, h]))).sum(1)[:, None]
+        ds = p * (dp - dot) / math.sqrt(D)
+        off_ds = (off_p * np.abs(dp - dot) + (p + off_p) * (off_dp + off_dot)) / math.sqrt(D)
+        off_ds += n * u * np.abs(ds)         # and the sums below
+        limits[0][:, h] = off_ds @ np.abs(kg)
+        limits[1][:, g] += off_ds.T @ np.abs(q[:, h])
+        limits[2][:, g] += (off_p + n * u * p).T @ np.abs(of_h)
+    return 2 * limit_o.reshape(T, -1), 2 * np.concatenate(limits, 1).reshape(T, -1)
+
+
+def within(got, want, limit):
+    """Each entry is within its limit; zeros in a row of the usual size would not be."""
+    assert np.all(np.abs(got - want) <= limit)
+    size, allowed = np.linalg.norm(want, axis=1), np.linalg.norm(limit, axis=1)
+    usual = size > size.max() / 10
+    assert np.all(allowed[usual] < size[usual] / 2)
 
 
 @both
@@ -243,17 +403,19 @@ def attention_case(dtype, T, heads, D, seed, scale=1.0):
        D=st.sampled_from([2, 4, 6, 16, 32, 34, 64]),
        seed=st.integers(0, 9))
 def test_attention(dtype, T, heads, D, seed):
-    o, want_o, dqkv, want_dqkv, _ = attention_case(dtype, T, heads, D, seed)
-    close(o, want_o, dtype, 100)
-    close(dqkv, want_dqkv, dtype, 400)
+    o, want_o, dqkv, want_dqkv, _, limit_o, limit_dqkv = attention_case(dtype, T, heads, D, seed)
+    within(o, want_o, limit_o)
+    within(dqkv, want_dqkv, limit_dqkv)
 
 
 @both
 def test_attention_with_sharp_scores(dtype):
     """Scores of +-1000: no overflow, no NaN, and the likeliest key takes all."""
-    o, want_o, dqkv, _, lse = attention_case(dtype, 40, (2, 1), 4, 3, scale=30.0)
-    assert np.isfinite(o).all() and np.isfinite(dqkv).all() and np.isfinite(lse).all()
-    close(o, want_o, dtype, 20_000)
+    o, want_o, dqkv, want_dqkv, lse, limit_o, limit_dqkv = attention_case(dtype, 40, (2, 1), 4, 3,
+                                                                          scale=30.0)
+    assert np.isfinite(lse).all() and np.abs(lse).max() > 1000
+    within(o, want_o, limit_o)
+    within(dqkv, want_dqkv, limit_dqkv)
 
 
 @both
@@ -327,10 +489,12 @@ def test_cross_entropy(dtype, T, V, seed, scale, weight):
 
 
 @both
-def test_cross_entropy_of_a_nan_is_nan(dtype):
+@pytest.mark.parametrize("at", [0, 17, 39])
+def test_cross_entropy_of_a_nan_is_nan(dtype, at):
     logits = np.zeros((2, 40), dtype)
-    logits[1, 17] = np.nan
+    logits[1, at] = np.nan
     assert math.isnan(ne.cross_entropy(logits, np.array([3, 5], np.int32), 1.0))
+    assert np.isnan(logits[1]).all() and np.isfinite(logits[0]).all()
 
 
 @both
@@ -356,28 +520,55 @@ def test_matvec_add(dtype, N, K, seed):
 
 
 # ---- the same with every vector width of this CPU
-def widths():
-    features = ne._CPU
-    known = {128: True, 256: features.get("avx2"), 512: features.get("avx512f")}
-    return [bits for bits, has in known.items() if has and bits != ne.BITS]
+WIDTHS = ne.vector_widths(ne._CPU)
+
+
+def with_bits(bits, *args):
+    """A Python process with this NANOEULER_BITS."""
+    return subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, timeout=400,
+                          encoding="utf-8", env=dict(os.environ, NANOEULER_BITS=str(bits)))
 
 
 def test_the_cache_keeps_the_kernels_of_each_width_apart():
     """Panels of one width, read by the kernels of another, are other numbers."""
     code = ("import nanoeuler as ne; "
             "print(ne.matmul._cache._index_key((), ne.matmul.targetctx.codegen()))")
-    keys = {subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                           check=True, env=dict(os.environ, NANOEULER_BITS=bits)).stdout
-            for bits in ("128", "256", "512")}
-    assert len(keys) == 3
+    assert len({ok(with_bits(bits, "-c", code)) for bits in WIDTHS}) == len(WIDTHS)
+
+
+@pytest.mark.parametrize("asked, features, want", [
+    ("", {}, 128), ("", dict(avx=True), 128), ("", dict(avx2=True), 256),
+    ("", dict(avx2=True, avx512f=True), 512), ("256", dict(avx2=True, avx512f=True), 256),
+    ("128", dict(avx2=True), 128), ("512", dict(avx2=True), None), ("256", dict(avx=True), None),
+    ("512", dict(avx2=True, avx512f=False), None), ("avx", dict(avx2=True), None),
+    ("64", {}, None), ("-1", {}, None), ("0", {}, None)])
+def test_vectors_are_as_wide_as_asked_or_as_there_are(asked, features, want):
+    if want:
+        assert ne.vector_bits(asked, features) == want
+    else:
+        with pytest.raises(ne.UserError, match=f"NANOEULER_BITS is {asked}, expected one of 128"):
+            ne.vector_bits(asked, features)
+
+
+@pytest.mark.parametrize("program", ["nanoeuler.py", "check.py"])
+@pytest.mark.parametrize("bits", ["avx", "1024"])
+def test_a_width_there_is_not_is_refused_in_a_line(program, bits):
+    complains(with_bits(bits, program, "--help"), "NANOEULER_BITS", bits, "expected one of 128")
+
+
+def test_the_tile_fills_the_registers():
+    """2 MR sums, 2 vectors of B and at least one broadcast: of 32 registers, or of 16."""
+    for architecture, bits, registers in (("x86_64", 512, 32), ("x86_64", 256, 16),
+                                          ("x86_64", 128, 16), ("aarch64", 128, 32),
+                                          ("arm64", 128, 32)):
+        rows = ne.tile_rows(architecture, bits)
+        assert registers // 2 < 2 * rows + 3 <= registers
+    assert ne.MR == ne.tile_rows(ne.ARCHITECTURE, ne.BITS)
 
 
 @pytest.mark.skipif("NANOEULER_BITS" in os.environ, reason="this is the run with another width")
-@pytest.mark.parametrize("bits", widths())
+@pytest.mark.parametrize("bits", [bits for bits in WIDTHS if bits != ne.BITS])
 def test_other_vector_widths(bits):
-    env = dict(os.environ, NANOEULER_BITS=str(bits))
-    result = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__,
-                             "-k", "matmul or pack or weight_gradient or attention"],
-                            cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=400)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout
+    result = with_bits(bits, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k",
+                       "matmul or pack or weight_gradient or attention or largest or past_the_end")
+    assert " passed" in ok(result)

@@ -8,18 +8,18 @@ import time
 import types
 
 import pytest
-from conftest import FAST, ROOT, TEXT
+from helpers import FAST, ROOT, TEXT, run
 
 import bpe
 import nanoeuler as ne
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CODE = """
 import sys; sys.path[:0] = [{bench!r}]
+import numba; numba.set_num_threads(1)
 import pipeline
-tiny = [["--data", {text!r}, *{fast}, "--steps", {steps!r}],
-        ["--seq-len", "160", "--batch", "320", "--steps", "2"], ["--batch", "320", "--steps", "2"]]
-pipeline.STAGES = [(*stage[:4], flags, []) for stage, flags in zip(pipeline.STAGES, tiny)]
-sys.argv[1:] = ["--instructions", "ask.json", "--pairs", "pairs.json", *{args}]
+pipeline.STAGES = [stage._replace(flags=own) for stage, own in zip(pipeline.STAGES, {flags})]
+sys.argv[1:] = {args}
 pipeline.main()
 """
 
@@ -35,9 +35,17 @@ def folder(tmp_path_factory):
     return folder
 
 
+def flags(steps):
+    """The flags of each stage."""
+    one = ["--threads", "1", "--batch", "320", "--steps", "2"]
+    return [["--data", "text.txt", *FAST, "--steps", steps], ["--seq-len", "160", *one], one]
+
+
+FILES = ["--instructions", "ask.json", "--pairs", "pairs.json"]
+
+
 def start(folder, *args, steps="3"):
-    code = CODE.format(bench=str(ROOT / "bench"), text="text.txt", fast=list(FAST), steps=steps,
-                       args=list(args))
+    code = CODE.format(bench=str(ROOT / "bench"), flags=flags(steps), args=[*FILES, *args])
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
@@ -48,11 +56,42 @@ def finish(process):
     return process.returncode, out
 
 
+@pytest.fixture
+def inside(folder, monkeypatch, capsys):
+    """inside(*args): (exit code, what is printed); the verbs run in this process, too."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.chdir(folder)
+    import pipeline
+    stages, before = pipeline.STAGES, signal.getsignal(signal.SIGTERM)
+
+    def in_this_process(command):
+        assert command[:2] == [sys.executable, str(ROOT / "nanoeuler.py")]
+        run(*command[2:])
+        return types.SimpleNamespace(returncode=0, wait=lambda: 0)
+
+    def main(*args, steps="3"):
+        monkeypatch.setattr(pipeline, "STAGES", [
+            stage._replace(flags=own) for stage, own in zip(stages, flags(steps))])
+        monkeypatch.setattr(sys, "argv", ["pipeline.py", *FILES, *args])
+        capsys.readouterr()
+        try:
+            pipeline.main()
+            code = 0
+        except SystemExit as e:
+            code = e.code
+        assert signal.getsignal(signal.SIGTERM) == before    # kill ends what follows a stage
+        return code, capsys.readouterr().out + str(code)
+
+    monkeypatch.setattr(pipeline, "subprocess", types.SimpleNamespace(Popen=in_this_process))
+    yield main
+    signal.signal(signal.SIGTERM, before)    # of the tests that follow, whatever happened
+
+
 def times(folder):
     return {p.name: p.stat().st_mtime_ns for p in folder.glob("pipeline*.bin")}
 
 
-def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder):
+def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder, inside):
     code, out = finish(start(folder, "--unseen", "12"))
     assert code == 0, out
     report = (folder / "pipeline.md").read_text("utf-8")
@@ -65,14 +104,14 @@ def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder)
     assert [line.partition("--seq-len")[2].split() for line in report.splitlines()
             if "    nanoeuler.py" in line] == [["16", "--vocab-size", "280"], ["160"], []]
     made = times(folder)
-    code, out = finish(start(folder, steps="4"))
+    code, out = inside(steps="4")
     assert "train --steps 3 " in (folder / "pipeline.md").read_text("utf-8")
     assert "| count |" not in (folder / "pipeline.md").read_text("utf-8")
     assert code == 0 and times(folder) == made and len(made) == 3
-    code, out = finish(start(folder, "--pairs", "others.json"))
+    code, out = inside("--pairs", "others.json")
     assert code and "pairs.json" in out and "--force" in out and times(folder) == made
     (folder / "pipeline.bin").unlink()
-    code, out = finish(start(folder))
+    code, out = inside()
     assert code == 0 and all(times(folder)[name] > made[name] for name in made)
 
 
@@ -84,7 +123,8 @@ def test_a_reply_is_right_however_it_is_spelled(monkeypatch):
     monkeypatch.setattr(ne, "generate", lambda decoder, prompt, n, *_: one_by_one[:n])
     asked = dict(instruction="Which?", input="", output="association")
     assert len(tokenizer.encode("association")) < len(one_by_one)
-    assert pipeline.exact(types.SimpleNamespace(tokens=[]), tokenizer, [
+    decoder = types.SimpleNamespace(tokens=[], truncate=lambda n: None)
+    assert pipeline.exact(decoder, tokenizer, [
         asked, {**asked, "output": "associations"}]) == [True, False]
 
 
@@ -99,22 +139,29 @@ def test_no_answer_depends_on_the_questions_before_it(monkeypatch):
     assert answers == [pipeline.answer(decoder, tokenizer, e, 20) for e in asked[::-1]][::-1]
 
 
+def test_questions_that_run_out_are_an_error_before_any_training(inside):
+    """Of "capitals" there are 124, the fifth of six kinds: 124 * 6 + 4 questions."""
+    code, out = inside("--unseen", "749")
+    assert "--unseen 749" in out and "capitals" in out and "at most 748" in out, out
+    assert code and "step" not in out
+
+
 def test_a_stage_that_is_interrupted_saves(folder):
     (folder / "pipeline.bin").unlink(missing_ok=True)
     process, log = start(folder, steps="100000"), folder / "pipeline.jsonl"
     log.unlink(missing_ok=True)
     began = time.monotonic()
     while not (log.exists() and log.read_text("utf-8").count("\n") > 3):
-        assert process.poll() is None and time.monotonic() - began < 60
+        assert process.poll() is None and time.monotonic() - began < 200
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)    # as a terminal does
     code, out = finish(process)
     assert code and "the same command goes on" in out and (folder / "pipeline.bin").exists(), out
 
 
-def test_what_cannot_work_is_said_before_any_training(folder, tmp_path):
+def test_what_cannot_work_is_said_before_any_training(inside, tmp_path):
     for name, text, word in (("none.json", None, "none.json"), ("few.json", "[]", "few.json")):
         if text:
             (tmp_path / name).write_text(text, "utf-8")
-        code, out = finish(start(folder, "--pairs", str(tmp_path / name)))
+        code, out = inside("--pairs", str(tmp_path / name))
         assert code and word in out and "step" not in out, out

@@ -4,12 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, nanoeuler, needs, random_flat
-from test_checkpoint import wait_for_step
+from helpers import ROOT, TINY, needs, random_flat, told
+from numba import set_num_threads
 from test_dpo import PAIRS
 from test_sft import ADD
 
@@ -19,7 +18,7 @@ import twin
 
 import nanoeuler as ne
 
-HYPER = [0.02, 0.9, 0.95, 1e-8, 0.1]
+HYPER = dict(lr=0.02, beta1=0.9, beta2=0.95, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("clip, rel", [(1e9, 1e-11), (1.0, 1e-6)])       # torch adds 1e-6 to |g|
@@ -34,7 +33,7 @@ def test_the_twin_takes_the_same_steps_in_float64(clip, rel):
             weight = rng.normal(size=(B, P))[b] if t % 2 else rng.random(P)
             for model in (ours, theirs):
                 model.gradient(tokens[b], targets[:, b], weight)
-        hyper = np.array([*HYPER, clip, 1 - 0.9 ** t, 1 - 0.95 ** t])
+        hyper = ne.hyper_at(t, **HYPER, clip=clip)
         (ce, norm), (twin_ce, twin_norm) = ours.update(hyper), theirs.update(hyper)
         assert twin_ce == pytest.approx(ce, rel=rel) and twin_norm == pytest.approx(norm, rel=rel)
         assert theirs.losses(tokens, targets[0]) == pytest.approx(
@@ -54,16 +53,24 @@ def test_a_resumed_twin_takes_the_next_step(t):
         tokens = rng.integers(0, TINY.vocab_size, (2, TINY.seq_len), dtype=np.int32)
         for model in models:
             model.gradient(tokens, np.stack([tokens, tokens]), np.ones(2))
-            model.update(np.array([*HYPER, 1e9, 1 - 0.9 ** step, 1 - 0.95 ** step]))
+            model.update(ne.hyper_at(step, **HYPER, clip=1e9))
     for mine, other in zip(*(model.buffers() for model in models)):
         assert np.allclose(mine, other, rtol=0, atol=1e-11)
+
+
+def test_a_resumed_twin_that_is_stopped_at_once_keeps_its_moments():
+    rng, n = np.random.default_rng(1), ne.n_params(TINY)
+    flat, moments = random_flat(TINY, 4), (0.1 * rng.normal(size=n), rng.random(n))
+    saved = twin.Twin(TINY, flat.copy(), moments).buffers()
+    assert len(saved) == 3
+    assert all(np.array_equal(a, b) for a, b in zip(saved, (flat, *moments)))
 
 
 def test_the_twin_stops_before_a_bad_update():
     model = twin.Twin(TINY, random_flat(TINY, 4))
     before = model.buffers()[0]
     model.gradient(np.zeros((1, 8), np.int32), np.ones((2, 1, 8), np.int32), np.array([1, np.inf]))
-    _, norm = model.update(np.array([*HYPER, 1, 1, 1]))
+    _, norm = model.update(ne.hyper_at(1, **HYPER, clip=1))
     assert not np.isfinite(norm) and np.array_equal(model.buffers()[0], before)
     assert "gradient" in model.first_bad_tensor() and "not finite" in model.first_bad_tensor()
 
@@ -83,19 +90,25 @@ def test_all_replies_at_once_are_those_one_at_a_time():
             assert (reply[-1] == stop) == (len(alone) < 25 - len(prompt))
 
 
-def bench(folder, *args):
-    result = subprocess.run([sys.executable, ROOT / "bench/twin.py", *map(str, args)], cwd=folder,
-                            capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+@pytest.fixture
+def bench(base, monkeypatch, capsys):
+    """bench(*args): twin.py as it is started in the folder of the base, here on one thread and with
+    all sides in this process: each child would import PyTorch again, for 5 seconds."""
+    def main(*args):
+        twin.main([str(x) for x in args])
+        return capsys.readouterr().out
+
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(twin, "start_side", lambda side, argv: twin.main([*argv, "--half", side]))
+    set_num_threads(1)
+    return main
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("twin")
-    result = nanoeuler("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300,
-                       "--batch", 320, "--threads", 1, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    told("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300, "--batch",
+         320, "--out", folder / "nanoeuler.bin")
     for name, rows in ("add", ADD), ("pairs", PAIRS):
         (folder / f"{name}.json").write_text(json.dumps([{**e, "source": "skill"} for e in rows]),
                                              encoding="utf-8")
@@ -109,8 +122,18 @@ def result_of(folder, name):
     return r, r["sides"]["twin"]
 
 
-def test_a_whole_sft_with_control(base):
-    out = bench(base, "--stage", "sft", "--base", "nanoeuler.bin", "--data", "add.json", "--steps",
+def test_a_side_is_a_process_of_its_own(monkeypatch):
+    started = []
+    monkeypatch.setattr(subprocess, "run", lambda command: started.append(command) or
+                        subprocess.CompletedProcess(command, 3))
+    with pytest.raises(SystemExit) as stopped:
+        twin.start_side("control", ["--stage", "sft"])
+    assert stopped.value.code == 3
+    assert started[0][1:] == [twin.__file__, "--stage", "sft", "--half", "control"]
+
+
+def test_a_whole_sft_with_control(base, bench):
+    out = bench("--stage", "sft", "--base", "nanoeuler.bin", "--data", "add.json", "--steps",
                 6, "--batch", 320, "--sides", "ours", "twin", "control", "lockstep", "--out",
                 "out_sft")
     r, v = result_of(base, "out_sft")
@@ -129,12 +152,12 @@ def test_a_whole_sft_with_control(base):
     assert out.count("- held: ") == 3 and "missed" not in out
 
 
-def test_a_whole_dpo_by_halves(base):
+def test_a_whole_dpo_by_halves(base, bench):
     args = ("--stage", "dpo", "--base", "nanoeuler.bin", "--data", "pairs.json", "--steps", 4,
             "--batch", 640, "--test", "add.json", "--unseen", 12, "--out", "out_dpo")
     for side in ("ours", "twin"):
-        bench(base, *args, "--half", side)
-    bench(base, "--stage", "dpo", "--compare", "--out", "out_dpo")
+        bench(*args, "--half", side)
+    bench("--stage", "dpo", "--compare", "--out", "out_dpo")
     r, v = result_of(base, "out_dpo")
     ours = r["sides"]["ours"]["held_out"]
     assert v["largest"] < 1e-5 and v["held_out"]["prefers"] == ours["prefers"]
@@ -149,13 +172,41 @@ def test_a_whole_dpo_by_halves(base):
         log = (base / f"twin_dpo/{side}.jsonl").read_text("utf-8")
         changed = log.replace('"reply": "', '"reply": "no ')
         (base / f"other/{side}.jsonl").write_text(changed, "utf-8")
-    out = bench(base, "--stage", "dpo", "--compare", "--folder", "twin_dpo", "other", "--out",
+    out = bench("--stage", "dpo", "--compare", "--folder", "twin_dpo", "other", "--out",
                 "out_both")
     r, _ = result_of(base, "out_both")
     (k, n), (a, b) = ours["exact, skill, unseen"], r["runs"]["exact, skill, unseen"]
     assert a[0] == 100 * k / n and b == [0, 0] and "2 runs of each side" in out
     assert r["runs"]["prefers"][0] == r["runs"]["prefers"][1]
     assert "exact, skill, unseen, mean of 2 runs: within 3 points" in out
+
+    for side in ("ours", "twin"):
+        log = ne.read_log(base / f"twin_dpo/{side}.jsonl")   # now none of a file is of skill
+        for record in log[-1]["end"]["answers"]["add.json"]:
+            record["skill"] = False
+        write_log(base / f"other/{side}.jsonl", log)
+    assert twin.repeated([base / "other"])["exact, skill, add.json"] == [(0, 0)]
+    with pytest.raises(SystemExit, match="other and twin_dpo were not asked the same"):
+        bench("--stage", "dpo", "--compare", "--folder", "twin_dpo", "other")
+
+    del log[-1]["end"]["answers"]["add.json"]            # another --test
+    log[-1]["end"]["pairs"]["unseen"].pop()              # another --unseen
+    write_log(base / "other/twin.jsonl", log)
+    with pytest.raises(SystemExit, match=r"other: twin and ours were not asked the same of "
+                       r"add.json \(answers\), unseen \(pairs\); run --half twin"):
+        bench("--stage", "dpo", "--compare", "--folder", "other")
+    os.remove(base / "other/twin.jsonl")
+    with pytest.raises(SystemExit, match="other has no twin.jsonl"):
+        bench("--stage", "dpo", "--compare", "--folder", "twin_dpo", "other")
+
+
+def write_log(path, log):
+    path.write_text("".join(json.dumps(record) + "\n" for record in log), encoding="utf-8")
+
+
+def test_too_many_questions_are_an_error_before_any_training(base, bench):
+    with pytest.raises(SystemExit, match="at most 748"):
+        bench("--stage", "sft", "--base", "none.bin", "--unseen", 749, "--half", "ours")
 
 
 def test_more_questions_of_skill_are_held_out_and_right():
@@ -179,20 +230,22 @@ def test_more_questions_of_skill_are_held_out_and_right():
         assert form(e) in forms
 
 
-def test_the_twin_follows_a_schedule_planned_by_minutes(base, text):
-    bench(base, "--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.05,
+def test_the_twin_follows_a_schedule_planned_by_minutes(base, bench, text, monkeypatch):
+    monkeypatch.setattr(ne.Run, "elapsed", lambda run: 0.1 * run.state.step)
+    bench("--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.05,
           "--seq-len", 16, "--vocab-size", 280, "--batch", 64, "--out", "out_pretrain")
     r, v = result_of(base, "out_pretrain")
-    os.remove(base / "twin_pretrain/twin.jsonl")
-    half = ("--stage", "pretrain", "--half", "twin")
-    process = subprocess.Popen([sys.executable, ROOT / "bench/twin.py", *half, "--preset", "small",
-                                "--data", text, "--seq-len", "16", "--vocab-size", "280", "--batch",
-                                "64"], cwd=base, stdout=subprocess.DEVNULL)
-    wait_for_step(base / "twin_pretrain/twin.jsonl", 3, process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    bench(base, *half, "--resume")
-    bench(base, "--stage", "pretrain", "--compare", "--out", "out_resumed")
+    log, half = base / "twin_pretrain/twin.jsonl", ("--stage", "pretrain", "--half", "twin")
+    os.remove(log)
+    advance = ne.Run.advance
+    with monkeypatch.context() as patch:     # Ctrl-C in its third step
+        patch.setattr(ne.Run, "advance", lambda run: (
+            run.state.step == 2 and signal.raise_signal(signal.SIGINT), advance(run))[1])
+        bench(*half, "--preset", "small", "--data", text, "--seq-len", 16, "--vocab-size", 280,
+              "--batch", 64)
+    assert ne.read_log(log)[-1]["step"] == 3
+    bench(*half, "--resume")
+    bench("--stage", "pretrain", "--compare", "--out", "out_resumed")
     assert result_of(base, "out_resumed")[0]["curves"] == r["curves"]
     logs = [ne.read_log(base / f"twin_pretrain/{side}.jsonl") for side in ("ours", "twin")]
     lrs = [[x["lr"] for x in log if "lr" in x and "loss" in x] for log in logs]

@@ -1,0 +1,151 @@
+"""The proof that the GPU program computes what the CPU's does, as a file: one GPU needed.
+
+    python bench/gpu_tests.py [--only kernels gradient tests sanitizer] [--jobs 1]
+
+Writes bench/results/gpu_tests_<device>.txt: what each of these says, and a fingerprint of the code
+that it was said of.  tests/test_results.py fails where no file has that of today's code.  A part
+that was run before, on the same machine, stays in the file; one that fails is not written, and
+the exit code is 1.
+
+kernels    python nanoeuler_cuda.py: every kernel against the CPU, twice, to the bit
+gradient   python nanoeuler_cuda.py g: the gradient of the base preset
+tests      pytest tests/test_gpu.py: resume, equal bits, graphs, decoding; --jobs processes at once
+sanitizer  compute-sanitizer --tool memcheck over the smaller self-tests, where it is installed
+"""
+import argparse
+import ast
+import hashlib
+import importlib.metadata
+import io
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tokenize
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PARTS = ("kernels", "gradient", "tests", "sanitizer")
+NEEDED = PARTS[:3]                           # compute-sanitizer comes with the CUDA toolkit only
+# What the results depend on: files, and the sections of nanoeuler.py with the ops' twins, which the
+# CPU's own tests hold
+PROVEN = ("nanoeuler_cuda.py", "bench/naive_attention.py", "tests/test_gpu.py")
+TWINS = ("4.1", "4.2", "4.3", "4.4", "4.5", "4.6", "4.7", "6")
+
+
+def code_of(text):
+    """A program's text without comments, docstrings and empty lines: what a computer reads."""
+    lines = [*text.splitlines(), ""]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            if ast.get_docstring(node):
+                docstring = node.body[0]
+                for i in range(docstring.lineno - 1, docstring.end_lineno):
+                    lines[i] = ""
+    kept = list(lines)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        row, column = token.start
+        if token.type == tokenize.COMMENT and lines[row - 1]:
+            kept[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in kept if line.strip())
+
+
+def sections(text, numbers):
+    """The sections of a program, from its rules on."""
+    parts = re.split(r"^# ==== (\S+) .*====$", text, flags=re.M)
+    found = dict(zip(parts[1::2], parts[2::2]))
+    return "\n".join(found[number] for number in numbers)
+
+
+def fingerprint(root=ROOT):
+    read = lambda name: (root / name).read_text(encoding="utf-8")
+    texts = [read(name) for name in PROVEN] + [sections(read("nanoeuler.py"), TWINS)]
+    return hashlib.sha256("\0".join(map(code_of, texts)).encode()).hexdigest()
+
+
+def command(part, jobs):
+    program = [sys.executable, "nanoeuler_cuda.py"]
+    if part == "kernels":
+        return program
+    if part == "gradient":
+        return [*program, "g"]
+    if part == "tests":
+        parallel = ["-n", str(jobs)] if jobs > 1 else []
+        return [sys.executable, "-m", "pytest", "-q", "tests/test_gpu.py", *parallel]
+    return ["compute-sanitizer", "--tool", "memcheck", *program, "test", "--quick"]
+
+
+def parse(text):
+    """{part: (fingerprint, its text)} of a file as written below; {} of another."""
+    block = r"^== (\w+): .*\ncode ([0-9a-f]{64}), commit .*\n(?s:(.*?))(?=^== |\Z)"
+    found = re.findall(block, text, re.M)
+    return {part: (code, said) for part, code, said in found}
+
+
+def current(text, code):
+    """Whether a file proves the code of that fingerprint."""
+    found = parse(text)
+    return all(part in found and found[part][0] == code for part in NEEDED)
+
+
+def run(part, jobs):
+    """(exit code, what it said), which is printed as it comes."""
+    said = []
+    process = subprocess.Popen(command(part, jobs), cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        said.append(line)
+    return process.wait(), "".join(said)
+
+
+def written(text, header, part, title):
+    """The file's text with that part, in the order of PARTS; what another machine said is gone."""
+    old = text if text.startswith(header) else ""
+    blocks = {block.split(":")[0]: block for block in re.split(r"^== ", old, flags=re.M)[1:]}
+    blocks[part] = title
+    return header + "".join(f"== {blocks[name]}" for name in PARTS if name in blocks)
+
+
+def machine():
+    """(device, the first line of the file)"""
+    smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                         capture_output=True, text=True, check=True)
+    device, driver = smi.stdout.splitlines()[0].split(", ")
+    packages = ("numba", "numba-cuda", "llvmlite", "numpy")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return device, f"Correctness on {device}, driver {driver}, {versions}.\n\n"
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--only", nargs="+", choices=PARTS, metavar="PART",
+                   help=f"of {' '.join(PARTS)} (default: all that can be run)")
+    p.add_argument("--jobs", type=int, default=1, help="processes of pytest (default: 1)")
+    p.add_argument("--commit", help="of the code, where git does not know")
+    p.add_argument("--out", help="file (default: bench/results/gpu_tests_<device>.txt)")
+    a = p.parse_args()
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True,
+                         text=True)
+    device, header = machine()
+    model = re.sub(r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")).strip("_")
+    path = pathlib.Path(a.out or ROOT / f"bench/results/gpu_tests_{model}.txt")
+    code, failed = fingerprint(), []
+    for part in a.only or [*NEEDED, *["sanitizer"] * bool(shutil.which("compute-sanitizer"))]:
+        result, said = run(part, a.jobs)
+        if result:
+            failed.append(part)
+            continue
+        words = ["python" if x == sys.executable else x for x in command(part, a.jobs)]
+        commit = a.commit or git.stdout.strip()
+        said = re.sub("^== ", "=== ", said.strip(), flags=re.M)      # no title of a part
+        title = f"{part}: {' '.join(words)}\ncode {code}, commit {commit}\n\n{said}\n\n"
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.write_text(written(old, header, part, title), encoding="utf-8")
+    print(f"FAILED: {', '.join(failed)}" if failed else f"written to {path}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+

@@ -1,0 +1,444 @@
+"""A GPU that computes nothing: memory that is only counted, and launches that are recorded, each
+checked against what its kernel asks of its arguments.  For the tests of the GPU program where there
+is no GPU."""
+import ast
+import contextlib
+import functools
+import importlib.util
+import inspect
+import math
+import sys
+from collections import namedtuple
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("numba_cuda") is None:
+    pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
+                allow_module_level=True)
+
+from numba import cuda
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+from bench.naive_attention import NaiveModel
+
+SMALL, BIG, BASE, LARGE = (ne.PRESETS[name] for name in ("small", "big", "base", "large"))
+Dispatcher = type(nc.matmul_kernel)
+
+
+# ---- a device that computes nothing
+class Memory:
+    """A stretch of device memory: an address and a size, and nothing behind them."""
+
+    def __init__(self, device, address, size, owner=None):
+        self.device, self.address, self.size, self.owner = device, address, size, owner
+        if owner is None:
+            device.used += size
+            device.peak = max(device.peak, device.used)
+
+    def __del__(self):
+        if self.owner is None:
+            self.device.used -= self.size
+
+    def view(self, start, stop=None):
+        stop = self.size if stop is None else stop
+        assert 0 <= start <= stop <= self.size, f"a view of {start} to {stop} of {self.size} bytes"
+        return Memory(self.device, self.address + start, stop - start, self.owner or self)
+
+    def memset(self, byte, count=None, stream=0):
+        assert byte == 0 and stream is nc.stream         # or a graph would not record it
+
+    @property
+    def device_pointer(self):
+        return self.address
+
+
+def extent(x):
+    """(first, one past the last) address of a device array."""
+    assert x.size == 0 or min(x.strides) >= 0
+    span = sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.dtype.itemsize
+    return x.gpu_data.address, x.gpu_data.address + (span if x.size else 0)
+
+
+def apart(out, *inputs):
+    """Threads write out while others read the inputs: they must not share memory."""
+    a0, a1 = extent(out)
+    for x in inputs:
+        b0, b1 = extent(x)
+        assert a1 <= b0 or b1 <= a0, "the result lies on its operand"
+
+
+def tiles(n, size):
+    return -(-n // size)
+
+
+class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
+    """A recorded launch.  For every kernel, a method of its name that knows which shapes of its
+    arguments fit together, and the grid and block which its docstring names."""
+
+    def check(self):
+        assert len(self.grid) == len(self.block) == 3
+        assert all(1 <= n <= most for n, most in zip(self.grid, (2**31 - 1, 65535, 65535))), (
+            f"grid {self.grid}")
+        assert min(self.block) >= 1 and math.prod(self.block) <= 1024 and self.block[2] <= 64
+        assert self.smem <= 48 << 10 or nc.allow_shared in self.asked
+        for x in filter(is_array, self.args):
+            first, end = extent(x)
+            assert end - first <= x.gpu_data.size, "an array beyond the end of its memory"
+        getattr(self, self.name)(*self.args)
+
+    @property
+    def name(self):
+        return name_of(self.kernel)
+
+    def runs(self, grid, block, smem=0):
+        pad = lambda x: (*x, 1, 1)[:3] if isinstance(x, tuple) else (x, 1, 1)
+        assert (self.grid, self.block, self.smem) == (pad(grid), pad(block), smem)
+
+    def vectors(self, *arrays):
+        """The kernel walks over these arrays' memory, W elements at a time.  Returns W."""
+        W = constants(self.kernel).get("W", 1)
+        for x in arrays:
+            assert x.is_c_contiguous() and x.shape[-1] % W == 0
+            assert extent(x)[0] % min(16, W * x.dtype.itemsize) == 0
+        return W
+
+    def matmul_kernel(self, out, a, b, add):
+        (Z, H, M, N), K = out.shape, a.shape[3]
+        assert a.shape == (Z, a.shape[1], M, K) and b.shape == (Z, b.shape[1], K, N)
+        assert H % a.shape[1] == 0 == H % b.shape[1]
+        self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
+        apart(out, a, b)
+
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, turns, M, N, K, splits):
+        f, maps = constants(self.kernel), map_a.gpu_data.device.maps
+        accumulate = constants(f["finish"])["accumulate"]
+        a, b, out = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
+        assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
+        assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
+        assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
+        assert out[5] == (4 if accumulate else 2) and 1 <= splits <= tiles(K, 64)
+        assert splits == 1 or accumulate and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
+        first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
+        for pointer, rows, columns, stride, _, size in (a, b):
+            assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
+        self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
+
+    def mma_kernel_kernel(self, out, a, b, turns, M, N, K, splits):
+        a_mn, b_mn = (constants(constants(self.kernel)[f])["mn"] for f in ("fetch_a", "fetch_b"))
+        assert a.shape == ((K, M) if a_mn else (M, K))
+        assert b.shape == ((K, N) if b_mn else (N, K)) and N % 4 == 0
+        assert a.dtype == b.dtype == np.uint16
+        assert all(x.strides[0] % 16 == extent(x)[0] % 16 == 0 for x in (a, b, out))
+        assert out.shape == (M, N) and 1 <= splits <= tiles(K, 64)
+        accumulate = out.dtype == np.float32
+        assert splits == 1 or accumulate and turns.size >= tiles(M, 128) * tiles(N, 128)
+        apart(out, a, b)
+        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, nc.MMA_SMEM)
+
+    def embedding_forward_kernel(self, x, tokens, wte):
+        assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
+        self.runs(x.shape[0], 128)
+
+    def embedding_backward_kernel_backward(self, dwte, dx, tokens):
+        assert dx.shape == (tokens.size, dwte.shape[1])
+        W = self.vectors(dx)
+        self.runs((len(dwte), tiles(dx.shape[1], 32 * W)), 256)
+
+    def rmsnorm_kernels_forward(self, y, kept, rstd, x, w, eps, add):
+        assert y.shape == kept.shape == x.shape and x.dtype == rstd.dtype == w.dtype
+        assert rstd.size == x.shape[0] and w.shape == x.shape[1:]
+        self.runs(tiles(x.shape[0], 8), (32, 8))
+        self.vectors(y, kept, x, w)
+        apart(x, y, kept)
+        apart(y, kept)
+
+    def rmsnorm_kernels_backward(self, dx, dy, partial, x, w, rstd):
+        assert dx.shape == dy.shape == x.shape and w.shape == partial.shape[1:] == x.shape[1:]
+        assert rstd.size == x.shape[0]
+        warps = self.block[1]
+        self.runs(len(partial), (32, warps), warps * partial.shape[1] * partial.dtype.itemsize)
+        self.vectors(dx, dy, x, w)
+        apart(dx, dy, x)
+        apart(dy, x)
+        assert constants(self.kernel)["C"] == x.shape[1]
+
+    def sum_rows_kernel(self, out, x):
+        assert out.shape == x.shape[:1]
+        self.runs(len(x), 256)
+        apart(out, x)
+
+    def rope_kernel_turn(self, qkv, cos, sin, T, heads, sign):
+        assert cos.shape == sin.shape and T <= len(cos) and qkv.shape[0] % T == 0
+        assert heads * 2 * cos.shape[1] < qkv.shape[1]             # v is not turned
+        pairs = tiles(heads * cos.shape[1], self.vectors(qkv, cos, sin))
+        self.runs(qkv.shape[0], min(256, tiles(pairs, 32) * 32))     # a thread for each W of them
+
+    def attention(self, qkv, T, HD, *rows):
+        """What six kernels share.  rows: one number for each head and row.  Returns B, H, G, D."""
+        (BT, QKV), H = qkv.shape, rows[0].shape[0]
+        D, G = HD // H, (QKV - HD) // (2 * (HD // H))
+        assert BT % T == 0 and HD == H * D and QKV == (H + 2 * G) * D and H % G == 0
+        assert all(x.shape == (H, BT) for x in rows)
+        return BT // T, H, G, D
+
+    def portable(self, qkv, T, HD, *rows):
+        B, H, G, D = self.attention(qkv, T, HD, *rows)
+        return B, H, G, nc.portable_attention(D, max(4, qkv.dtype.itemsize), 99 << 10)
+
+    def matrices(self, *sources):
+        """What the copy engine is told of, or the matrices themselves."""
+        maps = self.args[0].gpu_data.device.maps
+        if sources[0].dtype != np.uint64:
+            assert all(extent(x)[0] % 16 == 0 == 2 * x.shape[1] % 16 for x in sources)
+            return sources
+        keys = [maps[x.gpu_data.address] for x in sources]
+        assert all(key[4] == 64 and key[3] == 2 * key[2] for key in keys)
+        return [SimpleNamespace(shape=key[1:3], first=key[0]) for key in keys]
+
+    def tensor_attention(self, qkv, T, HD, *rows):
+        B, H, G, D = self.attention(qkv, T, HD, *rows)
+        hopper = nc.rung() == "wgmma" and D == 64
+        assert D in (32, 64, 128) and self.kernel in nc.tensor_attention(D, hopper)
+        return B, H, G, D, nc.tensor_attention(D, hopper)
+
+    def portable_attention_forward(self, o, lse, qkv, T, G, scale):
+        B, H, groups, k = self.portable(qkv, T, o.shape[1], lse)
+        assert o.shape[0] == qkv.shape[0] and G == groups
+        self.runs((tiles(T, k.rows), H, B), (16, 8), k.smem)
+        apart(o, qkv)
+
+    def portable_attention_backward_run(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        B, H, G, k = self.portable(qkv, T, HD, lse, delta)
+        assert do.shape == o.shape == (qkv.shape[0], HD) and dqkv.shape == qkv.shape
+        self.runs((tiles(T, k.back_rows), H if self.kernel is k.dq else G, B), (16, 8), k.back_smem)
+        apart(dqkv, qkv, do)
+
+    def tensor_attention_forward(self, o, lse, qkv, T, G, scale):
+        [qkv] = self.matrices(qkv)
+        B, H, groups, D, k = self.tensor_attention(qkv, T, o.shape[1], lse)
+        assert o.shape[0] == qkv.shape[0] and G == groups
+        self.runs((tiles(T, 128), H, B), 128, k.smem)
+
+    def tensor_attention_dq(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        do, o, qkv = self.matrices(do, o, qkv)
+        B, H, G, D, k = self.tensor_attention(qkv, T, HD, lse, delta)
+        assert tuple(do.shape) == tuple(o.shape) == (qkv.shape[0], HD)
+        assert tuple(dqkv.shape) == tuple(qkv.shape)
+        assert cos.shape == sin.shape == (len(cos), D // 2) and len(cos) >= T
+        self.runs((tiles(T, 64), H if self.kernel is k.dq else G, B), 128, k.back_smem)
+
+    tensor_attention_dkv = tensor_attention_dq
+
+    def softmax_kernel(self, p, scale):
+        Z, H, T, T2 = p.shape
+        assert T == T2
+        self.runs((tiles(T, 8), Z * H), (32, 8))
+
+    def softmax_backward_kernel(self, ds, p, scale):
+        assert ds.shape == p.shape
+        self.softmax_kernel(p, scale)
+        apart(ds, p)
+
+    def swiglu_kernels_forward(self, y, gate_up):
+        assert gate_up.shape == (len(y), 2 * y.shape[1])
+        self.runs(len(y), 256)
+        self.vectors(y, gate_up)
+
+    def swiglu_kernels_backward(self, gate_up, dy):
+        self.swiglu_kernels_forward(dy, gate_up)
+
+    def cross_entropy_kernel_fused(self, nll, logits, targets, weight, row0, V, T):
+        (P, BT), (R, PV) = nll.shape, logits.shape
+        assert PV == P * V and targets.shape == (P, BT) and weight.shape == (-(-BT // T), P)
+        assert 0 <= row0 and row0 + R <= BT
+        self.runs((R, P), 256)
+        assert self.vectors(logits) in (1, math.gcd(V, 8))
+
+    def fill_kernel(self, x, value):
+        assert self.block == (256, 1, 1)
+
+    def square_sums_kernel(self, partial, g):
+        self.runs(partial.size, 256)
+
+    def adamw_kernel_step(self, p, w, g, m, v, n_decay, hyper, partial, results):
+        assert p.shape == w.shape == g.shape == m.shape == v.shape and 0 <= n_decay <= p.size
+        assert hyper.shape == (len(ne.Hyper._fields),) and self.block == (256, 1, 1)
+        apart(p, g, m, v)
+
+    def matvec_kernel(self, y, w, x):
+        assert y.shape == w.shape[:1] and x.shape == w.shape[1:]
+        self.runs(tiles(y.size, 8), (32, 8))
+        apart(y, x)
+
+    def rope_cache_kernel(self, qkv, kc, vc, cos, sin, at, H):
+        G, T, D = kc.shape
+        assert vc.shape == kc.shape and qkv.shape == ((H + 2 * G) * D,) and at.shape == (2,)
+        assert cos.shape == sin.shape == (T, D // 2) and 2 * cos.shape[1] == D
+        self.runs(H + 2 * G, 32)
+
+    def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, scale):
+        (G, T, D), H = kc.shape, len(scores)
+        assert vc.shape == kc.shape and scores.shape == (H, T) and o.shape == (H * D,)
+        assert qkv.shape == ((H + 2 * G) * D,) and H % G == 0
+        self.runs(H, 256)
+
+
+def is_array(x):
+    return isinstance(x, nc.DeviceNDArray)
+
+
+def name_of(kernel):
+    """Of one that a function makes: the function's name and its own."""
+    return kernel.py_func.__qualname__.replace(".<locals>.", "_")
+
+
+@functools.cache
+def constants(kernel):
+    """What the function that makes a kernel leaves to it."""
+    return inspect.getclosurevars(kernel.py_func).nonlocals
+
+
+class Device:
+    """Hands out memory, up to `total` bytes, and keeps the launches.  The host reads `fill` from
+    all arrays of numbers, and a NaN at the end of those at the addresses in `bad`."""
+
+    def __init__(self, total):
+        self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
+        self.maps, self.kept, self.fill, self.bad = {}, {}, 0.0, ()
+        self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry",
+                                   MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=100 << 10,
+                                   MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=99 << 10)
+
+    def array(self, shape, dtype=np.float64, strides=None, order="C", stream=0):
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if self.used + size > self.total:
+            raise nc.CudaAPIError(2, "Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY")
+        steps = [math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape))]
+        memory = Memory(self, self.address, size)
+        self.address += tiles(size, 256) * 256
+        return nc.DeviceNDArray(shape, steps, dtype, stream, memory)
+
+    def tensor_map(self, *key):
+        """cuTensorMapEncodeTiled: what it asks of a matrix"""
+        pointer, rows, columns, stride, box_rows, size = key
+        assert pointer % 16 == 0 == stride % 16 and size in (2, 4), "copies go in steps of 16 bytes"
+        assert 0 < rows < 1 << 32 and 0 < size * columns <= stride < 1 << 40 and 0 < box_rows <= 256
+        if key not in self.kept:
+            self.kept[key] = x = self.array(16, np.uint64)
+            self.maps[x.gpu_data.address] = key
+        return self.kept[key]
+
+    def read(self, x):
+        host = np.zeros(x.shape, x.dtype)
+        if x.dtype == np.uint16 or x.dtype.kind == "f":
+            number = lambda v: nc.to_bf16(np.array([v]))[0] if x.dtype == np.uint16 else v
+            host[...] = number(self.fill)
+            if x.gpu_data.address in self.bad:
+                host.reshape(-1)[-1] = number(np.nan)
+        return host
+
+    def configure(self, kernel, key):
+        """What kernel[grid, block, stream, smem] is: to be called with the arguments."""
+        grid, block, _, smem = (*key, 0, 0)[:4]
+        pad = lambda x: (*x, 1, 1)[:3] if isinstance(x, tuple) else (x, 1, 1)
+
+        def call(*args):
+            kinds = tuple(kernel.typeof_pyval(x) for x in args)
+            self.launches.append(Launch(kernel, kinds, pad(grid), pad(block), smem, args,
+                                        tuple(call.pre_launch_callbacks)))
+            self.launches[-1].check()
+
+        call.pre_launch_callbacks = []
+        return call
+
+
+@contextlib.contextmanager
+def dry_run(total=1 << 50):
+    """nanoeuler_cuda on such a device."""
+    device = Device(total)
+    memory = lambda: (total - device.used, total)
+    context = SimpleNamespace(get_memory_info=memory, device=device.gpu,
+                              deallocations=SimpleNamespace(clear=lambda: None))
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in (
+                (cuda, "device_array", device.array),
+                (cuda, "to_device", lambda x, **_: device.array(x.shape, x.dtype)),
+                (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
+                (cuda, "current_context", lambda *_: context),
+                (cuda, "get_current_device", lambda: device.gpu),
+                (nc, "tensor_map", device.tensor_map),
+                (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
+                (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
+                (nc.Graph, "enabled", False),
+                (Dispatcher, "__getitem__", lambda kernel, key: device.configure(kernel, key)),
+                (nc.DeviceNDArray, "__getitem__", nc.DeviceNDArray._do_getitem),
+                (nc.DeviceNDArray, "copy_to_device", copy_to_device),
+                (nc.DeviceNDArray, "copy_to_host", lambda x, ary=None, stream=0: device.read(x))):
+            patch.setattr(module, name, value)
+        yield device
+
+
+def copy_to_device(to, x, stream=0):
+    assert x.size == to.size and x.dtype == to.dtype
+
+
+def blank(cfg, dtype="f32", naive=False):
+    """A model whose parameters nobody looks at."""
+    flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
+    with pytest.MonkeyPatch.context() as patch:          # it would take a second a 100 M parameters
+        patch.setattr(nc, "to_bf16", lambda x: np.zeros(x.shape, np.uint16))
+        return (NaiveModel if naive else nc.Model)(cfg, flat, dtype=dtype)
+
+
+def step(model, B, T):
+    P = model.cfg.n_mtp
+    model.gradient(np.zeros((B, T), np.int32), np.zeros((P, B, T), np.int32), np.ones(P))
+    return model.update(ne.Hyper(*np.ones(8)))
+
+
+def everything(cfg, B, T, dtype="f32", naive=False):
+    """All that a model can do, once."""
+    model = blank(cfg, dtype, naive)
+    losses, norm = step(model, B, T)
+    assert losses.shape == (cfg.n_mtp,) and norm == 0
+    ids = np.zeros((B + 1, T), np.int32)     # the last micro-batch is not full
+    assert not model.losses(ids, ids).any()
+    assert model.decoder().decode(0, 0).shape == (cfg.vocab_size,)
+    return model
+
+
+# ---- what is run on it
+ONE = replace(SMALL, n_layer=1)
+RUNS = {
+    "small": (SMALL, 2, 128), "big": (BIG, 1, 256), "base": (BASE, 2, 512),
+    "large": (LARGE, 1, 1024), "tied": (replace(SMALL, tie_embeddings=True), 3, 40),
+    "tied, odd vocabulary": (replace(ONE, tie_embeddings=True, vocab_size=258), 2, 64),
+    "one head": (replace(ONE, n_mtp=1), 2, 50), "one token": (ONE, 1, 1),
+    "tied, one head": (replace(ONE, n_mtp=1, tie_embeddings=True), 2, 7),
+    "odd": (replace(ONE, n_embd=33, n_head=6, n_kv_head=3, n_hidden=1001, vocab_size=257), 3, 70),
+    "chunks of logits": (replace(BASE, n_layer=1), 17, 512),
+    "tied, in chunks": (replace(LARGE, n_layer=1, tie_embeddings=True), 3, 1024),
+    "many rows, few logits": (replace(BIG, n_layer=1, n_mtp=1), 300, 256),
+    **{f"head_dim {D}": (replace(ONE, n_head=4, n_kv_head=1, head_dim=D), 2, 100)
+       for D in (2, 10, 34, 64, 128)}}
+ways = pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
+KINDS = {"f32": ("f32", (8, 9)), "f64": ("f64", (8, 9)), "bf16": ("bf16", (8, 9)),
+         "bf16 on Hopper": ("bf16", (9, 0))}
+
+
+def kernels_of(path):
+    """Names, as by name_of, of all functions of a file that are decorated as kernels."""
+    def inside(node, prefix):
+        for f in ast.iter_child_nodes(node):
+            if isinstance(f, ast.FunctionDef):
+                marks = [ast.unparse(d) for d in f.decorator_list]
+                if any(m == "kernel" or m.startswith("cuda.jit(") for m in marks):
+                    yield prefix + f.name
+                yield from inside(f, f"{prefix}{f.name}_")
+    return list(inside(ast.parse(path.read_text(encoding="utf-8")), ""))

@@ -1,0 +1,134 @@
+"""What tests share: paths, tiny models, programs as users start them, what runs leave behind."""
+import contextlib
+import hashlib
+import io
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
+TEXT = ROOT / "data" / "shakespeare.txt"
+
+import nanoeuler as ne
+
+TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
+                 vocab_size=262, n_mtp=2)
+# the flags of a run that takes a second: a short context, few bytes, one thread
+FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
+        "2")
+
+
+def command(*args, program="nanoeuler.py"):
+    return [sys.executable, str(ROOT / program), *map(str, args)]
+
+
+def nanoeuler(*args, cwd, stdin="", timeout=240, program="nanoeuler.py", **options):
+    """Runs the program as a user does; stdout and stderr as text."""
+    return subprocess.run(command(*args, program=program), cwd=cwd, input=stdin, timeout=timeout,
+                          capture_output=True, encoding="utf-8", errors="replace", **options)
+
+
+def complains(result, *words):
+    """Exit code 2, one line on stderr that holds all the words, no traceback."""
+    lines = [s for s in result.stderr.splitlines() if not s.startswith("note:")]
+    assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+    for word in words:
+        assert str(word) in lines[0], lines[0]
+    return lines[0]
+
+
+def needs(name):
+    """A package that the programs do not need, only a test that compares with it."""
+    extra = name if name == "torch" else "llama-cpp" if name == "llama_cpp" else "dev"
+    return pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
+
+
+def random_flat(cfg, seed, dtype=np.float64, scale=0.3):
+    """Parameters at which nothing is nearly linear."""
+    flat = ne.aligned((ne.n_params(cfg),), dtype)
+    flat[:] = scale * np.random.default_rng(seed).standard_normal(flat.size)
+    p = ne.views(flat, ne.param_table(cfg))
+    for gain in (p.attn_norm, p.mlp_norm, p.final_norm):
+        gain += 1
+    return flat
+
+
+def ok(result):
+    """stdout of a program that ended well."""
+    assert result.returncode == 0, (result.returncode, result.stdout, result.stderr)
+    return result.stdout
+
+
+def run(*args, threads=1):
+    """A verb in this process.  It must end well; the number of threads is then what it was."""
+    before = numba.get_num_threads()
+    try:
+        code = ne.main([*map(str, args), "--threads", str(threads)])
+    finally:
+        numba.set_num_threads(before)
+    assert code in (0, None), code
+
+
+def told(*args, threads=1):
+    """What a verb in this process prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        run(*args, threads=threads)
+    return out.getvalue()
+
+
+def refused(capsys, *args, words=()):
+    """The one line on stderr with which a verb in this process refuses; it holds all the words."""
+    capsys.readouterr()
+    code = ne.main([*map(str, args), "--threads", "1"])
+    lines = [s for s in capsys.readouterr().err.splitlines() if not s.startswith("note:")]
+    assert code == 2 and len(lines) == 1, (code, lines)
+    for word in words:
+        assert str(word) in lines[0], lines[0]
+    return lines[0]
+
+
+Outcome = namedtuple("Outcome", "kind step tokens_seen bits_per_byte reference arrays log")
+
+
+def outcome(folder, name="nanoeuler"):
+    """All of a run that must not depend on interruptions."""
+    c = ne.read_checkpoint(str(folder / f"{name}.bin"))
+    log = [{key: value for key, value in r.items() if key not in ("ms", "tokens_per_s")}
+           for r in ne.read_log(str(folder / f"{name}.jsonl"))]
+    arrays = [hashlib.sha256(x).hexdigest() for x in (c.flat, *c.moments)]
+    s = c.state
+    return Outcome(s.kind, s.step, s.tokens_seen, s.bits_per_byte, s.reference, arrays, log)
+
+
+SIGNALLED = """
+import os, sys
+sys.path.insert(0, {root!r})
+import nanoeuler as ne
+method = ne.Run.{after}
+
+def method_and_signal(run, *args, **options):
+    result = method(run, *args, **options)
+    if run.state.step == {step}:
+        os.kill(os.getpid(), {number})
+    return result
+
+ne.Run.{after} = method_and_signal
+sys.exit(ne.main({args!r}))
+"""
+
+
+def signalled(number, step, *args, cwd, after="advance"):
+    """A run that gets a signal, SIGKILL or another one, at a step: as soon as this method of Run
+    returns.  After `advance` the step is not recorded, after `record` it is not saved."""
+    code = SIGNALLED.format(root=str(ROOT), step=step, number=int(number), after=after,
+                            args=[*map(str, args)])
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, timeout=240, capture_output=True,
+                          encoding="utf-8", errors="replace")

@@ -1,0 +1,86 @@
+"""The CPU benchmarks without measuring: shares of the CPU, tables, where texts are cut."""
+import os
+import types
+
+import bench_cpu
+import common
+import pytest
+from helpers import TEXT, needs
+
+
+def test_the_share_of_others_by_hand():
+    """Of 100 ticks 40 were idle, 45 our own."""
+    before = bench_cpu.Ticks(all=1000, busy=600, own=100)
+    after = bench_cpu.Ticks(all=1100, busy=660, own=145)
+    assert bench_cpu.foreign_share(before, after) == pytest.approx(0.15)
+
+
+def test_what_was_not_measured_is_not_nothing(monkeypatch):
+    """Where there is no /proc, a round counts, and its table says so."""
+    ticks = bench_cpu.Ticks(1000, 600, 100)
+    assert bench_cpu.foreign_share(None, ticks) is bench_cpu.foreign_share(ticks, ticks) is None
+    monkeypatch.setattr(bench_cpu, "cpu_ticks", lambda pids: None)
+    worker = types.SimpleNamespace(process=types.SimpleNamespace(pid=1), first=1.0,
+                                   ask=lambda n: [0.5] * n)
+    workers = {bench_cpu.BASE: worker}
+    turns = bench_cpu.take_turns(workers, 3, types.SimpleNamespace(rounds=2, lock=None))
+    result = bench_cpu.summary(turns, workers)
+    assert result["others_share"] == [None, None] and result["repeated_rounds"] == 0
+    assert "was not measured" in bench_cpu.train_table(result, 100)[-1]
+    result["others_share"] = [0.01, 0.002]
+    assert "at most 1.0 %" in bench_cpu.train_table(result, 100)[-1]
+
+
+@pytest.mark.skipif(not bench_cpu.pathlib.Path("/proc/stat").exists(), reason="needs /proc")
+def test_ticks_add_up():
+    ticks = bench_cpu.cpu_ticks([os.getpid()])
+    assert ticks.all >= ticks.busy >= ticks.own >= 0
+
+
+def test_a_cut_is_where_a_character_starts():
+    data = "a\u00e9\u4e2d\U0001f600b".encode()
+    starts = {0, 1, 3, 6, 10, len(data)}
+    for at in range(len(data) + 1):
+        cut = common.character_start(data, at)
+        assert cut == max(x for x in starts if x <= at)
+        data[:cut].decode(), data[cut:].decode()
+
+
+def test_training_is_timed_on_a_text_that_is_not_ascii(monkeypatch):
+    """Its parts for `tokenizers` are cut where a character starts, at the end too."""
+    needs("tokenizers")
+    import bench_bpe
+    monkeypatch.setattr(bench_bpe, "MB", 100)
+    data = ("caf\u00e9 \u4e2d\u6587 words and words\n" * 40).encode()
+    results = {}
+    inside = [k for k in range(400, len(data)) if data[k] & 0xC0 == 0x80]
+    for size in inside[:3]:
+        bench_bpe.bench_train(results, bench_bpe.first_bytes(data, size), 1)
+    assert results
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    """train(minutes) of bench/nanogpt_demo.py on a small text, and how often it evaluated."""
+    needs("torch")
+    import nanogpt_demo
+    (tmp_path / "text.txt").write_bytes(TEXT.read_bytes()[:8000])
+    evaluated = []
+    tail_nats = nanogpt_demo.tail_nats
+    monkeypatch.setattr(nanogpt_demo, "tail_nats", lambda *args: (
+        evaluated.append(args), tail_nats(*args))[1])
+    monkeypatch.setattr(nanogpt_demo, "ITERATIONS", 3)
+    monkeypatch.setattr(nanogpt_demo, "WARMUP", 2)
+    return lambda minutes: nanogpt_demo.train(tmp_path / "text.txt", minutes, 1), evaluated
+
+
+def test_the_readme_row_evaluates_once_after_nanogpts_number_of_steps(demo):
+    """nanoGPT ends after iteration number ITERATIONS, counted from 0."""
+    train, evaluated = demo
+    assert train(None)["iterations"] == 4 and len(evaluated) == 1
+
+
+def test_minutes_that_leave_none_to_train_are_an_error(demo):
+    train, _ = demo
+    with pytest.raises(SystemExit, match="--minutes 1e-06: no time is left"):
+        train(1e-6)

@@ -1,0 +1,133 @@
+"""Kernels on disk: found by other processes, and not lost or swapped where two compile at once."""
+import contextlib
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from helpers import ROOT, needs, ok
+
+needs("numba_cuda")
+
+import nanoeuler as ne
+import nanoeuler_cuda  # noqa: F401, which puts save_compiled into numba-cuda's cache too
+
+
+def test_a_kernel_is_found_in_the_cache_by_another_process():
+    """Numba's keys of what the makers make, in two processes that hash everything differently."""
+    code = ("import nanoeuler_cuda as nc\n"
+            "class Codegen: magic_tuple = staticmethod(lambda: ())\n"
+            "for make, *args in (\n"
+            "        (nc.wgmma_kernel, 0, 0, 0), (nc.wgmma_kernel, 0, 1, 1),\n"
+            "        (nc.mma_kernel, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
+            "        (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8), (nc.swiglu_kernels, 8),\n"
+            "        (nc.portable_attention, 64, 4, 1 << 16), (nc.tensor_attention, 64, True),\n"
+            "        (nc.tensor_attention, 64, False), (nc.cross_entropy_kernel, 8),\n"
+            "        (nc.adamw_kernel, 4)):\n"
+            "    made = make(*args)\n"
+            "    for k in made if isinstance(made, tuple) else [made]:\n"
+            "        if hasattr(k, 'py_func'):\n"
+            "            print(k.py_func.__qualname__, k._cache._index_key((), Codegen))\n")
+    runs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
+                           env={**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"]
+    keys = runs[0].stdout.splitlines()
+    assert runs[0].stdout == runs[1].stdout and len(keys) == len(set(keys)) == 20, runs[0].stderr
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kernels_are_kept_only_where_there_is_a_place_for_them(kept, tmp_path):
+    """bpe.CACHE says so; with cache=True Numba would end the program at the first decorator."""
+    code = (f"import bpe; bpe.CACHE = {kept}\n"
+            "import nanoeuler_cuda as nc\n"
+            "kernels = [nc.matmul_kernel, *nc.rmsnorm_kernels(64, 8), nc.mma_kernel(0, 0, 0),\n"
+            "           nc.wgmma_kernel(0, 0, 0), nc.tensor_attention(64, False).forward]\n"
+            "print(*{type(k._cache).__name__ for k in kernels})\n")
+    env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, env=env,
+                            capture_output=True, timeout=100)
+    assert ok(result).split() == ["CUDACache" if kept else "NullCache"]
+
+
+def save_in_turns(files, order):
+    """Each of the files saves a kernel of its own; `order` says whose next access comes."""
+    go, done = [threading.Semaphore(0) for _ in files], threading.Semaphore(0)
+
+    def process(i, File):
+        def in_turn(access):
+            def run(*args):
+                go[i].acquire()
+                out = access(*args)
+                done.release()
+                return out
+            return run
+        for name in ("_load_index", "_save_index", "_save_data"):
+            setattr(File, name, in_turn(getattr(File, name)))
+        File.save(i, f"code of {i}")
+
+    threads = [threading.Thread(target=process, args=x) for x in enumerate(files)]
+    for thread in threads:
+        thread.start()
+    for i in order:
+        go[i].release()
+        assert done.acquire(timeout=60)
+    for thread in threads:
+        thread.join()
+
+
+CACHES = pytest.mark.parametrize("module", ["numba.core.caching", "numba.cuda.core.caching"])
+
+
+@CACHES
+def test_two_processes_that_compile_at_once_do_not_swap_their_kernels(module, tmp_path,
+                                                                      monkeypatch):
+    """Numba's own way fails: the index names one file for the kernel that another overwrote.
+    Where nothing can be locked, in each order of what two processes do."""
+    Cache, orders = importlib.import_module(module).IndexDataCacheFile, set(
+        itertools.permutations([0, 0, 0, 1, 1, 1]))
+    assert len(orders) == 20
+    monkeypatch.setattr(ne, "locked", lambda folder: contextlib.nullcontext())
+    for n, order in enumerate(orders):
+        make = lambda: Cache(str(tmp_path), f"kernel{n}", 1.0)
+        save_in_turns([make(), make()], order)
+        found = [make().load(i) for i in range(2)]
+        assert all(code in (None, f"code of {i}") for i, code in enumerate(found)), order
+        make().save(2, "code of 2")
+        assert [make().load(i) for i in range(3)] == [*found, "code of 2"]
+
+
+@CACHES
+def test_two_processes_that_compile_at_once_lose_no_kernel(module, tmp_path):
+    """One saves while the other has read the index and not yet written it."""
+    Cache = importlib.import_module(module).IndexDataCacheFile
+    first, second = (Cache(str(tmp_path), "kernel", 1.0) for _ in range(2))
+    other = threading.Thread(target=second.save, args=(1, "code of 1"))
+    save_index = first._save_index
+
+    def late(index):
+        other.start()
+        other.join(timeout=0.5)              # done if it may; else it waits for us
+        save_index(index)
+
+    first._save_index = late
+    first.save(0, "code of 0")
+    other.join()
+    assert [Cache(str(tmp_path), "kernel", 1.0).load(i) for i in range(2)] == ["code of 0",
+                                                                               "code of 1"]
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError])
+def test_where_folders_cannot_be_locked_kernels_are_saved(error, tmp_path, monkeypatch):
+    class fcntl:
+        LOCK_EX = 2
+
+        @staticmethod
+        def flock(handle, how):
+            raise error
+
+    monkeypatch.setitem(sys.modules, "fcntl", None if error is ImportError else fcntl)
+    file = importlib.import_module("numba.core.caching").IndexDataCacheFile(str(tmp_path), "k", 1.0)
+    file.save(0, "code")
+    assert file.load(0) == "code"

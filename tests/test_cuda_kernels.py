@@ -1,0 +1,267 @@
+"""Every kernel of the GPU program, compiled and assembled for four architectures without a GPU."""
+import functools
+import hashlib
+import importlib.metadata
+import math
+import re
+from collections import namedtuple
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from dry_gpu import BASE, Launch, ONE, constants, dry_run, everything
+from helpers import ROOT, needs
+from numba import cuda, types
+from numba.cuda import compiler
+
+import nanoeuler_cuda as nc
+
+
+# ---- compiling and assembling
+# compute capability, and KB of shared memory a block may have
+ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 227),
+         "sm_120": ((12, 0), 99)}
+# kernels with float64 arguments: why
+DOUBLE = {
+    "cross_entropy_kernel_fused": "weight of the loss: 1 / count of all targets of a step",
+    "adamw_kernel_step": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
+    "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares"}
+# those of them that may make a float64 of a float32, because they sum
+WIDENS = {"sum_rows_kernel", "square_sums_kernel"}
+
+# bytes of stack by head size: attention on mma.sync wants more than 255 registers
+SPILLS = {128: 512}
+# bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
+# output of dW, 32 numbers, once a tile
+STACK = {("mma_kernel_kernel", "sm_120"): 128}
+
+# What compiler and assembler say of a kernel: of its PTX, the first line of each kind and how many
+Built = namedtuple("Built", "registers static stack stores loads float64 widened atomic")
+
+
+@functools.cache
+def library(kernel, kinds):
+    """A kernel before its architecture is chosen; most of the work is done by then."""
+    o = {k: v for k, v in kernel.targetoptions.items() if k in ("fastmath", "launch_bounds")}
+    return compiler._compile_pyfunc_with_fixup(kernel.py_func, types.void(*kinds), device=False,
+                                               abi="numba", cc=(8, 0), **o)[0]
+
+
+def instructions(pattern, ptx):
+    """(the first line of PTX with such an instruction, the number of them)"""
+    found = [line.strip() for line in re.findall(pattern, ptx, re.M)]
+    return [found[0] if found else "", len(found)]
+
+
+def build(kernel, kinds, arch):
+    """Built, linked as a launch links it: as a whole program.  (As a part of one, its tensor core
+    instructions would wait for each other: C7509.)"""
+    core, (cc, _) = needs("cuda.core"), ARCHS[arch]
+    [ptx] = library(kernel, kinds).get_asm_strs(cc=cc)
+    code = core.ObjectCode.from_ltoir(library(kernel, kinds).get_ltoir(cc=cc))
+    linker = core.Linker(code, options=core.LinkerOptions(
+        arch=arch, link_time_optimization=True, ptxas_options=["-v"], verbose=True))
+    linker.link("cubin")
+    log = linker.get_info_log()
+    assert "C75" not in log, log             # wgmma, one by one
+    [registers] = re.findall(r"Used (\d+) registers", log)
+    [frame] = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                         r"(\d+) bytes spill load", log)
+    static = sum(int(n) for n in re.findall(r"(\d+) bytes smem", log))
+    return Built(int(registers), static, *map(int, frame),
+                 float64=instructions(r"^\s+\S*\.f64\b.*$", ptx),
+                 widened=instructions(r"^\s+cvt\S*\.f64\.f32\b.*$", ptx),
+                 atomic=instructions(r"^\s+(?:@\S+ )?(?:atom|red)\..*$", ptx))
+
+
+def holds(kinds, scalar):
+    return any(getattr(t, "dtype", t) == scalar for t in kinds)
+
+
+def stray_doubles(built, name, kinds):
+    """Float64 instructions that a kernel of these argument types should not have: the first of
+    them, and their number."""
+    if not holds(kinds, types.float64):
+        return built.float64
+    if not any(isinstance(t, types.Array) and t.dtype == types.float32 for t in kinds):
+        return ["", 0]                       # float64 throughout
+    if name not in DOUBLE:
+        return [f"an argument is float64: {kinds}", 1]
+    return ["", 0] if name in WIDENS else built.widened
+
+
+def complaints(x, arch, built=None):
+    """What is wrong with the kernel of a launch on an architecture."""
+    built, (_, limit) = built or build(x.kernel, x.types, arch), ARCHS[arch]
+    threads, D, out = math.prod(x.block), constants(x.kernel).get("D"), []
+    line, n = stray_doubles(built, x.name, x.types)
+    if n:
+        out.append(f"{line} ({n} such)")
+    spills = SPILLS.get(D, 0) if x.name.startswith("tensor_attention") else 0
+    stack = max(spills, STACK.get((x.name, arch), 0))
+    if not holds(x.types, types.float64) or x.name in DOUBLE:
+        if built.stack > stack or (built.stores or built.loads) and not spills:
+            out.append(f"{built}")
+    if built.registers > 255 or -(-built.registers // 8) * 8 * threads > 65536:
+        out.append(f"{built.registers} registers for {threads} threads")
+    if built.static > 48 << 10 or built.static + x.smem > limit << 10:
+        out.append(f"{built.static} + {x.smem} bytes of shared memory, {limit} KB are allowed")
+    if built.atomic[1]:
+        out.append("an atomic operation")
+    return [f"{x.name}: {text}" for text in out]
+
+
+@functools.cache
+def distinct(dtype, capability=(8, 9), layouts=True):
+    """One launch of each (kernel, types), that with the largest block and shared memory.  Without
+    layouts, one of each (kernel, types of its numbers)."""
+    with dry_run() as device:
+        device.gpu.compute_capability = capability
+        everything(replace(BASE, n_layer=1), 1, 512, dtype)
+        everything(ONE, 2, 128, dtype)       # heads of 32
+        everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
+        if dtype == "bf16":                  # heads of 128 are another kernel
+            everything(replace(ONE, head_dim=128), 1, 128, dtype)
+    out = {}
+    for x in device.launches:
+        key = x.kernel, x.types if layouts else tuple(getattr(t, "dtype", t) for t in x.types)
+        out[key] = max(out.get(key, x), x, key=lambda y: (math.prod(y.block), y.smem))
+    return list(out.values())
+
+
+# All that what is built depends on: the kernels, the launches, the compiler, and this file.
+SOURCES = ("nanoeuler_cuda.py", "nanoeuler.py", "bench/naive_attention.py", "tests/dry_gpu.py",
+           "tests/test_cuda_kernels.py")
+COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
+
+
+def fingerprint(root=ROOT):
+    versions = [importlib.metadata.version(name) for name in COMPILERS]
+    texts = [(root / name).read_bytes() for name in SOURCES]
+    return hashlib.sha256(b"\0".join([repr(versions).encode(), *texts])).hexdigest()
+
+
+def built_before(config, key, make, of):
+    """make(), a list of Built; or what it was before, where pytest keeps a cache and `of` is the
+    same.  Assembling takes two minutes, judging what came of it nothing."""
+    cache = getattr(config, "cache", None)   # None with -p no:cacheprovider
+    kept = {} if cache is None else cache.get(f"nanoeuler/{key}", {})
+    if kept.get("of") != of:
+        kept = {"of": of, "built": make()}
+        if cache is not None:
+            cache.set(f"nanoeuler/{key}", kept)
+    return [Built(*built) for built in kept["built"]]
+
+
+@pytest.mark.parametrize("dtype, arch", [
+    *((dtype, arch) for dtype in ("f32", "bf16") for arch in ARCHS if (dtype, arch) != (
+        "f32", "sm_120")), ("f64", "sm_89")])
+def test_kernels_assemble_and_fit(dtype, arch, request):
+    capability = (9, 0) if arch == "sm_90a" else (8, 9)
+    launches = distinct(dtype, capability, layouts=(dtype, arch) == ("f32", "sm_80"))
+    found = built_before(request.config, f"{dtype}-{arch}", lambda: [
+        build(x.kernel, x.types, arch) for x in launches], fingerprint())
+    said = [complaints(x, arch, built) for x, built in zip(launches, found, strict=True)]
+    assert said == [[]] * len(launches) and len(launches) > 20
+
+
+class Kept(dict):
+    """As much of pytest's cache as built_before asks for."""
+    cache = property(lambda self: self)
+    set = dict.__setitem__
+
+
+def test_what_was_built_is_kept_as_long_as_nothing_changes(tmp_path):
+    config, made = Kept(), []
+
+    def make():
+        made.append(1)
+        return [Built(40, 0, 0, 0, 0, ["", 0], ["", 0], ["", 0])]
+
+    for of, times in (("one", 1), ("one", 1), ("two", 2), ("one", 3)):
+        [built] = built_before(config, "f32-sm_80", make, of)
+        assert built.registers == 40 and len(made) == times
+    built_before(config, "f32-sm_89", make, "one")
+    built_before(SimpleNamespace(), "f32-sm_89", make, "one")        # there is no cache
+    assert len(made) == 5
+    for name in SOURCES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    assert fingerprint(tmp_path) == fingerprint()
+    for name in SOURCES:
+        text = (ROOT / name).read_bytes()
+        (tmp_path / name).write_bytes(text + b"#")
+        assert fingerprint(tmp_path) != fingerprint()
+        (tmp_path / name).write_bytes(text)
+
+
+@pytest.mark.parametrize("room", [64 << 10, 99 << 10], ids=["sm_75", "sm_86"])
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_attention_of_any_head_fits_every_gpu_or_is_refused(itemsize, room):
+    for D in range(2, 300, 2):
+        try:
+            k = nc.portable_attention(D, itemsize, room)
+        except nc.UserError as e:
+            assert D > (128 if room > 64 << 10 else 64) and str(D) in str(e)
+        else:
+            assert k.smem <= k.back_smem <= room and k.rows in (16, 32, 64)
+
+
+# ---- tests that cannot fail prove nothing
+@cuda.jit
+def bare_literal(out, x):
+    s = 0.0
+    for i in range(x.size):
+        s += x[i]
+    out[0] = s
+
+
+@cuda.jit
+def typed_literal(out, x):
+    s = x.dtype.type(0)
+    for i in range(x.size):
+        s += x[i]
+    out[0] = s
+
+
+@cuda.jit
+def indexed_registers(out, x):
+    acc = cuda.local.array(400, x.dtype)
+    for i in range(x.size):
+        acc[int(x[i]) % 400] += x[i]
+    out[0] = acc[int(x[0]) % 400]
+
+
+@cuda.jit
+def atomic_sum(out, x):
+    cuda.atomic.add(out, 0, x[cuda.grid(1)])
+
+
+@cuda.jit
+def huge_tile(out, x):
+    tile = cuda.shared.array(11_000, x.dtype)
+    tile[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+    cuda.syncthreads()
+    out[cuda.threadIdx.x] = tile[255 - cuda.threadIdx.x]
+
+
+FAULTS = [(typed_literal, 0, None), (bare_literal, 0, "f64"), (indexed_registers, 0, "stack"),
+          (atomic_sum, 0, "atomic"), (huge_tile, 0, None), (huge_tile, 60 << 10, "shared")]
+
+
+@pytest.mark.parametrize("kernel, smem, word", FAULTS)
+def test_faulty_kernels_are_caught(kernel, smem, word):
+    kinds = (types.float32[::1], types.float32[::1])
+    x = Launch(kernel, kinds, (1, 1, 1), (256, 1, 1), smem, (), ())
+    said = complaints(x, "sm_89")
+    assert (len(said) == 1 and word in said[0]) if word else said == [], said
+    if word == "f64":                        # float64 on purpose, but no reason is given
+        kinds = (types.float64[::1], types.float32[::1])
+        assert "float64" in complaints(x._replace(types=kinds), "sm_89")[0]
+
+
+def test_many_registers_in_a_large_block_are_caught():
+    [x] = [x for x in distinct("f32") if x.name == "portable_attention_backward_run"][:1]
+    built = build(x.kernel, x.types, "sm_89")
+    assert complaints(x, "sm_89", built) == []
+    assert "registers" in complaints(x._replace(block=(32, 32, 1)), "sm_89", built)[0]

@@ -1,0 +1,295 @@
+"""Every launch of the GPU program, on memory that is only counted: shapes, blocks, what a graph
+remembers, and in which order the host waits."""
+import contextlib
+import gc
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from dry_gpu import (BASE, BIG, KINDS, LARGE, RUNS, SMALL, blank, dry_run, everything, is_array,
+                     kernels_of, step, ways)
+from helpers import ROOT, TINY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import cuda
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+
+
+@ways
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RUNS)
+def test_every_launch_fits_its_arguments(name, kind, naive, dry):
+    dtype, dry.gpu.compute_capability = KINDS[kind]
+    everything(*RUNS[name], dtype, naive)
+    assert naive == any(x.name == "softmax_kernel" for x in dry.launches)
+
+
+@pytest.mark.parametrize("name", ["small", "tied", "head_dim 34"])
+def test_a_decoder_of_bf16_matrices(name, dry):
+    """They are read as they are; the vectors of the norms stay float32."""
+    cfg = RUNS[name][0]
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
+    products = [x.args for x in dry.launches if x.name == "matvec_kernel"]
+    assert len(products) == 4 * cfg.n_layer + 1
+    assert {w.dtype for _, w, _ in products} == {np.dtype(np.uint16)}
+    assert {y.dtype for y, *_ in products} == {np.dtype(np.float32)}
+    assert decoder.p.attn_norm.dtype == np.float32
+    with pytest.raises(ne.UserError, match="f32 or bf16"):
+        nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
+
+
+@given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))
+@settings(max_examples=60)
+def test_launches_of_any_shape(data, kind, naive, B):
+    draw = lambda low, high: data.draw(st.integers(low, high))
+    unit = data.draw(st.sampled_from([1, 8]))            # tensor cores want multiples of 8
+    G, T = draw(1, 4), draw(1, 300)
+    cfg = ne.Config(n_embd=unit * draw(1, 1100 // unit), n_head=G * draw(1, 4), n_kv_head=G,
+                    head_dim=2 * draw(1, 64), n_layer=draw(1, 2), n_hidden=unit * draw(1, 70),
+                    seq_len=T + draw(0, 9), vocab_size=draw(1, 5000), n_mtp=draw(1, 4),
+                    tie_embeddings=data.draw(st.booleans())).check()
+    with dry_run() as device:
+        dtype, device.gpu.compute_capability = KINDS[kind]
+        everything(cfg, B, T, dtype, naive)
+
+
+def test_every_kernel_is_launched(dry):
+    for naive in (False, True):
+        everything(SMALL, 2, 64, naive=naive)
+    everything(SMALL, 2, 64, "bf16")
+    dry.gpu.compute_capability = (9, 0)
+    everything(SMALL, 2, 64, "bf16")
+    everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
+    assert sorted({x.name for x in dry.launches}) == sorted(
+        kernels_of(ROOT / "nanoeuler_cuda.py") + kernels_of(ROOT / "bench/naive_attention.py"))
+
+
+def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
+    dry.gpu.compute_capability = (9, 0)
+    for cfg in (SMALL, BIG, BASE, LARGE):
+        step(blank(replace(cfg, n_layer=1), "bf16"), 1, cfg.seq_len)
+    names = {x.name for x in dry.launches}
+    assert {"wgmma_kernel_kernel", "tensor_attention_dq"} < names
+    assert not {"matmul_kernel", "portable_attention_backward_run"} & names
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0)])
+def test_blocks_share_a_tile_where_each_has_a_turn(capability, dry):
+    dry.gpu.compute_capability = capability
+    dw, dy, x = dry.array((768, 2048), np.float32), *(
+        dry.array((32_768, n), np.uint16) for n in (768, 2048))
+    for turns, shared in ((nc.TURNS, True), (1, False)):
+        nc.matmul_dw(dw, dy, x, dry.array(turns, np.uint32))
+        assert (dry.launches[-1].args[-1] > 1) == shared
+
+
+@pytest.mark.parametrize("name", ["small", "chunks of logits", "tied, in chunks"])
+def test_chunks_of_logits_are_the_whole_batch(name, dry):
+    cfg, B, T = RUNS[name]
+    step(blank(cfg), B, T)
+    at = [i for i, x in enumerate(dry.launches) if "entropy" in x.name]
+    rows = [(x.args[4], x.args[1].shape[0]) for x in (dry.launches[i] for i in at)]
+    assert [r for r, _ in rows] == list(np.cumsum([0] + [n for _, n in rows])[:-1])
+    assert sum(n for _, n in rows) == B * T and (len(rows) > 1) == ("chunks" in name)
+    assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 384 << 20
+    for x in ([dry.launches[i - 1].args[1] for i in at],           # a.y of logits = y w^T,
+              [dry.launches[i + 1].args[0] for i in at]):          # d.norm of dx = dy w
+        first = [a.gpu_data.address - x[0].gpu_data.address for a in x]
+        assert first == [4 * r * cfg.n_embd for r, _ in rows]
+
+
+def recorded(device, function):
+    """What a CUDA graph of function() would remember: kernels, addresses, strides, scalars."""
+    device.launches.clear()
+    function()
+    return [(x.name, x.grid, x.block, x.smem, x.types, *[
+        (a.gpu_data.address, a.shape, a.strides) if is_array(a) else a for a in x.args])
+        for x in device.launches]
+
+
+@ways
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_between_steps_lies_in_device_memory(kind, naive, dry):
+    """A replayed graph launches the first step again: scalars and addresses must not change."""
+    dtype, dry.gpu.compute_capability = KINDS[kind]
+    model, rng = blank(TINY, dtype, naive), np.random.default_rng(1)
+    decoder = model.decoder()
+    losses = lambda: model.losses(rng.integers(0, 9, (3, 8)), rng.integers(-1, 9, (3, 8)))
+    gradient = lambda: model.gradient(rng.integers(0, 9, (3, 8), np.int32),
+                                      rng.integers(-1, 9, (2, 3, 8), np.int32), rng.random(2))
+    update = lambda: model.update(ne.Hyper(*rng.random(8)))
+    decode = lambda: decoder.step(int(rng.integers(9)))
+    first = [recorded(dry, f) for f in (gradient, losses, update, decode)]
+    assert min(map(len, first)) > 1
+    assert [recorded(dry, f) for f in (losses, gradient, update, decode)] == [
+        first[i] for i in (1, 0, 2, 3)]      # an evaluation may come before or between
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The calls of a driver that records graphs of nothing."""
+    said = []
+    call = lambda name, result=(0, "x"): lambda *_: said.append(name) or result
+    names = ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphLaunch",
+             "cuGraphExecDestroy", "cuGraphDestroy")
+    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+        CUstream=int, CUstreamCaptureMode=SimpleNamespace(
+            CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), **{name: call(name) for name in names}))
+    monkeypatch.setattr(nc, "stream", SimpleNamespace(handle=0))
+    monkeypatch.setattr(cuda, "defer_cleanup", contextlib.nullcontext)
+    return said
+
+
+def test_a_recording_ends_whatever_happens(said):
+    """A stream that is left recording refuses all that follows; what the garbage collector finds
+    meanwhile may destroy the graph of a dead model, which is not allowed."""
+    outcomes = iter([None, RuntimeError("a kernel"), None])
+
+    def function():
+        said.append(f"runs, collecting {gc.isenabled()}")
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    graph = nc.Graph()
+    graph(function)
+    with pytest.raises(RuntimeError, match="a kernel"):
+        graph(function)
+    assert said[1:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture"]
+    assert gc.isenabled()
+    graph(function)
+    assert said[4:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture",
+                        "cuGraphInstantiate", "cuGraphLaunch"] and gc.isenabled()
+    graph.graph = None                       # it is none
+
+
+def test_only_a_function_that_has_run_is_recorded(said):
+    """Recorded, a kernel that is not loaded yet would be an error."""
+    outcomes = iter([MemoryError(), None, None])
+
+    def function():
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    graph = nc.Graph()
+    with pytest.raises(MemoryError):
+        graph(function)
+    graph(function)
+    assert said == []
+    graph(function)
+    assert said[0] == "cuStreamBeginCapture" and said[-1] == "cuGraphLaunch"
+    graph.graph = None                       # it is none
+
+
+def test_a_recording_leaves_the_garbage_collector_as_it_was(said):
+    graph = nc.Graph()
+    gc.disable()
+    try:
+        graph(lambda: None)
+        graph(lambda: None)
+        assert "cuStreamEndCapture" in said and not gc.isenabled()
+    finally:
+        gc.enable()
+    graph.graph = None                       # it is none
+
+
+def test_a_full_context_slides(dry):
+    decoder, seen = blank(TINY).decoder(), []
+    decode, decoder.decode = decoder.decode, lambda token, position: seen.append((token, position))
+    for token in range(TINY.seq_len + 1):
+        decoder.step(token)
+    assert seen[TINY.seq_len:] == [(4, 0), (5, 1), (6, 2), (7, 3), (8, 4)]
+
+
+@ways
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_a_bad_tensor_is_found_and_named(dtype, naive, dry):
+    model = blank(TINY, dtype, naive)
+    step(model, 2, 8)
+    assert model.first_bad_tensor() == "the loss is not finite"
+    for group, name, kind in (("a", "qkv", "activation"), ("d", "att", "its gradient"),
+                              ("g", "down", "gradient"), ("p", "wte", "parameter")):
+        dry.bad = {getattr(getattr(model, group), name).gpu_data.address}
+        said = model.first_bad_tensor()
+        assert said.startswith(f"{kind} {name}[") and said.endswith("is nan"), said
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_attention_keeps_its_inputs_until_the_kernels_are_queued(capability, dry, monkeypatch):
+    """Tensor maps hold addresses: a matrix that nobody else has must not die before the launch."""
+    dry.gpu.compute_capability, alive = capability, []
+    T, H, G, D = 64, 2, 1, 64
+    new = lambda *shape, dtype=np.uint16: nc.new(shape, dtype)
+    monkeypatch.setattr(nc, "launch", lambda *_, **__: alive.append([ref() for ref in inputs]))
+    o, lse, angles = new(T, H * D), new(H, T, dtype=np.float32), new(T, D // 2, dtype=np.float32)
+    given = [new(T, (H + 2 * G) * D)]
+    inputs = [weakref.ref(x) for x in given]
+    nc.attention_forward(o, lse, given.pop(), T, D)
+    given = [new(T, H * D), new(T, H * D), new(T, (H + 2 * G) * D)]
+    inputs = [weakref.ref(x) for x in given]
+    nc.attention_backward(new(T, (H + 2 * G) * D), new(H, T, dtype=np.float32), given.pop(0),
+                          given.pop(0), lse, given.pop(0), angles, angles, T, D)
+    assert [len(x) for x in alive] == [1, 3, 3] and all(x is not None for y in alive for x in y)
+
+
+def test_the_host_waits_for_what_it_reads(dry, monkeypatch):
+    """A copy between the device and memory that is not pinned may come back before it is done."""
+    read, said = nc.DeviceNDArray.copy_to_host, []
+    monkeypatch.setattr(nc.stream, "synchronize", lambda: said.append("waits"))
+    monkeypatch.setattr(nc.DeviceNDArray, "copy_to_host",
+                        lambda x, **rest: said.append("reads") or read(x, **rest))
+    model, ids = blank(TINY), np.zeros((2, 8), np.int32)
+    for function in (lambda: step(model, 2, 8), lambda: model.losses(ids, ids), model.buffers,
+                     model.first_bad_tensor, lambda: model.decoder().decode(0, 0)):
+        said.clear()
+        function()
+        followed = [said[i + 1:i + 2] for i, what in enumerate(said) if what == "reads"]
+        assert followed and all(x == ["waits"] for x in followed), said
+
+
+def test_what_is_copied_lives_until_the_host_waits(dry, monkeypatch):
+    """The driver may read it until then."""
+    copy, sources = nc.DeviceNDArray.copy_to_device, []
+
+    def copied(to, x, stream=0):
+        sources.append(weakref.ref(x))
+        copy(to, x, stream)
+
+    def synchronize():
+        assert all(source() is not None for source in sources)
+        sources.clear()
+
+    monkeypatch.setattr(nc.DeviceNDArray, "copy_to_device", copied)
+    monkeypatch.setattr(nc.stream, "synchronize", synchronize)
+    model = blank(TINY)
+    decoder = model.decoder()
+    step(model, 2, 8)
+    assert len(sources) == 1                 # results, set to zero
+    step(model, 2, 8)
+    decoder.decode(0, 0)
+
+
+@cuda.jit
+def fill_kernel(x, number):
+    x[cuda.grid(1)] = number
+
+
+@pytest.mark.parametrize("fault", [
+    lambda x, w, out: nc.matmul(x, x, w), lambda x, w, out: nc.matmul(out, w, w),
+    lambda x, w, out: nc.matmul(out, x, nc.transposed(w)),
+    lambda x, w, out: nc.launch(fill_kernel, (1, 65536), 256, x, np.float32(0)),
+    lambda x, w, out: nc.launch(fill_kernel, 0, 256, x, np.float32(0)),
+    lambda x, w, out: nc.launch(fill_kernel, 1, (256, 8), x, np.float32(0)),
+    lambda x, w, out: nc.launch(fill_kernel, 1, 256, nc.view(x, 1, (5, 7)), np.float32(0)),
+    lambda x, w, out: nc.view(x, 36, (1,)),
+    lambda x, w, out: nc.swiglu_forward(out, x), lambda x, w, out: nc.matvec(x[0], w, x[0])])
+def test_faulty_launches_are_caught(fault, dry):
+    x, w, out = (nc.new(shape, np.float32) for shape in ((5, 7), (9, 7), (5, 9)))
+    nc.matmul(out, x, w)
+    nc.launch(fill_kernel, 1, 256, x, np.float32(0))
+    with pytest.raises(AssertionError):
+        fault(x, w, out)

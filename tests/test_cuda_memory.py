@@ -1,0 +1,203 @@
+"""What the GPU program takes of a GPU's memory, on one where it is only counted."""
+import contextlib
+import gc
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dry_gpu import BIG, Device, ONE, SMALL, blank, dry_run, step, ways
+from helpers import TINY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import cuda
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+from bench.naive_attention import NaiveModel
+
+pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
+
+
+@ways
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_memory_is_free_as_soon_as_nobody_has_it(dtype, naive, dry):
+    """Not when Python next looks for garbage: a training run makes a decoder for each sample."""
+    before, ids = dry.used, np.zeros((2, 8), np.int32)
+    gc.disable()
+    try:
+        model = blank(TINY, dtype, naive)
+        step(model, 2, 8)
+        model.losses(ids, ids)
+        dry.launches.clear()                 # they hold their arguments
+        alone, decoder = dry.used, model.decoder()
+        decoder.decode(0, 0)
+        del decoder
+        dry.launches.clear()
+        assert dry.used == alone
+        del model
+        assert dry.used == before
+    finally:
+        gc.enable()
+
+
+def memory_table(cfg, B, T, dtype, naive):
+    Model = NaiveModel if naive else nc.Model
+    return nc.memory_table(cfg, B, T, nc.DTYPES[dtype], Model.buffer_table)
+
+
+def needed(cfg, B, T, dtype="f32", naive=False):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "get_current_device", lambda: Device(0).gpu)
+        return sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
+
+
+@pytest.mark.parametrize("name, B, T", [("small", 16, 128), ("big", 4, 256), ("base", 1, 512),
+                                        ("base", 64, 512), ("large", 8, 1024)])
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+@ways
+def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
+    cfg = ne.PRESETS[name]
+    model = blank(cfg, dtype, naive)
+    model.prepare(B, T)
+    assert dry.peak == dry.used == pytest.approx(needed(cfg, B, T, dtype, naive), rel=0.005)
+    table = dict(memory_table(cfg, B, T, dtype, naive))
+    group = lambda buffers: sum(x.size * x.dtype.itemsize for x in buffers)
+    assert table["activations"] + table["logits"] == group(model.a)
+    assert table["their gradients"] == group(model.d) and table["tokens"] == group([model.ids])
+    assert table["AdamW moments"] == group([model.m, model.v]) == 2 * group([model.flat])
+    assert table["parameters"] == table["gradients"] == group([model.g_flat])
+    assert table["bfloat16 copies"] == (group([model.copies]) if dtype == "bf16" else 0)
+
+
+def test_another_shape_frees_the_old_memory_first(dry):
+    model = blank(SMALL)
+    for B, T in ((16, 128), (32, 64), (17, 128)):
+        dry.peak = 0
+        model.prepare(B, T)
+        assert dry.used == pytest.approx(needed(SMALL, B, T), rel=0.005)
+        assert dry.peak <= 1.01 * needed(SMALL, max(B, 17), 128)
+    model.prepare(2, 128)                    # fewer sequences of that length fit as they are
+    assert dry.used == pytest.approx(needed(SMALL, 17, 128), rel=0.005)
+
+
+@given(st.sampled_from(["small", "big"]), st.integers(0, 1 << 40), st.sampled_from([1, 60, 512]),
+       st.sampled_from(sorted(nc.DTYPES)), st.booleans())
+@settings(max_examples=30)
+def test_what_fits_is_the_most_that_does(name, free, T, dtype, naive):
+    cfg = ne.PRESETS[name]
+    with dry_run(needed(cfg, 1, 1, dtype, naive) + free + (8 << 20)) as device:
+        model = blank(cfg, dtype, naive)
+        B, room = model.fitting(T), 0.9 * (device.total - device.used) + model.held
+    assert B == 0 or needed(cfg, B, T, dtype, naive) <= room
+    assert B < 1 << 16                       # what a grid may have along z
+    assert B + 1 == 1 << 16 or needed(cfg, B + 1, T, dtype, naive) > room
+
+
+@given(st.integers(1, 300), st.integers(60 << 20, 4 << 30))
+@settings(max_examples=30)
+def test_micro_batches_are_equal_parts_that_fit(B, total):
+    with dry_run(total) as device:
+        model = blank(BIG) if total > needed(BIG, 1, BIG.seq_len) else blank(SMALL)
+        T, cfg = model.cfg.seq_len, model.cfg
+        b = model.micro_batch(B)
+        if needed(cfg, 1, T) < 0.9 * total:
+            model.prepare(b, T)
+        parts = math.ceil(B / b)             # the last one lacks one sequence at most a part
+        assert 0 <= parts * b - B < parts
+        fewer = math.ceil(B / (parts - 1)) if parts > 1 else 0
+        assert not fewer or needed(cfg, fewer, T) > 0.89 * total
+        assert device.used <= total
+
+
+def test_what_fits_does_not_depend_on_what_was_there():
+    """Preferences begin with a reading of 16 rows at a time, whose memory the first step takes."""
+    with dry_run(needed(BIG, 20, 256)):
+        model = blank(BIG)
+        fits = model.fitting(256)
+        assert fits in (17, 18)
+        for B in (1, 16):
+            model.prepare(B, 256)
+            assert model.fitting(256) == fits
+        assert model.micro_batch(34) == 17
+
+
+@pytest.mark.parametrize("B", [40, 200, 5000])
+def test_without_room_a_batch_that_fits_is_named(B):
+    total = needed(BIG, 32, 256) + (1 << 20)
+    with dry_run(total):
+        model = blank(BIG)
+        with pytest.raises(nc.UserError) as e:
+            model.prepare(B, 256)
+        said = str(e.value)
+        assert str(B) in said and "\n" not in said
+        fits = int(re.search(r"--micro-batch (\d+)", said)[1])
+        assert 27 <= fits <= 32, said
+        model.prepare(fits, 256)             # and the model is none the worse
+
+
+def test_without_room_for_one_sequence_other_remedies_are_named():
+    with dry_run(needed(BIG, 1, 64) + (1 << 20)):
+        model = blank(BIG)
+        with pytest.raises(nc.UserError, match="--seq-len") as e:
+            model.prepare(1, 256)
+        assert "--micro-batch" not in str(e.value)
+
+
+def test_without_room_for_the_weights_a_smaller_preset_is_named():
+    size = 4 * 4 * ne.n_params(BIG)          # parameters, gradients, two moments; float32
+    for total, room in ((size - 1, False), (size + (1 << 20), True)):
+        with dry_run(total), contextlib.nullcontext() if room else pytest.raises(
+                nc.UserError, match="--preset"):
+            blank(BIG)
+
+
+def test_what_is_asked_for_is_taken_and_said(dry, capsys):
+    model = blank(SMALL)
+    assert model.micro_batch(40, 7) == 7 and model.micro_batch(40, 7) == 7
+    said = capsys.readouterr().out
+    assert said.count("memory of 7 sequences at a time") == 1 and "together" in said
+    assert model.micro_batch(4, 9) == 4      # no more than there are
+
+
+def test_each_number_that_is_asked_for_is_taken(dry):
+    model = blank(SMALL)
+    assert [model.micro_batch(64, asked) for asked in (8, 16, 0, 8)] == [8, 16, 64, 8]
+
+
+def test_what_a_dropped_model_had_is_free_for_the_next():
+    """One that the reference counts do not free: only the garbage collector finds it."""
+    with dry_run(needed(BIG, 1, 64)) as device:
+        gc.disable()
+        try:
+            model = blank(BIG)
+            model.myself = model
+            taken = device.used
+            del model
+            assert device.used == taken      # two do not fit
+            blank(BIG)
+        finally:
+            gc.enable()
+
+
+def test_no_room_for_the_staged_tokens_is_said_as_any_other(dry, monkeypatch):
+    """They are the last that is allocated; the model is none the worse."""
+    def full(*_, **__):
+        raise nc.CudaAPIError(2, "Call to cuMemHostAlloc results in CUDA_ERROR_OUT_OF_MEMORY")
+
+    model = blank(SMALL)
+    before = dry.used
+    with monkeypatch.context() as patch, pytest.raises(nc.UserError, match="--micro-batch"):
+        patch.setattr(cuda, "pinned_array", full)
+        model.prepare(2, 128)
+    assert dry.used == before
+    step(model, 2, 128)
+
+
+def test_no_more_sequences_than_a_grid_has_blocks(dry):
+    """A hundred thousand short ones would fit into memory."""
+    cfg = replace(ONE, n_embd=8, n_hidden=8, n_head=2, n_kv_head=1, head_dim=2, vocab_size=8)
+    model = blank(cfg)
+    assert model.fitting(2) == 65535
+    step(model, 65535, 2)

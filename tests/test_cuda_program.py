@@ -1,0 +1,226 @@
+"""The GPU program as a user meets it: its verbs on a GPU that computes zeros, and what is said
+where there is no driver, no numba-cuda, or one that does not fit."""
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from dry_gpu import Dispatcher, blank, step
+from helpers import ROOT, TINY, complains, nanoeuler
+from numba import cuda
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+
+pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
+
+
+def verb(*args):
+    """The exit code of a verb in this process."""
+    return nc.main([str(x) for x in args])
+
+
+@pytest.fixture
+def life(dry, text, tmp_path, monkeypatch):
+    """The arguments of a short pretraining, in an empty folder, on a Hopper that computes zeros."""
+    monkeypatch.chdir(tmp_path)
+    for run in (ne.Run, ne.SftRun):          # a launch costs as much here as on a GPU
+        monkeypatch.setattr(run, "sample", lambda self, n, sample=run.sample: sample(self, 3))
+    dry.gpu.compute_capability = (9, 0)
+    return ["--preset", "small", "--data", text, "--vocab-size", "280", "--batch", "640",
+            "--dtype", "bf16", "--seq-len", 160]
+
+
+def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
+    """Every verb that makes or uses a model, to its end."""
+    sums = [dict(instruction=f"Add {a} and {b}.", output="?") for a in range(90) for b in "12"]
+    (tmp_path / "add.json").write_text(json.dumps(sums), encoding="utf-8")
+    pairs = [dict(instruction=f"Is {a} odd?", chosen="yes", rejected="no") for a in range(180)]
+    (tmp_path / "odd.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
+    for args in (("t", *life, "--steps", 6, "--eval-every", 2), ("tr", "--steps", 8),
+                 ("i", "It was", "--tokens", 5),
+                 ("s", "--data", "add.json", "--steps", 6, "--eval-every", 3),
+                 ("d", "--data", "odd.jsonl", "--steps", 4, "--eval-every", 2)):
+        assert verb(*args) == 0, capsys.readouterr().err
+    for name, kind, step in (("nanoeuler.bin", "base", 8), ("nanoeuler_chat.bin", "chat", 6),
+                             ("nanoeuler_dpo.bin", "chat", 4)):
+        state = ne.read_checkpoint(name).state
+        assert (state.kind, state.step) == (kind, step)
+    capsys.readouterr()
+    for args in ((), ("nanoeuler_dpo.bin",)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n/reset\nAgain\n/quit\n"))
+        assert verb("c", *args, "--tokens", 5) == 0
+        said = capsys.readouterr().out
+        assert "answers what you type" in said and said.count("\n> ") == 4
+
+
+def test_a_setting_that_is_none_is_refused_in_a_line(life, capsys):
+    for flag, value in (("--dtype", "f16"), ("--matmul", "fast")):
+        assert verb("t", *life, flag, value) == 2
+        said = capsys.readouterr().err
+        assert value in said and said.startswith("nanoeuler: ") and said.count("\n") == 1
+
+
+def test_what_the_driver_says_is_one_line_and_a_remedy(life, monkeypatch, capsys):
+    """An error in the middle of a run: a kernel that another program's fault has stopped."""
+    def broken(self, *_):
+        raise nc.CudaAPIError(700, "Call to cuStreamSynchronize results in\nILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(nc.Model, "gradient", broken)
+    assert verb("t", *life, "--steps", 2) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("nanoeuler: the GPU says: ") and said.count("\n") == 1
+    assert "700" in said and "ILLEGAL_ADDRESS" in said and "doctor" in said
+
+
+def test_the_doctor_of_a_gpu_that_answers(dry, monkeypatch, capsys):
+    dry.gpu.compute_capability = (9, 0)
+    assert verb("doctor") == 0
+    said = capsys.readouterr().out
+    assert "dry, sm_90" in said and "wgmma" in said and "all is well" in said
+
+
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_a_model_names_its_device_and_type(dtype, dry):
+    said = blank(TINY, dtype).device()
+    assert "dry" in said and {"f32": "32", "f64": "64", "bf16": "b"}[dtype] in said, said
+    assert "uint" not in said
+    other = ne.replace(TINY, head_dim=80)    # of which tensor cores do no attention
+    assert ("heads of 80" in blank(other, dtype).device()) == (dtype == "bf16")
+
+
+def test_a_gpu_for_which_nothing_compiles_is_a_problem_with_a_remedy(dry, monkeypatch):
+    assert nc.gpu_problem() == ""
+
+    def configure(kernel, key):
+        raise OSError("libnvJitLink.so is not here")
+
+    monkeypatch.setattr(Dispatcher, "__getitem__", configure)
+    assert "libnvJitLink" in nc.gpu_problem() and nc.PIP in nc.gpu_problem()
+
+
+@pytest.mark.parametrize("name", ["current_context", "device_array"])
+def test_a_gpu_that_another_program_fills_is_not_called_missing(name, dry, monkeypatch):
+    def full(*_, **__):
+        raise nc.CudaAPIError(2, "Call to a function results in CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(cuda, name, full)
+    said = nc.gpu_problem()
+    assert "OUT_OF_MEMORY" in said and "nvidia-smi" in said
+    assert "driver" not in said and nc.PIP not in said
+
+
+# ---- a machine without a driver, or without the packages
+VERBS = []
+nc.add_verbs(lambda name, *args, **kwargs: VERBS.append(name) or argparse.ArgumentParser())
+HIDDEN = dict(os.environ, CUDA_VISIBLE_DEVICES="")       # an NVIDIA GPU, if there is one
+HIDDEN.pop("PYTHONPATH", None)
+
+
+def gpu(*args, cwd, env=HIDDEN):
+    return nanoeuler(*args, cwd=cwd, program="nanoeuler_cuda.py", env=env, timeout=100)
+
+
+def test_verbs_are_those_of_the_docstring():
+    """Each on a line that says what it does; without a verb, `test`."""
+    line = r"^    python nanoeuler_cuda\.py( \w+)?(?: \S.*?)?  +\S.*$"
+    lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r";  (\w+) goes on with it$"))
+    said = [line.strip() or "test" for line in lines]
+    assert len(said) == len(set(said)) and {*said, *also} == set(VERBS) and also == ["tr"]
+    assert len(VERBS) == len(set(VERBS)) == 9
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_without_a_driver(verb, tmp_path):
+    result = gpu(*filter(None, [verb, "It was" if verb == "i" else ""]), cwd=tmp_path)
+    if verb != "doctor":
+        assert complains(result, "GPU", "driver", "nanoeuler.py").startswith("nanoeuler: ")
+        assert os.listdir(tmp_path) == []
+        return
+    assert result.returncode == 2 and result.stderr == ""
+    for word in ("numba-cuda", "numpy", "nvidia-smi", "\nbroken: ", "driver"):
+        assert word in result.stdout
+    assert "Traceback" not in result.stdout
+
+
+def test_an_unknown_verb_and_help(tmp_path):
+    result = gpu("dance", cwd=tmp_path)
+    assert result.returncode == 2 and "'doctor'" in result.stderr
+    result = gpu("--help", cwd=tmp_path)
+    assert result.returncode == 0 and "doctor" in result.stdout and result.stderr == ""
+
+
+@pytest.fixture
+def without_numba_cuda(tmp_path):
+    """The environment of an interpreter, to be started with -S, that lacks numba-cuda."""
+    site = tmp_path / "site"
+    site.mkdir()
+    for folder in (p for p in sys.path if p.endswith("-packages")):
+        for name in os.listdir(folder):
+            if not name.lstrip("_").replace("-", "_").startswith("numba_cuda"):
+                with contextlib.suppress(FileExistsError):
+                    (site / name).symlink_to(os.path.join(folder, name))
+    return dict(HIDDEN, PYTHONPATH=str(site))
+
+
+def python(*args, cwd, env):
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, timeout=100, text=True,
+                          capture_output=True)
+
+
+def names_the_remedy(result, *words):
+    text = result.stdout
+    assert result.returncode == 2 and "Traceback" not in text + result.stderr, result
+    assert "\nbroken: " in text and "pip install" in text and "numba-cuda[cu13]" in text
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("verb", ["", "doctor", "t"])
+def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
+    args = [str(ROOT / "nanoeuler_cuda.py"), *filter(None, [verb])]
+    result = python("-S", *args, cwd=tmp_path, env=without_numba_cuda)
+    names_the_remedy(result, "numba-cuda is not installed", "numba-cuda       not installed")
+
+
+TOO_NEW = {
+    "import fails": """
+import sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "numba.cuda":
+            raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+sys.meta_path.insert(0, Finder)""",
+    "NumPy 2.5": """
+import numpy                                 # of what it dropped, numba-cuda 0.30 uses this
+vars(numpy).pop("row_stack", None)"""}
+
+
+@pytest.mark.parametrize("verb", ["", "doctor", "g"])
+@pytest.mark.parametrize("how", TOO_NEW)
+def test_numpy_that_is_too_new(how, verb, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(TOO_NEW[how], encoding="utf-8")
+    env = dict(HIDDEN, PYTHONPATH=str(tmp_path))
+    result = gpu(*filter(None, [verb]), cwd=tmp_path, env=env)
+    names_the_remedy(result, "AttributeError", "row_stack", "numpy>=2.1,<2.5")
+
+
+def test_a_numba_cuda_whose_private_parts_nobody_knows(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("""
+import importlib.metadata as metadata
+version = metadata.version
+metadata.version = lambda name: "0.31.0" if name == "numba-cuda" else version(name)
+""", encoding="utf-8")
+    result = gpu("doctor", cwd=tmp_path, env=dict(HIDDEN, PYTHONPATH=str(tmp_path)))
+    names_the_remedy(result, "numba-cuda 0.30", "private parts")
+
+
+def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nanoeuler_cuda"
+    result = python("-S", "-c", code, cwd=tmp_path, env=without_numba_cuda)
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 1 and last.startswith("ImportError: ") and nc.PIP in last

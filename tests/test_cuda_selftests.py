@@ -1,0 +1,169 @@
+"""What the self-tests of the GPU program would see: rounding is no fault, a lost row is one."""
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from dry_gpu import dry_run
+from helpers import TINY
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+
+
+@pytest.fixture(scope="module")
+def op_tests():
+    with dry_run() as device:
+        device.gpu.compute_capability = (9, 0)
+        return nc.op_tests(quick=False)
+
+
+@pytest.fixture(scope="module")
+def smaller(op_tests):
+    """Without the largest products, which take seconds."""
+    return {name: [case for case in cases if max(np.size(y) for y in case[0]) < 1 << 18]
+            for name, cases in op_tests.items()}
+
+
+def outputs(op_tests):
+    """(kernel, dtype, expected output, the type that it is stored in) of all self-tests."""
+    for name, cases in op_tests.items():
+        for expected, _, dtypes in cases:
+            for dtype, y in itertools.product(dtypes, expected):
+                summed = dtype == "bf16" and isinstance(y, nc.Sum)
+                yield name, dtype, y, "f32" if summed else dtype
+
+
+def as_stored(y, kind):
+    """What a device's array of that type is on the host: y, rounded."""
+    if kind == "bf16":
+        return nc.from_bf16(nc.to_bf16(np.asarray(y))).astype(np.float64)
+    return np.array(y, nc.DTYPES[kind]).astype(np.float64)
+
+
+def test_rounding_is_no_fault(smaller):
+    """An output rounded once, and in what is summed an error of five roundoffs in each number."""
+    rng, seen = np.random.default_rng(1), set()
+    for name, dtype, y, kind in outputs(smaller):
+        seen.add(kind)
+        sums = 1 + (kind != "bf16") * 5 * nc.ROUNDOFF[kind] * rng.standard_normal(np.shape(y))
+        assert nc.fault(name, dtype, as_stored(y * sums, kind), y) == ""
+    assert seen == set(nc.DTYPES)
+
+
+def test_one_wrong_entry_is_a_fault_of_any_kernel(smaller):
+    """By a small part of the largest entry, wherever it is; or not a number."""
+    rng, part = np.random.default_rng(1), {"bf16": 0.01, "f32": 2e-5, "f64": 1e-13}
+    for name, dtype, y, kind in outputs(smaller):
+        x = as_stored(y, kind)
+        at = int(rng.integers(x.size))
+        for wrong in (x.flat[at] + part[kind] * (np.abs(y).max() or 1), np.nan, np.inf):
+            spoilt = x.copy()
+            spoilt.flat[at] = wrong
+            assert nc.fault(name, dtype, spoilt, y), (name, dtype, at)
+
+
+@pytest.mark.parametrize("rung", ["", ", mma"])
+def test_a_lost_row_and_a_hole_are_faults(rung, op_tests):
+    """At the end of the product with 17,100 rows; at corners and inside of the largest dW."""
+    [tall] = max((case[0] for case in op_tests["matmul" + rung]), key=lambda y: len(y[0]))
+    [dw] = max((case[0] for case in op_tests["matmul_dw" + rung]), key=lambda y: y[0].size)
+    assert tall.shape == (17_100, 8) and dw.shape == (1288, 2056)
+    assert isinstance(dw, nc.Sum) and not isinstance(tall, nc.Sum)
+    for row in range(len(tall)):
+        lost = np.abs(tall[row]).max() / np.abs(tall).max()
+        assert lost > 2 * nc.bounds("matmul" + rung, "bf16")[1], row
+    x = as_stored(tall, "bf16")
+    x[-1] = 0
+    assert nc.fault("matmul" + rung, "bf16", x, tall)
+    for m, n in ((0, 0), (640, 1000), (1280, 2048)):
+        x = as_stored(dw, "f32")
+        x[m:m + 8, n:n + 8] = 0
+        assert nc.relative_error(x, dw) < 1e-2           # too little for one bound for all
+        assert nc.fault("matmul_dw" + rung, "bf16", x, dw)
+
+
+def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, capsys):
+    """self_tests() reports what fault() says, of the last output as of the first."""
+    expected, _, dtypes = max(op_tests["rmsnorm_forward"], key=lambda case: case[0][0].size)
+
+    def spoilt(i, dtype):
+        out = [as_stored(y, "f32" if isinstance(y, nc.Sum) and dtype == "bf16" else dtype)
+               for y in expected]
+        if i < len(out):
+            out[i].flat[-1] += 0.05 * np.abs(out[i]).max()
+        return out
+
+    for i in range(len(expected) + 1):
+        case = expected, functools.partial(spoilt, i), dtypes
+        monkeypatch.setattr(nc, "op_tests", lambda quick, case=case: {"rmsnorm_forward": [case]})
+        assert nc.self_tests() == (1 if i < len(expected) else 0)
+        said = capsys.readouterr().out
+        assert ("FAILED" in said) == ("at most" in said) == (i < len(expected)), said
+
+
+def test_two_runs_that_differ_fail_the_self_tests(dry, monkeypatch, capsys):
+    y, counter = np.ones(3), itertools.count()
+    run = lambda dtype: [y * (1 + 2.0 ** -52 * next(counter))]
+    monkeypatch.setattr(nc, "op_tests", lambda quick: {"one": [([y], run, ("f64",))]})
+    assert nc.self_tests() == 1
+    assert "two runs differ" in capsys.readouterr().out
+
+
+def test_a_gpu_that_computes_nonsense_fails_every_self_test(smaller, dry, monkeypatch, capsys):
+    monkeypatch.setattr(nc, "op_tests", lambda *_: smaller)
+    dry.gpu.compute_capability = (9, 0)
+    for fill in (0.0, 1e9, np.nan):
+        dry.fill = fill
+        assert nc.self_tests() == 1, fill
+        lines = [line for line in capsys.readouterr().out.splitlines()[3:-1] if line[0] != " "]
+        assert len(lines) == len(smaller) and [x for x in lines if "FAILED" not in x] == []
+
+
+def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
+    """Where losses agree, and all gradients of the CPU are zero."""
+    zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
+    monkeypatch.setattr(ne.Model, "run", zeros)
+    monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
+    assert nc.gradient_check("tiny", 2) == 0
+    spoil = lambda self, *_: dry.bad.add(self.g_flat.gpu_data.address)
+    dry.bad = set()
+    monkeypatch.setattr(nc.Model, "gradient", spoil)
+    assert nc.gradient_check("tiny", 2) == 1
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_bfloat16_is_the_nearest(x):
+    """Ties to even: the neighbour whose last bit is 0."""
+    x = np.float32(x)
+    [bits] = nc.to_bf16(np.array([x]))
+    near = lambda b: abs(float(nc.from_bf16(np.array([b], np.uint16))[0]) - float(x))
+    if np.isinf(x) or np.isinf(nc.from_bf16(np.array([bits]))[0]):
+        return
+    for other in (int(bits) + 1, int(bits) - 1):
+        assert near(bits) <= near(other & 0xFFFF) or (other & 0x7FFF) >= 0x7F80
+        assert near(bits) != near(other & 0xFFFF) or not bits & 1 or x == 0
+
+
+def test_bfloat16_survives():
+    bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    x = nc.from_bf16(bits)
+    number = ~np.isnan(x)
+    assert np.array_equal(nc.to_bf16(x[number]), bits[number]) and np.isinf(x).sum() == 2
+    assert np.isnan(nc.from_bf16(nc.to_bf16(x[~number]))).all()
+
+
+@pytest.mark.parametrize("old", [(7, 5), (8, 0)])
+def test_bfloat16_is_left_out_where_there_is_none(old, dry, monkeypatch, capsys):
+    dry.gpu.compute_capability, seen = old, set()
+    monkeypatch.setattr(nc, "op_tests", lambda quick: {"one": [
+        ([np.ones(1)], lambda dtype: seen.add(dtype) or [np.ones(1)], tuple(nc.DTYPES))]})
+    assert nc.self_tests() == 0
+    assert seen == {"f32", "f64"} | ({"bf16"} if old == (8, 0) else set())
+    zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
+    monkeypatch.setattr(ne.Model, "run", zeros)
+    monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
+    assert nc.gradient_check("tiny", 2) == 0
+    assert ("bfloat16" in capsys.readouterr().out.split("tensor")[-1]) == (old == (8, 0))

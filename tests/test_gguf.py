@@ -1,0 +1,145 @@
+"""Files of llama.cpp: its package reads ours, we run its models, damaged ones are refused."""
+import os
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import TINY, refused, run
+from models import CONFIGS, SMALL, SPECIALS, as_folder, package, same_in_llama_cpp, write
+from test_bpe import TORTURE
+
+import nanoeuler as ne
+
+
+@pytest.mark.parametrize("matrices", ["f32", "f16", "q8_0"])
+def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
+    gguf = package()
+    cfg = replace(SMALL, n_layer=2, n_mtp=2, n_hidden=100)       # 100 is no multiple of 32
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", bos="<|im_start|>")
+    run("export", path, "--gguf", tmp_path / "a.gguf", "--matrices", matrices)
+    f, c = gguf.GGUFReader(tmp_path / "a.gguf"), ne.read_checkpoint(str(path))
+    value = lambda key: f.fields[key].contents()
+    assert value("general.architecture") == "llama"
+    assert value("llama.attention.head_count_kv") == 2 and value("llama.context_length") == 128
+    assert value("llama.rope.freq_base") == 10000.0
+    assert abs(value("llama.attention.layer_norm_rms_epsilon") - 1e-5) < 1e-11
+    assert value("tokenizer.ggml.tokens")[-3:] == sorted(SPECIALS, key=c.tokenizer.specials.get)
+    assert value("tokenizer.ggml.token_type")[-4:] == [1, 3, 3, 3]
+    assert value("tokenizer.ggml.eos_token_id") == c.tokenizer.specials["</s>"]
+    assert value("tokenizer.ggml.bos_token_id") == c.tokenizer.specials["<|im_start|>"]
+    assert value("tokenizer.chat_template") == ne.ALPACA
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
+    theirs = {t.name: t for t in f.tensors}
+    assert len(theirs) == 2 * 9 + 3
+    limit = {"f32": 0, "f16": 2e-3, "q8_0": 5e-3}[matrices]
+    for name, w in ne.named(cfg, c.flat).items():
+        if name.startswith("mtp."):
+            continue
+        t = theirs[names.get_name(name, (".weight",))]
+        got = gguf.quants.dequantize(t.data, t.tensor_type).reshape(w.shape)
+        heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
+        if heads:                            # row 2i of a head there is row i here, 2i + 1 i + D/2
+            rows = np.arange(len(w)).reshape(heads, 16, 2)
+            got, old = np.empty_like(w), got
+            for h in range(heads):
+                for i in range(16):
+                    got[32 * h + i], got[32 * h + 16 + i] = old[rows[h, i, 0]], old[rows[h, i, 1]]
+        assert np.abs(got - w).max() <= limit * np.abs(w).max()
+        odd = matrices == "q8_0" and "down" in name
+        kind = "f32" if w.ndim == 1 else "f16" if odd else matrices
+        assert t.tensor_type.name == kind.upper(), name
+    run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
+    again = ne.read_checkpoint(str(tmp_path / "b.bin"))
+    assert again.cfg == replace(cfg, n_mtp=1) and again.tokenizer.hash() == c.tokenizer.hash()
+    assert (again.state.template, again.state.bos) == (ne.ALPACA, "<|im_start|>")
+    kept = ne.views(c.flat, ne.param_table(cfg))
+    for got, want in zip(ne.views(again.flat, ne.param_table(again.cfg)),
+                         kept._replace(lm_head=kept.lm_head[:1])):
+        assert np.abs(got - want).max() <= limit * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_1"])
+def test_models_of_every_type_come_in(name, tokenizer, tmp_path):
+    """Each weight is the one that the gguf package takes from the stored one."""
+    gguf, cfg = package(), replace(SMALL, n_layer=1, n_mtp=1, n_hidden=96)
+    c = ne.read_checkpoint(str(write(tmp_path / "a.bin", cfg, tokenizer)))
+    ne.write_gguf(tmp_path / "a.gguf", c, name)
+    run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
+    got, kind = ne.read_checkpoint(str(tmp_path / "b.bin")), gguf.GGMLQuantizationType[name]
+    for x, w in zip(ne.views(got.flat, ne.param_table(cfg)), ne.views(c.flat, ne.param_table(cfg))):
+        if w.ndim > 1 and w.shape[0] != cfg.n_layer or name == "F32":        # RoPE mixes no rows
+            w = gguf.dequantize(gguf.quantize(w.reshape(-1, w.shape[-1]), kind), kind)
+        elif w.ndim > 2:                     # a row of a layer's matrix is quantized by itself
+            w = gguf.dequantize(gguf.quantize(w[0], kind), kind)
+        assert np.array_equal(x.ravel(), w.ravel())
+
+
+@pytest.mark.parametrize("scaling", ["NONE", "LINEAR"])
+def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, tmp_path,
+                                                           monkeypatch, capsys):
+    gguf, cfg = package(), replace(TINY, vocab_size=512, n_mtp=1, tie_embeddings=True)
+    path = write(tmp_path / "a.bin", cfg, tokenizer)
+
+    class Writer(gguf.GGUFWriter):
+        def write_header_to_file(self):
+            self.add_rope_scaling_type(gguf.RopeScalingType[scaling])
+            super().write_header_to_file()
+
+    monkeypatch.setattr(gguf, "GGUFWriter", Writer)
+    run("export", path, "--gguf", tmp_path / "a.gguf")
+    if scaling == "LINEAR":
+        assert "rope_type is linear" in refused(capsys, "import", tmp_path / "a.gguf",
+                                                tmp_path / "b.bin")
+        return
+    run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert b.cfg == cfg and np.array_equal(a.flat, b.flat) and b.state.kind == "base"
+
+
+def test_gguf_needs_its_package(tokenizer, tmp_path, monkeypatch, capsys):
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for args in (("export", path, "--gguf", tmp_path / "a.gguf"),
+                 ("import", tmp_path / "a.gguf", tmp_path / "b.bin")):
+        assert "pip install gguf" in refused(capsys, *args)
+
+
+@pytest.mark.parametrize("name", ["small", "tied, other theta, eps and head size"])
+def test_llama_cpp_says_the_same(name, tokenizer, tmp_path):
+    path = write(tmp_path / "a.bin", CONFIGS[name], tokenizer)
+    run("export", path, "--gguf", tmp_path / "a.gguf")
+    same_in_llama_cpp(ne.read_checkpoint(str(path)), tmp_path / "a.gguf", TORTURE, "To be or")
+
+
+# ---- what is refused
+@pytest.mark.parametrize("edit", [
+    lambda raw: b"", lambda raw: raw[:3], lambda raw: raw[:20], lambda raw: raw[:-500],
+    lambda raw: b"GGML" + raw[4:], lambda raw: raw[:4] + b"\1" + raw[5:],
+    lambda raw: raw[:8] + (1 << 62).to_bytes(8, "little") + raw[16:],
+    lambda raw: raw[:16] + (1 << 62).to_bytes(8, "little") + raw[24:],
+    lambda raw: raw[:24] + (1 << 63).to_bytes(8, "little") + raw[32:],
+    lambda raw: raw.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1),
+    lambda raw: raw.replace(b"gpt-2", b"qwen2", 1), lambda raw: raw.replace(b"gpt2", b"bert", 1),
+    lambda raw: raw.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"),
+    lambda raw: raw.replace(b"rope.dimension_count\4\0\0\0\4", b"rope.dimension_count\4\0\0\0\2"),
+    lambda raw: raw.replace(b"add_bos_token\7\0\0\0\0", b"add_bos_token\7\0\0\0\1"),
+    lambda raw: os.urandom(5000)])
+def test_a_damaged_gguf_gives_one_line(edit, tokenizer, tmp_path, capsys):
+    as_folder(tmp_path, tokenizer)
+    path, raw = tmp_path / "b.gguf", (tmp_path / "a.gguf").read_bytes()
+    path.write_bytes(edit(raw))
+    assert path.read_bytes() != raw
+    line = refused(capsys, "import", path, tmp_path / "b.bin")
+    assert str(path) in line and "give a Llama" in line, line
+
+
+def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys):
+    """A small file may not become a large model."""
+    gguf, path = package(), as_folder(tmp_path, tokenizer).with_name("a.gguf")
+    f = gguf.GGUFReader(path, "r+")
+    for t in f.tensors:
+        t.field.parts[-1][:] = 0             # where its bytes begin
+    f.data.flush()
+    os.truncate(path, f.data_offset + max(t.n_bytes for t in f.tensors))
+    assert "overlap" in refused(capsys, "import", path, tmp_path / "b.bin")

@@ -1,0 +1,398 @@
+"""Directories of Hugging Face: transformers reads ours, we run theirs, what is none is refused."""
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import ROOT, TINY, needs, refused, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
+                    write)
+from test_bpe import TORTURE
+
+import bpe
+import nanoeuler as ne
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_computes_the_same_logits(name, tokenizer, tmp_path):
+    """At every position of a full context; nothing but the directory goes from here to there."""
+    torch, transformers = needs("torch"), needs("transformers")
+    cfg = CONFIGS[name]
+    path = write(tmp_path / "a.bin", replace(cfg, vocab_size=512), tokenizer)
+    run("export", path, tmp_path / "hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, attn_implementation="eager")
+    tokens = np.random.default_rng(3).integers(0, 512, (1, cfg.seq_len)).astype(np.int32)
+    with torch.no_grad():
+        want = theirs(torch.tensor(tokens, dtype=torch.int64)).logits[0].numpy()
+    c = ne.read_checkpoint(str(path))
+    got = ne.Model(c.cfg, c.flat).logits(tokens)[0, 0]
+    assert got.shape == want.shape and want.std() > 0.5
+    assert np.abs(got - want).max() < 1e-4
+    decoder = ne.Decoder(c.cfg, c.flat)
+    for t in range(40):
+        assert np.abs(decoder.step(tokens[0, t]) - want[t]).max() < 1e-4
+    prompt, ours = greedy(c, "To be, or not to", 50)
+    text = theirs.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False,
+                           eos_token_id=None, pad_token_id=0)[0, len(prompt):]
+    assert ours == text.tolist()
+
+
+def test_transformers_reads_tokenizer_and_template(tokenizer, tmp_path):
+    transformers = needs("transformers")
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer, kind="chat")
+    run("export", path, tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.eos_token == "</s>" and theirs.model_max_length == TINY.seq_len
+    assert not theirs.clean_up_tokenization_spaces       # else " ." would be decoded to "."
+    for config in (transformers.GenerationConfig, transformers.AutoConfig):
+        assert config.from_pretrained(tmp_path / "hf").eos_token_id == tokenizer.specials["</s>"]
+    ours = ne.read_checkpoint(str(path))
+    asked = [("user", "What is 12 + 345?")]
+    want = theirs.apply_chat_template(dicts(asked), add_generation_prompt=True)["input_ids"]
+    assert ne.chat_ids("", asked, ours.state, ours.tokenizer) == want
+    long = theirs.apply_chat_template(dicts(HELLO), tokenize=False)
+    assert long.count("### Instruction:") == 2 and "Hi.</s>" in long
+    fast = theirs.backend_tokenizer
+    fast.encode_special_tokens = True
+    assert fast.encode(TORTURE).ids == ours.tokenizer.encode(TORTURE).tolist()
+
+
+def test_heads_travel_beside_the_llama(tokenizer, tmp_path):
+    """safetensors opens both files; import gives the same model back, moments apart."""
+    safetensors = needs("safetensors.numpy")
+    cfg = replace(TINY, n_mtp=3, vocab_size=512, tie_embeddings=True, rope_theta=5e5)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template="hi", bos="<|im_start|>")
+    run("export", path, tmp_path / "hf")
+    c = ne.read_checkpoint(str(path))
+    heads = safetensors.load_file(tmp_path / "hf" / "mtp.safetensors")
+    p = ne.views(c.flat, ne.param_table(cfg))
+    assert sorted(heads) == ["mtp.1.weight", "mtp.2.weight"]
+    assert np.array_equal(heads["mtp.2.weight"], p.lm_head[1])
+    assert "lm_head.weight" not in safetensors.load_file(tmp_path / "hf" / "model.safetensors")
+    assert safetensors.load_file(path)["mtp.2.weight"].shape == (512, cfg.n_embd)
+    run("import", tmp_path / "hf", tmp_path / "b.bin")
+    again = ne.read_checkpoint(str(tmp_path / "b.bin"))
+    assert again.cfg == cfg and np.array_equal(again.flat, c.flat)
+    assert again.tokenizer.hash() == c.tokenizer.hash()
+    assert (again.state.template, again.state.bos, again.state.eos, again.state.kind) == (
+        "hi", "<|im_start|>", "</s>", "chat")
+    write(path, replace(cfg, n_mtp=1), tokenizer)        # whose folder has no heads, even of others
+    run("export", path, tmp_path / "hf", "--force")
+    run("import", tmp_path / "hf", tmp_path / "c.bin")
+    assert ne.read_checkpoint(str(tmp_path / "c.bin")).cfg.n_mtp == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_sharded_model_of_transformers_runs_here(dtype, tokenizer, tmp_path):
+    """Written by save_pretrained alone, in any of its types, several files."""
+    torch, transformers = needs("torch"), needs("transformers")
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=48, intermediate_size=80, num_hidden_layers=3, head_dim=20,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=60, rms_norm_eps=3e-4,
+        initializer_range=0.2, rope_parameters=dict(rope_type="default", rope_theta=7e4))
+    theirs = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
+    theirs.save_pretrained(tmp_path / "hf", max_shard_size="60KB")
+    tokenizer.save(tmp_path / "hf" / "tokenizer.json")
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(
+        '{"eos_token": {"content": "<|im_end|>"}}', encoding="utf-8")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
+    run("import", tmp_path / "hf", tmp_path / "a.bin")
+    c = ne.read_checkpoint(str(tmp_path / "a.bin"))
+    assert c.cfg.rope_theta == 7e4 and c.cfg.norm_eps == 3e-4 and c.cfg.head_dim == 20
+    assert c.state.kind == "base" and c.state.eos == "<|im_end|>"
+    tokens = np.random.default_rng(3).integers(0, 512, (1, 60)).astype(np.int32)
+    with torch.no_grad():
+        theirs = theirs.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+        want = theirs(torch.tensor(tokens, dtype=torch.int64)).logits[0].numpy()
+    assert np.abs(ne.Model(c.cfg, c.flat).logits(tokens)[0, 0] - want).max() < 1e-4 * want.std()
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers():
+    """Keys that are missing or null: transformers says what they are then."""
+    transformers = needs("transformers")
+    bare = dict(model_type="llama", vocab_size=512, hidden_size=48, intermediate_size=80,
+                num_hidden_layers=3, num_attention_heads=6)
+    want = transformers.LlamaConfig(**bare)
+    for c in (bare, {**{key: None for _, key, _ in ne.LLAMA}, **bare}):
+        got = ne.llama_config(c)
+        for ours, theirs, _ in ne.LLAMA:
+            value = (want.rope_parameters if theirs == "rope_theta" else vars(want))[theirs]
+            assert getattr(got, ours) == value, ours
+
+
+def test_other_shapes_of_a_directory(tokenizer, tmp_path):
+    """A template in a file of its own, no eos, tensors that follow from others: old or new."""
+    cfg = replace(TINY, vocab_size=512, n_mtp=1, tie_embeddings=True)
+    path, folder = write(tmp_path / "a.bin", cfg, tokenizer), tmp_path / "hf"
+    run("export", path, folder)
+    change(folder / "config.json", rope_theta=10000)     # an int is a float, too
+    words = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    assert "chat_template" not in words and words["eos_token"] == "</s>"
+    change(folder / "tokenizer_config.json", chat_template="old", eos_token=None)
+    (folder / "chat_template.jinja").write_text("new", encoding="utf-8")
+    _, tensors = ne.map_tensors(folder / "model.safetensors")
+    tensors = {name: x.copy() for name, x in tensors.items()}
+    more = {"lm_head.weight": tensors["model.embed_tokens.weight"],
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    ne.write_tensors(folder / "model.safetensors", {"format": "pt"}, {**tensors, **more}, "")
+    run("import", folder, tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert b.cfg == cfg and np.array_equal(a.flat, b.flat)
+    assert (b.state.kind, b.state.template, b.state.eos) == ("chat", "new", "")
+
+
+# ---- digits
+def test_words_around_digits_are_those_of_tokenizers():
+    tokenizers = needs("tokenizers")
+    plain = bpe.train(TORTURE.encode(), 2000, SPECIALS)
+    ours = bpe.Tokenizer(plain._ids, plain._lines, SPECIALS, digits=True)
+    peer = tokenizers.Tokenizer.from_str(ours.to_json())
+    peer.encode_special_tokens = True
+    assert ours.encode(TORTURE).tolist() == peer.encode(TORTURE).ids
+    again = bpe.Tokenizer.from_json(ours.to_json())
+    assert again.digits and again.hash() == ours.hash() != plain.hash()
+    assert not bpe.Tokenizer.from_json(plain.to_json()).digits
+
+    @settings(max_examples=200)
+    @given(st.text(st.sampled_from("a b  1\u00bd\u0663'\ns\u00e9.\U00011de3"), max_size=40))
+    def any_text(text):
+        assert ours.encode(text).tolist() == peer.encode(text).ids
+
+    any_text()
+
+
+def test_digits_need_a_file_that_says_so(tokenizer, tmp_path):
+    ours = bpe.Tokenizer(tokenizer._ids, tokenizer._lines, SPECIALS, digits=True)
+    with pytest.raises(bpe.UserError, match="json"):
+        ours.save(tmp_path / "folder")
+
+
+def test_a_byte_without_an_id_is_left_out():
+    tokenizers = needs("tokenizers")
+    names = [c for c in bpe.CHAR_OF_ID if c not in "bq"] + ["ac"]
+    ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, ["a c"])
+    peer = tokenizers.Tokenizer.from_str(ours.to_json())
+    for text in ("abc", "bq", "qab cab bc", "b" * 300 + "ac"):
+        assert ours.encode(text).tolist() == peer.encode(text).ids
+    root = json.loads(ours.to_json())
+    root["model"]["unk_token"] = "ac"
+    with pytest.raises(bpe.UserError, match="unk_token"):
+        bpe.Tokenizer.from_json(json.dumps(root))
+
+
+# ---- what was imported
+def test_an_imported_model_is_fine_tuned(tokenizer, tmp_path):
+    """Its own token ends a response then; the template is Alpaca's."""
+    path = write(tmp_path / "a.bin", replace(TINY, seq_len=300, vocab_size=512, n_mtp=1), tokenizer,
+                 kind="chat", template=CHATML, eos="<|im_end|>")
+    run("export", path, tmp_path / "hf")
+    run("import", tmp_path / "hf", tmp_path / "b.bin")
+    data = [dict(instruction=f"Add {a} and 1.", output=str(a + 1)) for a in range(150)]
+    (tmp_path / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    run("sft", tmp_path / "b.bin", "--data", tmp_path / "data.json", "--steps", 2, "--batch", 600,
+        "--out", tmp_path / "c.bin")
+    state = ne.read_checkpoint(str(tmp_path / "c.bin")).state
+    assert (state.kind, state.template, state.eos, state.step) == ("chat", "", "<|im_end|>", 2)
+
+
+# ---- what is refused
+@pytest.mark.parametrize("config, word", [
+    (dict(model_type="qwen2"), "qwen2"), (dict(model_type="absent"), "model_type"),
+    (dict(attention_bias=True), "attention_bias"), (dict(mlp_bias=True), "mlp_bias"),
+    (dict(hidden_act="gelu"), "gelu"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
+    (dict(rope_scaling=dict(type="linear", factor=2.0)), "linear"),
+    (dict(rope_scaling=dict(rope_type="llama3", factor=8.0)), "llama3"),
+    (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4)), "yarn"),
+    (dict(hidden_size=10 ** 6), "n_embd"), (dict(hidden_size="absent"), "hidden_size"),
+    (dict(vocab_size=10 ** 9), "vocab_size"), (dict(vocab_size=511), "511"),
+    (dict(num_hidden_layers=4000, hidden_size=60000), "60000"),
+    (dict(num_hidden_layers=3), "model.layers.2"), (dict(num_hidden_layers=1), "model.layers.1"),
+    (dict(num_key_value_heads=3), "n_kv_head"), (dict(head_dim=6), "q_proj"),
+    (dict(num_attention_heads=0), "hf"), (dict(num_attention_heads="2"), "hf"),
+    (dict(rms_norm_eps=[1]), "norm_eps"), (dict(rope_scaling="x"), "hf"),
+    (dict(intermediate_size=None), "intermediate_size")])
+def test_a_model_that_is_none_of_ours(config, word, tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer, **config)
+    line = refused(capsys, "import", folder, tmp_path / "b.bin")
+    assert word in line and str(folder) in line and "give a Llama" in line, line
+    assert not (tmp_path / "b.bin").exists()
+
+
+def cut(path, n):
+    path.write_bytes(path.read_bytes()[:n])
+
+
+def tensors_of(folder):
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    return path, json.loads(raw[8:8 + n]), raw[8 + n:]
+
+
+def rewrite(folder, edit):
+    """model.safetensors with another header."""
+    path, header, data = tensors_of(folder)
+    edit(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def longer(path):
+    """No checksum of ours tells it."""
+    rewrite(path.parent, lambda header: header["__metadata__"].pop("sha256"))
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def keep_shard(folder, part):
+    """Some of the tensors of model.safetensors, in a file of another name."""
+    _, tensors = ne.map_tensors(folder / "model.safetensors")
+    os.remove(folder / "model.safetensors")
+    ne.write_tensors(folder / "model-2-of-2.safetensors", {"format": "pt"},
+                     dict(list(tensors.items())[part]), "")
+
+
+NORM = "model.norm.weight"
+DAMAGED = {
+    "no directory": lambda f: os.rename(f, f.with_name("elsewhere")),
+    "no config": lambda f: os.remove(f / "config.json"),
+    "no weights": lambda f: os.remove(f / "model.safetensors"),
+    "no tokenizer": lambda f: os.remove(f / "tokenizer.json"),
+    "no tokenizer_config": lambda f: os.remove(f / "tokenizer_config.json"),
+    "config is a list": lambda f: (f / "config.json").write_text("[1]", encoding="utf-8"),
+    "config is no JSON": lambda f: (f / "config.json").write_text("{", encoding="utf-8"),
+    "weights cut": lambda f: cut(f / "model.safetensors", -7),
+    "weights a byte longer": lambda f: longer(f / "model.safetensors"),
+    "weights empty": lambda f: cut(f / "model.safetensors", 0),
+    "weights a header long": lambda f: cut(f / "model.safetensors", 9),
+    "header of 2^60 bytes": lambda f: (f / "model.safetensors").write_bytes(
+        (1 << 60).to_bytes(8, "little") + b"{}"),
+    "a shard missing": lambda f: keep_shard(f, slice(4, None)),
+    "a bias": lambda f: rewrite(f, lambda h: h.update(
+        {"model.layers.0.self_attn.q_proj.bias": h[NORM]})),
+    "a tensor missing": lambda f: rewrite(f, lambda h: h.pop(NORM)),
+    "another shape": lambda f: rewrite(f, lambda h: h[NORM].update(shape=[2, 4])),
+    "a shape of 2^50": lambda f: rewrite(f, lambda h: h[NORM].update(shape=[1 << 50])),
+    "offsets beyond": lambda f: rewrite(f, lambda h: h[NORM].update(data_offsets=[0, 1 << 60])),
+    "another type": lambda f: rewrite(f, lambda h: h[NORM].update(dtype="F64")),
+    "all the same bytes": lambda f: rewrite(f, lambda h: [
+        h.update({f"x{i}": h["model.embed_tokens.weight"]}) for i in range(9)]),
+    "offsets missing": lambda f: rewrite(f, lambda h: h[NORM].pop("data_offsets")),
+    "tokenizer of another size": lambda f: bpe.train(b"a b c d e f a b", 258).save(
+        f / "tokenizer.json"),
+    "tokenizer of WordPiece": lambda f: change(f / "tokenizer.json", pre_tokenizer=dict(
+        type="Whitespace")),
+    "a token before every text, by template": lambda f: change(
+        f / "tokenizer.json", post_processor=dict(type="TemplateProcessing")),
+    "a token before every text": lambda f: change(f / "tokenizer_config.json", add_bos_token=True),
+    "a template that is a list": lambda f: change(f / "tokenizer_config.json", chat_template=[1]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_directory_gives_one_line(name, tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    DAMAGED[name](folder)
+    line = refused(capsys, "import", folder, tmp_path / "b.bin")
+    assert str(folder) in line and "give a Llama" in line, line
+    assert name != "no config" or str(folder / "config.json") in line
+    assert not (tmp_path / "b.bin").exists()
+
+
+def test_what_exists_is_not_replaced(tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    for args in (("import", folder, tmp_path / "a.bin"), ("export", tmp_path / "a.bin", folder),
+                 ("export", tmp_path / "a.bin", "--gguf", tmp_path / "a.gguf")):
+        assert "--force" in refused(capsys, *args)
+        run(*args, "--force")
+    assert "--gguf" in refused(capsys, "export", tmp_path / "a.bin")
+    line = refused(capsys, "export", tmp_path / "a.bin", tmp_path / "x", "--matrices", "q4")
+    assert "q8_0" in line
+    assert "No such file" in refused(capsys, "export", tmp_path / "none.bin", tmp_path / "x")
+    assert "cannot write" in refused(capsys, "import", folder, tmp_path / "none" / "b.bin")
+    (tmp_path / "x").write_text("a file", encoding="utf-8")
+    assert "no directory" in refused(capsys, "export", tmp_path / "a.bin", tmp_path / "x")
+    os.remove(folder / "config.json")
+    for name in sorted(x.name for x in folder.iterdir()):        # any of them alone
+        alone = tmp_path / f"alone {name}"
+        alone.mkdir()
+        (alone / name).write_text("mine", encoding="utf-8")
+        assert name in refused(capsys, "export", tmp_path / "a.bin", alone)
+        assert (alone / name).read_text("utf-8") == "mine"
+
+
+FUZZ = '''
+import contextlib, io, json, pathlib, random, resource, signal, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+import bpe, nanoeuler as ne
+folder, good = pathlib.Path({folder!r}), pathlib.Path({gguf!r})
+bad, out, rng = good.with_name("bad.gguf"), good.with_name("fuzz.bin"), random.Random(1)
+raw, weights = good.read_bytes(), (folder / "model.safetensors").read_bytes()
+texts = {{name: (folder / name).read_text(encoding="utf-8")
+         for name in ("config.json", "tokenizer_config.json")}}
+NASTY = [-1, 0, 1, 1 << 31, 10 ** 30, 1e308, "", "x", None, True, [], {{}}, [[1]]]
+ne.import_llama(str(good), str(out), True)
+pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (256 << 20),) * 2)
+counts = dict(read=0, refused=0)
+header = len(raw) - {data}
+for i in range({count}):
+    signal.alarm(20)                         # a hang ends the process
+    source = bad if i % 2 else folder
+    if i % 2:                                # bytes of GGUF's head, or its end
+        b = bytearray(raw if rng.random() < 0.8 else raw[:rng.randrange(len(raw))])
+        for _ in range(rng.choice([1, 1, 3, 30])):
+            place = rng.choice([rng.randrange(700), rng.randrange(header)])
+            b[place % max(1, len(b)):][:1] = bytes([rng.randrange(256)])
+            if len(b):
+                b[place % len(b)] = rng.choice([0, 1, 255, rng.randrange(256)])
+        bad.write_bytes(b)
+    elif i % 4:                              # a byte of the safetensors header
+        b = bytearray(weights)
+        for _ in range(rng.choice([1, 2, 9])):
+            b[rng.randrange(3000)] = rng.choice(b"0123456789,[]xF\\0\\xff")
+        (folder / "model.safetensors").write_bytes(b)
+    else:                                    # a value of the settings
+        name = rng.choice(list(texts))
+        root = json.loads(texts[name])
+        key = rng.choice([*root, "rope_scaling", "chat_template", "eos_token"])
+        root[key] = rng.choice([*NASTY, root.get(key)])
+        (folder / name).write_text(json.dumps(root), encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            ne.import_llama(str(source), str(out), True)
+        counts["read"] += 1
+        ne.read_checkpoint(str(out))
+    except ne.UserError as e:
+        counts["refused"] += 1
+        assert "\\n" not in str(e) and str(source) in str(e), str(e)
+    except BaseException:
+        print("mutant", i, file=sys.stderr)
+        raise
+    if source is folder:
+        (folder / "model.safetensors").write_bytes(weights)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+print(json.dumps(counts))
+'''
+
+
+def test_hundreds_of_mutated_models(tokenizer, tmp_path):
+    """One line each; with 256 MB to spare, so no size is believed before it is checked."""
+    if sys.platform != "linux":
+        pytest.skip("RLIMIT_AS and /proc are Linux's")
+    folder = as_folder(tmp_path, tokenizer)
+    data = 4 * ne.n_params(replace(TINY, vocab_size=512, n_mtp=1))
+    script = FUZZ.format(root=str(ROOT), folder=str(folder), gguf=str(tmp_path / "a.gguf"),
+                         count=600, data=data)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8",
+                            timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    counts = json.loads(result.stdout.splitlines()[-1])
+    assert counts["refused"] > 200 and counts["read"] > 10, counts

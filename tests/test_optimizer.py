@@ -1,0 +1,97 @@
+"""The optimizer against PyTorch and NumPy, and the learning rate."""
+import math
+
+import naive
+import numpy as np
+import pytest
+from helpers import needs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import config, set_num_threads
+
+import nanoeuler as ne
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def hyper(t, lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, wd=0.1, clip=1e9):
+    return ne.hyper_at(t, lr, beta1=beta1, beta2=beta2, weight_decay=wd, clip=clip, eps=eps)
+
+
+def test_adamw_equals_pytorch():
+    torch = needs("torch")
+    rng, N, n_decay = np.random.default_rng(1), 5000, 3111
+    p, m, v = rng.standard_normal(N), np.zeros(N), np.zeros(N)
+    parts = [torch.nn.Parameter(torch.tensor(x)) for x in (p[:n_decay].copy(), p[n_decay:].copy())]
+    opt = torch.optim.AdamW([dict(params=[parts[0]], weight_decay=0.1),
+                             dict(params=[parts[1]], weight_decay=0.0)],
+                            lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    for t in range(1, 21):
+        g = rng.standard_normal(N) * 10.0 ** rng.integers(-6, 3)
+        for part, piece in zip(parts, (g[:n_decay], g[n_decay:])):
+            part.grad = torch.tensor(piece.copy())
+        norm = torch.nn.utils.clip_grad_norm_(parts, 2.0).item()
+        opt.step()
+        got = ne.adamw(p, grad := g.copy(), m, v, n_decay, hyper(t, clip=2.0))
+        assert math.isclose(got, norm, rel_tol=1e-12) and not grad.any()
+        want = np.concatenate([x.detach().numpy() for x in parts])
+        assert np.abs(p - want).max() < 1e-7     # torch adds 1e-6 to the norm it clips by
+
+
+@settings(max_examples=40)
+@given(N=st.integers(1, 700), share=st.floats(0, 1), t=st.integers(1, 50), seed=st.integers(0, 99))
+def test_adamw_equals_numpy(N, share, t, seed):
+    rng, n_decay = np.random.default_rng(seed), int(share * N)
+    p, g, m, v = rng.standard_normal((4, N))
+    v = v * v
+    decay = np.arange(N) < n_decay
+    want = naive.adamw(p, g, m, v, decay, 1e-2, 0.9, 0.95, 1e-8, 0.1, t)
+    norm = ne.adamw(p, g, m, v, n_decay, hyper(t))
+    assert norm > 0 and not g.any()
+    for got, x in zip((p, m, v), want):
+        assert np.allclose(got, x, rtol=1e-12, atol=1e-14)
+
+
+def test_adamw_in_float32_clips_and_zeroes():
+    rng = np.random.default_rng(2)
+    p, g = rng.standard_normal((2, 4000)).astype(np.float32)
+    m, v, want = np.zeros_like(p), np.zeros_like(p), p.astype(float)
+    norm = math.sqrt((g.astype(float) ** 2).sum())
+    want = naive.adamw(want, g.astype(float) / norm, 0 * want, 0 * want, np.arange(4000) < 9, 1e-2,
+                       0.9, 0.95, 1e-8, 0.1, 1)[0]
+    assert math.isclose(ne.adamw(p, g, m, v, 9, hyper(1, clip=1.0)), norm, rel_tol=1e-7)
+    assert np.abs(p - want).max() < 1e-6 and not g.any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 1234, 3999])
+def test_adamw_touches_nothing_if_the_norm_is_not_finite(bad, at):
+    rng = np.random.default_rng(3)
+    p, g, m, v = rng.standard_normal((4, 4000)).astype(np.float32)
+    g[at] = bad
+    before = [x.copy() for x in (p, g, m, v)]
+    assert not math.isfinite(ne.adamw(p, g, m, v, 9, hyper(1)))
+    assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip((p, g, m, v), before))
+
+
+def test_norm_does_not_depend_on_the_threads():
+    if config.NUMBA_NUM_THREADS < 2:
+        pytest.skip("one core")
+    for seed in range(60):
+        g, norms = np.random.default_rng(seed).standard_normal(5000), []
+        for n in (1, 2):
+            set_num_threads(n)
+            p = np.ones(5000)
+            norms.append(ne.adamw(p, g.copy(), 0 * p, 0 * p, 10, hyper(1)))
+        assert norms[0] == norms[1], seed
+
+
+def test_lr_at():
+    lr = lambda step: ne.lr_at(step, 100, 1.0, 10, 0.1)
+    assert [lr(s) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert [lr(s) for s in (10, 55, 100)] == pytest.approx([1, 0.55, 0.1])
+    assert lr(1000) == pytest.approx(0.1)                    # never below the floor
+    rates = [lr(s) for s in range(10, 101)]
+    assert rates == sorted(rates, reverse=True)
+    assert ne.lr_at(0, 1, 1.0, 0, 0.1) == 1 and ne.lr_at(3, 3, 1.0, 3, 0.5) <= 1
+    assert ne.lr_at(0, 10, 1.0, 0, 0.0) == 1                 # no warm-up

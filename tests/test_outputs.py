@@ -1,0 +1,258 @@
+"""What runs write: checkpoints and logs replace nothing of others, and survive a full disk."""
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import FAST, ROOT, command, complains, nanoeuler, ok, refused, run
+
+import nanoeuler as ne
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# ---- what is there is not replaced
+def test_an_existing_checkpoint_is_never_replaced_unasked(copy, text, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    before = (copy / "nanoeuler.bin").read_bytes()
+    line = refused(capsys, "train", "--data", text,
+                   words=["nanoeuler.bin", "--resume", "--out", "--force"])
+    assert line and (copy / "nanoeuler.bin").read_bytes() == before
+    run("train", "--data", text, "--steps", 2, "--force", *FAST)
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 2
+
+
+def test_a_checkpoint_does_not_replace_its_text(text, elsewhere, capsys):
+    (elsewhere / "a.txt").write_bytes(text.read_bytes())
+    refused(capsys, "train", "--data", "a.txt", "--out", "./a.txt", "--force",
+            words=["a.txt", "--out"])
+    assert (elsewhere / "a.txt").read_bytes() == text.read_bytes()
+
+
+@pytest.mark.parametrize("data, out", [("a.jsonl", "a.bin"), ("a.b.jsonl", "a.b")])
+def test_a_log_replaces_neither_text_nor_checkpoint(data, out, text, elsewhere, capsys):
+    (elsewhere / data).write_bytes(text.read_bytes())
+    refused(capsys, "train", "--data", data, "--out", out, *FAST[:-1], 1, words=[".jsonl", "--out"])
+    assert [p.name for p in elsewhere.iterdir()] == [data]
+    assert (elsewhere / data).read_bytes() == text.read_bytes()
+
+
+@pytest.mark.parametrize("content", [
+    b"A line of text.\n", b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n', b"[" * 9999,
+    b'["step", "heads", "norm"]\n', b'{"step": Infinity}\n', b"\n", b"\xff\n",
+    b'{"instruction": "a", "output": "b"}\n'])
+@pytest.mark.parametrize("out", ["mine.bin", "mine"])
+def test_a_log_replaces_no_file_of_others(content, out, text, elsewhere, capsys):
+    (elsewhere / "mine.jsonl").write_bytes(content)
+    start = ["train", "--data", text, "--steps", 1, "--out", out, *FAST[:4]]
+    for force in ([], ["--force"]):
+        refused(capsys, *start, *force, words=["mine.jsonl", "no log", "--out"])
+    assert [p.name for p in elsewhere.iterdir()] == ["mine.jsonl"]
+    assert (elsewhere / "mine.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize("first, second", [("a", "a.bin"), ("a.bin", "a")])
+def test_two_outputs_do_not_share_a_log(first, second, text, elsewhere, capsys):
+    start = ["train", "--data", text, "--steps", 1, *FAST[:4], "--out"]
+    run(*start, first)
+    before = (elsewhere / "a.jsonl").read_bytes()
+    for force in ([], ["--force"]):
+        refused(capsys, *start, second, *force, words=[f"{second} and {first}", "a.jsonl", "--out"])
+    assert {p.name for p in elsewhere.iterdir()} == {first, "a.jsonl"}
+    assert (elsewhere / "a.jsonl").read_bytes() == before
+    run(*start, first, "--force")
+
+
+def test_logs_of_two_outputs_are_two(text, elsewhere):
+    for name in ("lr0.006", "lr0.003"):
+        run("train", "--data", text, "--out", name, *FAST, "--steps", 1)
+    assert {p.name for p in elsewhere.iterdir()} >= {"lr0.006.jsonl", "lr0.003.jsonl"}
+
+
+@pytest.mark.parametrize("more", [["--resume"], ["--force"]])
+def test_two_runs_do_not_write_one_output_at_a_time(more, text, copy, monkeypatch, capsys):
+    """The second one is refused while the first is at work, and disturbs nothing."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    monkeypatch.chdir(copy)
+    advance, seen = ne.Run.advance, []
+
+    def advance_beside_another(self):
+        if not seen:
+            log = (copy / "nanoeuler.jsonl").read_bytes()
+            seen.append(ne.main(["train", "--steps", "30", "--threads", "1", *more, "--data",
+                                 str(text), *(FAST[:-4] if "--force" in more else [])]))
+            assert (copy / "nanoeuler.jsonl").read_bytes() == log
+        return advance(self)
+
+    monkeypatch.setattr(ne.Run, "advance", advance_beside_another)
+    run("train", "--resume", "--steps", 22)
+    line, = capsys.readouterr().err.splitlines()
+    assert seen == [2] and "another run writes nanoeuler.jsonl" in line
+    log = ne.read_log("nanoeuler.jsonl")
+    assert [r["step"] for r in log if "loss" in r] == list(range(1, 23))
+
+
+def test_a_link_to_a_checkpoint_stays_one(text, elsewhere):
+    (elsewhere / "disk").mkdir()
+    (elsewhere / "link.bin").symlink_to(elsewhere / "disk/real.bin")
+    run("train", "--data", text, "--out", "link.bin", *FAST, "--steps", 1)
+    assert (elsewhere / "link.bin").is_symlink() and (elsewhere / "disk/real.bin").exists()
+
+
+# ---- logs
+def test_a_log_of_ours_is_begun_anew(text, copy, monkeypatch):
+    """That of a run which was killed before its first checkpoint, and one that is empty."""
+    monkeypatch.chdir(copy)
+    (copy / "nanoeuler.bin").unlink()
+    (copy / "other.jsonl").touch()
+    for out in ("nanoeuler.bin", "other.bin"):
+        run("train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out)
+        log = ne.read_log(out.replace("bin", "jsonl"))
+        assert [r["step"] for r in log if "loss" in r] == [1, 2]
+
+
+def test_a_log_goes_on_after_a_step(tmp_path):
+    """What lies before is not written anew: it cannot be lost when the disk is full."""
+    path = tmp_path / "a.jsonl"
+    lines = [b'{"step": 1}\n', b'{"step": 2, "lo\n', b'{"step": 2}\n', b'{"step": 2, "val": 1}\n',
+             b"\xff\n", b'{"step": 3}\n', b'{"step": 4}\n', b'{"step": 4}']
+    for step, kept in ((0, 0), (1, 1), (2, 4), (3, 6), (4, 7), (9, 7)):
+        path.write_bytes(b"".join(lines))
+        with ne.open_log(str(path), step) as f:
+            assert path.read_bytes() == b"".join(lines[:kept])
+            f.write(b"more\n")
+        assert path.read_bytes() == b"".join(lines[:kept]) + b"more\n"
+
+
+def test_a_damaged_line_of_the_log_stops_no_run(copy, monkeypatch):
+    monkeypatch.chdir(copy)
+    log = copy / "nanoeuler.jsonl"
+    lines = log.read_text("utf-8").splitlines()
+    lines[3:5] = ['{"step": null}', lines[3][:9]]
+    log.write_text("\n".join(lines) + "\n", "utf-8")
+    run("train", "--resume", "--steps", 22)
+    assert [r["step"] for r in ne.read_log(str(log))][-1] == 22
+
+
+def test_a_log_line_left_unfinished_is_skipped(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo', "utf-8")
+    assert [r["step"] for r in ne.read_log(path)] == [1, 2]
+    path.write_text("", "utf-8")             # killed before the first step
+    assert ne.read_log(path) == []
+
+
+@pytest.mark.parametrize("content", [
+    b"nonsense\n", b"[1]\n", b'{"loss": 1}\n', b"[" * 5000 + b"\n", b"\xff\xfe\x00\n"])
+def test_what_is_no_log_is_named(content, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ne.UserError, match="a.jsonl: .*; name a log"):
+        ne.read_log(tmp_path / "a.jsonl")
+
+
+# ---- places that cannot be written, or read
+def test_resume_without_a_checkpoint(elsewhere, capsys):
+    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "No such file"])
+
+
+def test_resume_without_moments(trained, elsewhere, capsys):
+    c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    ne.write_checkpoint("a.bin", c.cfg, c.tokenizer, c.state, c.flat)
+    refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin",
+            words=["a.bin", "moments"])
+
+
+@pytest.mark.parametrize("out", ["none/a.bin", "a.txt/a.bin", "/proc/a.bin", "x" * 300 + ".bin"])
+def test_places_that_cannot_be_written(out, text, elsewhere, capsys):
+    """Said before the first step, not after three minutes."""
+    (elsewhere / "a.txt").write_text("a file", encoding="utf-8")
+    refused(capsys, "train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out,
+            words=["--out"])
+    assert sorted(os.listdir()) == ["a.txt"]
+
+
+def test_a_directory_as_out(text, elsewhere, capsys):
+    (elsewhere / "a.bin").mkdir()
+    refused(capsys, "train", "--data", text, "--out", "a.bin", words=["a.bin"])
+    refused(capsys, "train", "--data", text, "--steps", 2, "--out", "a.bin", "--force",
+            words=["a.bin"])
+
+
+def test_an_unwritable_directory(copy, monkeypatch, capsys):
+    if os.getuid() == 0:
+        pytest.skip("root may write everywhere")
+    monkeypatch.chdir(copy)
+    copy.chmod(0o500)
+    try:
+        refused(capsys, "train", "--resume", "--steps", 40, words=["nanoeuler", "--out"])
+    finally:
+        copy.chmod(0o700)
+
+
+LIMITED = """
+import resource, sys
+sys.path.insert(0, {root!r})
+import nanoeuler as ne
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+sys.exit(ne.main(["train", "--resume", "--steps", "40", "--threads", "1"]))
+"""
+
+
+def test_file_size_limit_keeps_the_old_checkpoint(copy, monkeypatch):
+    """The file system gives out in the middle of a checkpoint."""
+    pytest.importorskip("resource", reason="limits of POSIX")
+    before = (copy / "nanoeuler.bin").read_bytes()
+    code = LIMITED.format(root=str(ROOT), limit=len(before) // 2)
+    result = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True,
+                            encoding="utf-8", timeout=200)
+    complains(result, "nanoeuler.bin", "untouched", "--out")
+    assert (copy / "nanoeuler.bin").read_bytes() == before
+    assert not list(copy.glob("*.tmp"))
+    monkeypatch.chdir(copy)
+    run("train", "--resume", "--steps", 22)
+
+
+@pytest.mark.parametrize("spare", [0, 3 << 20])
+def test_full_disk(spare, copy, tmp_path, capsys):
+    """A real one: no room for the log, or room for a quarter of a checkpoint."""
+    disk, size = tmp_path / "disk", (copy / "nanoeuler.bin").stat().st_size
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size + (5 << 20)}", "tmpfs", str(disk)]
+    if os.name != "posix" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted here; RLIMIT_FSIZE stands in for it")
+    try:
+        shutil.copy(copy / "nanoeuler.bin", disk)
+        shutil.copy(copy / "nanoeuler.jsonl", disk)
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - spare
+        with open(disk / "filler", "wb") as f:
+            f.write(bytes(free))
+        before = (disk / "nanoeuler.bin").read_bytes()
+        with contextlib.chdir(disk):
+            refused(capsys, "train", "--resume", "--steps", 40, words=["nanoeuler"])
+        assert (disk / "nanoeuler.bin").read_bytes() == before
+        (disk / "filler").unlink()
+        steps = [r["step"] for r in ne.read_log(disk / "nanoeuler.jsonl") if "loss" in r]
+        assert steps[:20] == list(range(1, 21))
+        assert ne.read_checkpoint(str(disk / "nanoeuler.bin")).state.step == 20
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_run_whose_output_nobody_reads_is_saved(text, tmp_path):
+    process = subprocess.Popen(command("train", "--data", text, "--steps", 100000, *FAST),
+                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not process.stdout.readline().startswith(b"step"):
+        assert process.poll() is None
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    assert process.wait(timeout=60) == 0     # as `head` expects of what it reads
+    assert 5 <= ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.step < 250
+
+
+def test_a_terminal_that_knows_ascii_only(text, tmp_path):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    said = ok(nanoeuler("train", "--data", text, "--steps", 4, "--eval-every", 2, *FAST, env=env,
+                        cwd=tmp_path))
+    assert "?" in said

@@ -1,0 +1,96 @@
+"""The curves of `plot` are the numbers of the log."""
+import json
+import math
+import string
+import sys
+
+import numpy as np
+import pytest
+from helpers import needs, refused, run
+
+STEPS = range(1, 101)
+
+
+def loss(step):
+    return 5 - 0.02 * step
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Losses that fall on a line, validations below them, and a step whose loss is no number."""
+    records = [{"step": step, "bits_per_byte": loss(step)} for step in STEPS]
+    records += [{"step": step, "val_bits_per_byte": loss(step) - 1} for step in (50, 100)]
+    records.insert(10, {"step": 10, "bits_per_byte": math.nan})
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+def test_the_picture_shows_the_numbers_of_the_log(log, tmp_path, monkeypatch):
+    needs("matplotlib")
+    from matplotlib.figure import Figure
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: saved.append((figure, path)))
+    run("plot", log, "--out", tmp_path / "a.png")
+    (figure, path), = saved
+    curves = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+    assert path == str(tmp_path / "a.png") and figure.axes[0].get_ylabel() == "bits per byte"
+    assert np.array_equal(curves[f"{log} bits_per_byte"], [(x, loss(x)) for x in STEPS])
+    assert np.array_equal(curves[f"{log} val_bits_per_byte"], [(x, loss(x) - 1) for x in (50, 100)])
+    low, high = figure.axes[0].get_ylim()
+    assert low <= loss(100) - 1 and high >= loss(1)
+
+
+def test_characters_lie_where_the_numbers_are(log, monkeypatch, capsys):
+    """Row i of the grid stands for the number printed before it."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run("plot", log)
+    lines = [s.split("|", 1) for s in capsys.readouterr().out.splitlines() if s[8:10] == " |"]
+    numbers, grid = [float(number) for number, _ in lines], [row for _, row in lines]
+    gap = numbers[0] - numbers[1]
+    columns = len(grid[0])
+    for i, row in enumerate(grid):
+        for column, letter in enumerate(row):
+            if letter == "a":                # the mean of the steps of a column
+                step = (column + 0.5) / columns * STEPS[-1]
+                assert numbers[i] == pytest.approx(loss(step), abs=0.51 * gap + 0.02 * 2)
+    assert sum("a" in row for row in grid) >= 10 and any("b" in row for row in grid)
+
+
+def test_only_validation_has_marks_whatever_the_path_says(log, tmp_path, monkeypatch):
+    needs("matplotlib")
+    from matplotlib.figure import Figure
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: saved.append(figure))
+    log = log.rename(tmp_path / "interval.jsonl")
+    run("plot", log, "--out", tmp_path / "a.png")
+    marks = {line.get_label(): line.get_marker() for line in saved[0].axes[0].lines}
+    assert marks == {f"{log} bits_per_byte": "None", f"{log} val_bits_per_byte": "o"}
+
+
+def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    logs = []
+    for k in range(27):                      # two curves each
+        logs.append(tmp_path / f"{k}.jsonl")
+        logs[-1].write_bytes(log.read_bytes())
+    run("plot", *logs[:26])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-52:]] == list(string.ascii_letters)
+    refused(capsys, "plot", *logs, words=("54 curves", "52", "matplotlib"))
+
+
+def test_a_picture_is_a_png(log, tmp_path):
+    needs("matplotlib")
+    run("plot", log, "--out", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_to_draw_and_a_single_point(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    log = tmp_path / "a.jsonl"
+    log.write_text(json.dumps({"step": 1, "bits_per_byte": 3.0}) + "\n", encoding="utf-8")
+    run("plot", log)
+    assert capsys.readouterr().out.count("a") >= 1
+    log.write_text(json.dumps({"step": 0, "bits_per_byte": math.nan}) + "\n", encoding="utf-8")
+    refused(capsys, "plot", log, words=("no losses", "a.jsonl", "train"))

@@ -1,0 +1,145 @@
+"""README and bench/results/ say what was measured: the JSON beside them."""
+import json
+import sys
+
+import pytest
+from helpers import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def measured(name):
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def cells(label):
+    """The cells of the one table row of the README that begins with a label."""
+    rows = [line for line in README.splitlines() if line.startswith(f"| {label} |")]
+    assert len(rows) == 1, (label, rows)
+    return [cell.strip().replace("*", "") for cell in rows[0].strip("|").split("|")[1:]]
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in RESULTS.glob("cpu_*.json")))
+def test_tables_of_the_cpu_are_those_of_their_json(name):
+    import bench_cpu
+    table = (RESULTS / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
+    made = bench_cpu.markdown(measured(name)).rstrip("\n")
+    assert table.startswith(made)            # a run of its own may follow
+
+
+def test_the_table_of_the_gpu_is_that_of_its_json():
+    import gpu_report
+    table = (RESULTS / "gpu_h200.md").read_text(encoding="utf-8")
+    assert table == gpu_report.markdown(measured("gpu_h200"))
+
+
+def test_the_table_of_a_llama_is_that_of_its_json():
+    rows = measured("llama_2threads")["rows"]
+    kinds = ("float32", "bfloat16", "int8")
+    speeds = [1 / rows[f"NanoEuler, {kind}"]["median_s"] for kind in kinds]
+    tables = [line for line in README.splitlines()
+              if line.startswith("| NanoEuler | **") and "**55" in line]
+    assert [f"**{x:.1f}**" for x in speeds] == [c.strip() for c in tables[0].split("|")[2:5]]
+
+
+@pytest.mark.parametrize("label, preset, ours", [
+    ("training step, small (16 × 128)", "small", "NanoEuler"),
+    ("… with vectors limited to 256 bits", "small", "NanoEuler, 256-bit vectors"),
+    ("training step, big (8 × 256)", "big", "NanoEuler")])
+def test_steps_of_the_cpu_in_the_readme(label, preset, ours):
+    rows = measured("cpu_amd-epyc-znver4")["train"][preset]["rows"]
+    mine, theirs = (1e3 * rows[name]["median_s"] for name in (ours, "torch.compile"))
+    digits = 1 if mine < 100 else 0
+    said = cells(label)
+    assert said[0].startswith(f"{mine:.{digits}f} ms")
+    assert said[1] == (f"{theirs:.1f} ms" if preset == "small" else f"{theirs:.0f} ms")
+    assert said[2] == f"{theirs / mine:.2f}"
+
+
+@pytest.mark.parametrize("label", ["base, 64 × 512", "base, 16 × 1024", "large, 32 × 512"])
+def test_steps_of_the_gpu_in_the_readme(label):
+    times = measured("gpu_h200")["step"][label.replace("×", "x")]["times"]
+    mine = times["NanoEuler"]["ms"]
+    best = min(times[name]["ms"] for name in ("compile", "graph", "eager"))
+    said = cells(label)
+    assert said[0].startswith(f"{mine:.1f} ms") and said[1].startswith(f"{best:.1f} ms")
+    assert said[2] == f"{best / mine:.2f}"
+
+
+@pytest.mark.parametrize("label", ["64 × 512", "16 × 1024", "4 × 4096"])
+def test_attention_in_the_readme(label):
+    rows = measured("gpu_h200")["attention"][label.replace("×", "x")]
+    for said, side in zip(cells(label), ("ours", "flash", "cudnn"), strict=True):
+        assert said == f"{sum(rows[way][side]['ms'] for way in ('forward', 'backward')):.2f} ms"
+
+
+def test_the_proof_on_a_gpu_is_of_todays_code():
+    import gpu_tests
+    files = sorted(RESULTS.glob("gpu_tests_*.txt"))
+    code = gpu_tests.fingerprint()
+    assert any(gpu_tests.current(p.read_text(encoding="utf-8"), code) for p in files), (
+        "the GPU program changed since it was last proven; on a machine with a GPU: "
+        "python bench/gpu_tests.py")
+
+
+def test_a_stale_proof_is_seen(tmp_path):
+    import gpu_tests
+    header, now, before = "Correctness on a GPU.\n\n", "a" * 64, "b" * 64
+    text = "Correctness on another GPU.\n\n== kernels: x\nold\n"
+    for code in (before, now):
+        for part in gpu_tests.PARTS:
+            assert not gpu_tests.current(text, now)
+            said = f"{part}: python x\ncode {code}, commit 12\n\nkernel OK\n== not a part\n\n"
+            text = gpu_tests.written(text, header, part, said.replace("== ", ""))
+            if part == gpu_tests.NEEDED[-1]:
+                break
+        assert gpu_tests.current(text, code) and text.startswith(header)
+    assert list(gpu_tests.parse(text)) == list(gpu_tests.NEEDED)
+    assert gpu_tests.parse(text)["gradient"][0] == now
+    assert "kernel OK" in gpu_tests.parse(text)["tests"][1]
+
+
+def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
+    import gpu_tests
+    codes = dict.fromkeys(gpu_tests.PARTS, 0)
+    monkeypatch.setattr(gpu_tests, "command", lambda part, jobs: [
+        sys.executable, "-c", f"print('== {part} said'); raise SystemExit({codes[part]})"])
+    monkeypatch.setattr(gpu_tests, "machine", lambda: ("NVIDIA H100 80GB", "Correctness.\n\n"))
+    path = tmp_path / "gpu_tests.txt"
+
+    def main(*only):
+        monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "--out", str(path), *only])
+        return gpu_tests.main()
+
+    codes["gradient"] = 1
+    assert main("--only", "kernels", "gradient", "tests") == 1
+    assert "FAILED: gradient" in capsys.readouterr().out
+    assert list(gpu_tests.parse(path.read_text("utf-8"))) == ["kernels", "tests"]
+    codes["gradient"] = 0
+    assert main("--only", "gradient") == 0
+    text = path.read_text("utf-8")
+    assert list(gpu_tests.parse(text)) == ["kernels", "gradient", "tests"]
+    assert all(f"=== {part} said" in said for part, (_, said) in gpu_tests.parse(text).items())
+    assert gpu_tests.current(text, gpu_tests.fingerprint())
+
+
+@pytest.mark.parametrize("name, old, new, changes", [
+    ("nanoeuler_cuda.py", "ROWS = 8 ", "ROWS = 4 ", True),
+    ("nanoeuler_cuda.py", "# warps of a block where a warp owns a row", "# warps", False),
+    ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', False),
+    ("bench/naive_attention.py", "add=r > 0", "add=True", True),
+    ("tests/test_gpu.py", "def hyper(step):", "def hyper(step, *_):", True),
+    ("nanoeuler.py", "def rmsnorm_forward(", "def rmsnorm_forward_of(", True),
+    ("nanoeuler.py", "def gguf", "def to_gguf", False)])
+def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
+    """Not of comments and docstrings, nor of what the GPU program does not compute with."""
+    import gpu_tests
+    for source in (*gpu_tests.PROVEN, "nanoeuler.py"):
+        (tmp_path / source).parent.mkdir(exist_ok=True)
+        text = (ROOT / source).read_text(encoding="utf-8")
+        if source == name:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / source).write_text(text, encoding="utf-8")
+    assert (gpu_tests.fingerprint(tmp_path) != gpu_tests.fingerprint()) == changes

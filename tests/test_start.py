@@ -1,0 +1,426 @@
+"""How the programs start: alone in a folder, the first time, on few processors, wrongly called."""
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numba
+import pytest
+from helpers import ROOT, complains, nanoeuler, needs, ok, refused
+from numba.core import caching
+
+import nanoeuler as ne
+
+PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py")
+# Nothing of the repository may be read, but an interpreter that stands in it.
+GUARD = f"""
+import os, sys
+PREFIX, BASE = (os.path.realpath(x) + os.sep for x in (sys.prefix, sys.base_prefix))
+def guard(event, args):
+    if event == "open" and isinstance(args[0], str):
+        path, ours = os.path.realpath(args[0]), {str(ROOT) + os.sep!r}
+        if path.startswith(ours) and not path.startswith((PREFIX, BASE)):
+            raise RuntimeError(f"{{path}} of the repository is opened")
+sys.addaudithook(guard)
+"""
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """Numba's files of all kernels, compiled once."""
+    ok(nanoeuler("compile", cwd=ROOT))
+    folders = {Path(kernel.stats.cache_path) for kernel, _ in ne.LONG}
+    return [path for folder in folders for path in folder.glob("*.nb[ic]")
+            if path.name.startswith(("bpe.", "nanoeuler."))]
+
+
+@pytest.fixture
+def alone(compiled, tmp_path):
+    """A folder with the programs and compiled kernels, and nothing else."""
+    folder = tmp_path / "a folder"
+    (folder / "__pycache__").mkdir(parents=True)
+    for name in PROGRAMS:
+        shutil.copy(ROOT / name, folder)
+    for path in compiled:
+        shutil.copy(path, folder / "__pycache__")
+    return folder
+
+
+@pytest.fixture
+def env(tmp_path):
+    """Of an interpreter that cannot see the repository, and no GPU."""
+    (tmp_path / "guard").mkdir()
+    (tmp_path / "guard/sitecustomize.py").write_text(GUARD, encoding="utf-8")
+    out = dict(os.environ, PYTHONPATH=str(tmp_path / "guard"), CUDA_VISIBLE_DEVICES="")
+    out.pop("NUMBA_CACHE_DIR", None)
+    return out
+
+
+def program(folder, *args, cwd=None, name="nanoeuler.py", stdin="", **options):
+    return subprocess.run([sys.executable, str(folder / name), *map(str, args)], input=stdin,
+                          cwd=cwd or folder.parent, capture_output=True, encoding="utf-8",
+                          timeout=300, **options)
+
+
+# ---- alone in a folder
+def examples(folder):
+    """A text, instructions and preferences, in files with blanks in their names."""
+    pairs = [{"instruction": f"Say {i}.", "input": "", "output": f"It is {i}.",
+              "chosen": f"It is {i}.", "rejected": f"It is {i + 1}."} for i in range(150)]
+    texts = [ne.prompt_of(x) + x["output"] for x in pairs]
+    (folder / "any text.txt").write_text("\n".join(texts), encoding="utf-8")
+    (folder / "my answers.json").write_text(json.dumps(pairs), encoding="utf-8")
+    (folder / "my pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
+
+
+TINY = ("--seq-len", 128, "--batch", 256, "--steps", 2, "--warmup", 1)
+VERBS = [
+    ("train", "--data", "any text.txt", *TINY, "--out", "a b.bin"),
+    ("generate", "Say", "a b.bin", "--tokens", 3),
+    ("generate", "Say", "a b.bin", "--tokens", 3, "--weights", "bf16"),
+    ("generate", "Say", "a b.bin", "--tokens", 3, "--weights", "int8"),
+    ("chat", "a b.bin", "--tokens", 3),
+    ("lens", "Say", "a b.bin"),
+    ("info", "a b.bin"),
+    ("sft", "a b.bin", "--data", "my answers.json", *TINY[2:], "--out", "c d.bin"),
+    ("dpo", "c d.bin", "--data", "my pairs.jsonl", *TINY[2:], "--out", "e f.bin"),
+    ("chat", "e f.bin", "--tokens", 3),
+    ("export", "e f.bin", "a model"),
+    ("import", "a model", "g h.bin"),
+    ("compile",),
+]
+GGUF = [("export", "e f.bin", "--gguf", "a model.gguf"), ("import", "a model.gguf", "i j.bin")]
+
+
+def verbs_in_one_process(folder, verbs, module="nanoeuler"):
+    """Prints the exit codes as the last line; each verb's input is one question."""
+    code = (f"import io, json, sys; sys.path[0] = {str(folder)!r}\n"
+            f"import {module} as program\n"
+            f"assert program.__file__ == {str(folder / module) + '.py'!r}, program.__file__\n"
+            "codes = []\n"
+            f"for verb in {[list(map(str, verb)) for verb in verbs]!r}:\n"
+            "    sys.stdin = io.StringIO('Say 7.\\n')\n"
+            "    codes.append(program.main(verb))\n"
+            "print(json.dumps(codes))\n")
+    return [sys.executable, "-c", code]
+
+
+def test_two_files_are_a_whole_program(alone, env, tmp_path):
+    """Every verb; and `compile` has compiled all that they need."""
+    (alone / "nanoeuler_cuda.py").unlink()
+    work = tmp_path / "some work"
+    work.mkdir()
+    examples(work)
+    verbs = VERBS + (GGUF if needs("gguf") else [])
+    files = {path: path.stat().st_mtime_ns for path in alone.rglob("*.nb?")}
+    result = subprocess.run(verbs_in_one_process(alone, verbs), cwd=work, env=env, timeout=300,
+                            capture_output=True, encoding="utf-8")
+    assert json.loads(ok(result).splitlines()[-1]) == [0] * len(verbs), result.stderr
+    assert "compil" not in result.stdout + result.stderr
+    assert files == {path: path.stat().st_mtime_ns for path in alone.rglob("*.nb?")}
+    assert {"a b.bin", "c d.bin", "e f.bin", "g h.bin", "a model"} <= set(os.listdir(work))
+    assert sorted(p.name for p in alone.iterdir()) == ["__pycache__", "bpe.py", "nanoeuler.py"]
+
+
+def test_the_first_command_of_a_user(alone, env):
+    examples(alone)
+    result = program(alone, "train", "--data", "any text.txt", *TINY, cwd=alone, env=env)
+    assert "Talk to it with" in ok(result) and result.stderr == ""
+    assert (alone / "nanoeuler.bin").exists()
+    complains(program(alone, "plot", cwd=alone, env=env), "bench/plot.py", "repository")
+
+
+def test_three_files_are_the_gpu_program(alone, env, tmp_path):
+    """Every verb, up to the point where a GPU is missed."""
+    needs("numba_cuda")
+    verbs = [(), ("test",), ("g",), ("t",), ("tr",), ("i", "It was"), ("s",), ("d",), ("c",),
+             ("doctor",)]
+    names = set(re.findall(r"^    python nanoeuler_cuda\.py (\w+)", (
+        alone / "nanoeuler_cuda.py").read_text(encoding="utf-8"), re.M))
+    assert {verb[0] for verb in verbs if verb} >= names
+    result = subprocess.run(verbs_in_one_process(alone, verbs, "nanoeuler_cuda"), cwd=tmp_path,
+                            env=env, timeout=300, capture_output=True, encoding="utf-8")
+    assert json.loads(ok(result).splitlines()[-1]) == [2] * len(verbs), result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == len(verbs) - 1, lines           # doctor speaks on stdout
+    assert all("GPU" in line and "driver" in line for line in lines)
+    assert "\nbroken: " in result.stdout and "Traceback" not in result.stdout
+
+
+# ---- the first start, and the next
+@pytest.mark.parametrize("args", [("chat",), ("generate", "To"), ("lens", "To"),
+                                  ("generate", "To", "--weights", "int8"), ("compile",),
+                                  ("train", "--resume", "--steps", 99)])
+def test_no_verb_compiles_without_a_word(args, copy, monkeypatch, capsys):
+    def announce():
+        raise ne.UserError("the kernels would be compiled here")
+
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(ne, "compile_kernels", announce)
+    refused(capsys, *args, words=["would be compiled here"])
+
+
+def test_a_gpu_compiles_no_kernel_of_the_cpu(copy, monkeypatch):
+    class Engine(ne.Decoder):
+        ready = staticmethod(lambda: None)
+
+    monkeypatch.setattr(ne, "compile_kernels", lambda: 1 / 0)
+    ne.generate_text("To", str(copy / "nanoeuler.bin"), decoder=Engine, tokens=1)
+
+
+def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
+    result = nanoeuler("compile", cwd=tmp_path)
+    assert ok(result) == "" and result.stderr == ""
+
+
+def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
+    """check.py may leave those of float64."""
+    assert all(ne.in_cache(*entry) for entry in ne.LONG)
+    for kernel in (ne.run_batch, ne.decode_step):
+        assert not ne.in_cache(kernel, "Params(array(complex64,")
+
+
+def children(pid):
+    """Processes whose parent is pid, from /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            if int(path.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def alive(pid):
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ctrl_c_ends_all_that_compile(terminal, tmp_path):
+    """A terminal sends it to the processes of its foreground, `kill -INT` to one."""
+    code = ("import signal, sys\n"          # a background job ignores it
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            f"sys.path[0] = {str(ROOT)!r}\n"
+            "import nanoeuler\n"
+            "sys.exit(nanoeuler.main(['compile']))\n")
+    with open(tmp_path / "said", "wb") as said:
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=said,
+                                   stderr=said, start_new_session=True,
+                                   env=dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path / "cache")))
+    parts, end = [], time.monotonic() + 120
+    try:
+        while len(parts) < 2:
+            assert process.poll() is None and time.monotonic() < end
+            parts = children(process.pid)
+        time.sleep(0.5)                      # not while they start
+        (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert not any(map(alive, parts))
+        text = (tmp_path / "said").read_text(encoding="utf-8")
+        assert text == "note: compiling the kernels: once, about 20 seconds\n"
+    finally:
+        for pid in filter(alive, [*parts, process.pid]):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault, words", [
+    ("raise RuntimeError('no such instruction')", "RuntimeError: no such instruction"),
+    ("os.kill(os.getpid(), 9)", "signal 9")])
+def test_a_part_that_does_not_compile(fault, words, alone, env):
+    path = alone / "nanoeuler.py"
+    source = path.read_text(encoding="utf-8")
+    line = "def compile_gradient():\n"
+    assert source.count(line) == 1
+    path.write_text(source.replace(line, f"{line}    {fault}\n"), encoding="utf-8")
+    result = program(alone, "compile", env=env)
+    said = complains(result, "the kernels do not compile", words, "compile_gradient()")
+    assert "compiled in" not in result.stdout + result.stderr
+    again = program(alone, "compile", env=env)           # it was not taken for done
+    complains(again, words)
+    command = said.split("the whole story: ")[1]
+    whole = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
+    assert whole.returncode != 0 and (words in whole.stderr or whole.returncode in (-9, 137))
+
+
+# ---- where compiled kernels are kept
+def test_a_relative_cache_folder_is_one_folder(alone, env, tmp_path):
+    """The processes that compile work in another directory."""
+    path = alone / "nanoeuler.py"
+    source = path.read_text(encoding="utf-8")
+    for name in ("compile_gradient", "compile_rest"):
+        source = source.replace(f"def {name}():\n", f"def {name}():\n    return\n")
+    path.write_text(source, encoding="utf-8")
+    (tmp_path / "work").mkdir()
+    result = program(alone, "compile", cwd=tmp_path / "work",
+                     env=dict(env, NUMBA_CACHE_DIR="kernels"))
+    ok(result)
+    assert "compiled in" in result.stderr and (tmp_path / "work/kernels").is_dir()
+    assert sorted(p.name for p in alone.iterdir()) == sorted((*PROGRAMS, "__pycache__"))
+
+
+@pytest.fixture
+def unwritable(alone, env, tmp_path):
+    """The environment in which neither the folder nor the user's cache can be written."""
+    shutil.rmtree(alone / "__pycache__")
+    (alone / "__pycache__").write_text("a file", encoding="utf-8")
+    return dict(env, XDG_CACHE_HOME="/proc/nowhere", TMPDIR=str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the user's cache folder is elsewhere")
+def test_kernels_go_to_a_private_folder(unwritable, alone, compiled, copy, tmp_path):
+    folder = tmp_path / f"nanoeuler-cache-{os.geteuid()}"
+    kept = folder / caching._CacheLocator.get_suitable_cache_subpath(str(alone / "bpe.py"))
+    kept.mkdir(parents=True)
+    folder.chmod(0o700)
+    for path in compiled:
+        shutil.copy(path, kept)
+    result = program(alone, "generate", "To", "--tokens", 3, cwd=copy, env=unwritable)
+    assert ok(result).startswith("To")
+    [note] = result.stderr.splitlines()
+    assert note.startswith("note: ") and str(folder) in note
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the user's cache folder is elsewhere")
+def test_kernels_that_cannot_be_kept(unwritable, alone, copy, tmp_path):
+    """Every start compiles them anew; a note says so, once."""
+    with open(tmp_path / "guard/sitecustomize.py", "a", encoding="utf-8") as f:
+        f.write("import tempfile\ntempfile.tempdir = '/proc/nowhere'\n")
+    result = program(alone, "generate", "To", "--tokens", 3, cwd=copy, env=unwritable)
+    assert ok(result).startswith("To")
+    [note] = result.stderr.splitlines()
+    assert note.startswith("note: ") and "NUMBA_CACHE_DIR" in note
+
+
+# ---- processors
+def fake(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize("files, quota", [
+    ({}, math.inf),
+    ({"proc/self/cgroup": "0::/\n"}, math.inf),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, math.inf),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+      "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "50000 100000\n",
+      "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 0.5),
+    ({"proc/self/cgroup": "0::/docker/abc\n", "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3),
+    ({"proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n",
+      "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000\n",
+      "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 4),
+    ({"proc/self/cgroup": "2:cpuset:/\n1:cpu:/a\n0::/\n",
+      "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1\n",
+      "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, math.inf),
+    ({"proc/self/cgroup": "1:cpu:/a\n0::/a\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "70000\n",
+      "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "10000\n",
+      "sys/fs/cgroup/unified/a/cpu.max": "600000 100000\n"}, 6),
+    ({"proc/self/cgroup": "a riddle\n0::/\n", "sys/fs/cgroup/cpu.max": "a riddle\n"}, math.inf),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "0 0\n"}, math.inf)])
+def test_quota_of_control_groups(files, quota, tmp_path, monkeypatch):
+    """cgroup v1 and v2, parents, containers; as `docker --cpus` and systemd's CPUQuota set it."""
+    root = fake(tmp_path, files)
+    assert ne.cpu_quota(root) == quota
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(ne, "cpus", lambda: list(range(16)))
+    assert ne.most_threads(root) == max(1, math.floor(min(8, quota)))
+    monkeypatch.setattr(ne, "cpus", lambda: [5])
+    assert ne.most_threads(root) == 1
+
+
+def test_hyper_threads_count_once_among_those_allowed(tmp_path, monkeypatch):
+    """Four cores of two threads each, as two vendors number them."""
+    far, near = (lambda i: f"{i % 4},{i % 4 + 4}\n"), (lambda i: f"{i // 2 * 2}-{i // 2 * 2 + 1}\n")
+    for siblings in (far, near):
+        root = fake(tmp_path, {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list":
+                               siblings(i) for i in range(8)})
+        for allowed in ([*range(8)], [0], [0, 4], [0, 1], [2, 3, 6, 7], [1, 2, 3]):
+            monkeypatch.setattr(ne, "cpus", lambda: allowed)
+            assert ne.physical_cores(root) == len({siblings(i) for i in allowed})
+    monkeypatch.setattr(ne, "cpus", lambda: [0, 1, 2])
+    assert ne.physical_cores(tmp_path / "nothing here") == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")
+def test_no_more_threads_than_processors(tmp_path):
+    """Also if Numba has started more, before `taskset` left one."""
+    code = ("import os, numba, nanoeuler as ne\n"
+            "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+            "print(ne.main(['compile', '--threads', '2']), ne.main(['compile']))\n"
+            "print(numba.get_num_threads(), ne.physical_cores())\n")
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                            env=dict(os.environ, NUMBA_NUM_THREADS="2"), timeout=300)
+    assert ok(result).split() == ["2", "0", "1", "1"], result.stderr
+    assert "--threads is 2, expected 0 to 1" in result.stderr
+
+
+# ---- wrongly called
+@pytest.mark.parametrize("args, words", [
+    ((), "VERB"), (("dance",), "'train'"), (("train", "--speed=9"), "--speed"),
+    (("train", "--threads", "99999"), "99999"), (("train", "--threads", "two"), "two"),
+    (("generate",), "prompt"), (("info", "a", "b"), "b"), (("info", "no such file.bin"), "no such"),
+    (("train", "huge"), "'small'"), (("--threads", "1"), "VERB")])
+def test_what_cannot_be_understood_is_one_line(args, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert ne.main(list(args)) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and words in said.err, said.err
+    assert said.err.startswith("nanoeuler: ") and os.listdir() == []
+
+
+def test_one_thread_by_the_environment(tmp_path):
+    one = dict(os.environ, NUMBA_NUM_THREADS="1")
+    complains(nanoeuler("info", "--threads", 2, cwd=tmp_path, env=one), "2, expected 0 to 1")
+    complains(nanoeuler("info", "no.bin", cwd=tmp_path, env=one), "no.bin", "No such file")
+
+
+def test_verbs_are_those_of_the_docstring_and_have_help(capsys):
+    listed = re.findall(r"^    python nanoeuler\.py (\w+) ", ne.__doc__, re.M)
+    found = []
+    ne.add_verbs(lambda name, *args, **options: found.append(name))
+    assert listed == found
+    for verb in found:
+        with pytest.raises(SystemExit) as e:
+            ne.main([verb, "--help"])
+        said = capsys.readouterr()
+        assert e.value.code == 0 and "--threads" in said.out and said.err == ""
+
+
+@pytest.mark.parametrize("verb", ["compile", "--help"])
+def test_another_numba_is_refused(verb, tmp_path):
+    """Its cache may work otherwise: one line at the start, not kernels that are mixed up."""
+    code = (f"import numba, runpy, sys; sys.path[0] = {str(ROOT)!r}\n"
+            f"numba.__version__, sys.argv[1:] = '0.69.1', [{verb!r}]\n"
+            f"runpy.run_path({str(ROOT / 'nanoeuler.py')!r}, run_name='__main__')\n")
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                            text=True, timeout=100)
+    complains(result, "0.69.1", "0.68", "pip install")
+
+
+@pytest.mark.parametrize("verb", ["compile", "--help"])
+@pytest.mark.parametrize("missing", ["bpe", "numba", "numpy"])
+def test_what_is_not_installed_is_named(missing, verb, alone, env, tmp_path):
+    if missing == "bpe":
+        (alone / "bpe.py").unlink()
+    with open(tmp_path / "guard/sitecustomize.py", "a", encoding="utf-8") as f:
+        f.write(f"sys.modules[{missing!r}] = None\n")   # bpe may be installed with the repository
+    complains(program(alone, verb, env=env), missing, "bpe.py", f"'numba=={ne.NUMBA}.*'")
+
+
+def test_a_setting_that_numba_refuses(tmp_path):
+    result = nanoeuler("compile", cwd=tmp_path, env=dict(os.environ, NUMBA_NUM_THREADS="-1"))
+    complains(result, "Number of threads")

@@ -1,0 +1,435 @@
+"""Chat templates: the ids of a conversation against transformers, and what users cannot do."""
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import TINY, needs, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import CHATML, HELLO, SMALL, dicts, write
+from test_bpe import TORTURE
+
+import bpe
+import nanoeuler as ne
+
+# ---- templates of the forms that models of the Hub have
+SMOLLM = """
+{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}
+{{ '<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+' }}{% endif %}{{'<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}""".replace("\n{{ '<|im_start|>system", "{{ '<|im_start|>system").strip()
+
+LLAMA_2 = r"""
+{%- if messages[0]['role'] == 'system' %}
+    {%- set rest = messages[1:] %}
+    {%- set system = messages[0]['content'] %}
+{%- else %}
+    {%- set rest = messages %}
+    {%- set system = false %}
+{%- endif %}
+{%- for message in rest %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('users and assistants take turns') }}
+    {%- endif %}
+    {%- set content = message['content'] %}
+    {%- if loop.index0 == 0 and system != false %}
+        {%- set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + content %}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {{- bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+    {%- else %}
+        {{- ' ' + content.strip() + ' ' + eos_token }}
+    {%- endif %}
+{%- endfor %}""".strip()
+
+LLAMA_3 = r"""
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\n\nToday's year: " + date_string + "\n\n" }}
+{%- if tools is not none %}{{- "Environment: ipython\n" }}{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}""".strip()
+
+QWEN_3 = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages | length - 1, seeking=true) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages | length - 1) - loop.index0 %}
+    {%- if ns.seeking and message.role == 'user' and message.content is string and not (
+           message.content.startswith('<tool_response>') and
+           message.content.endswith('</tool_response>')) %}
+        {%- set ns.seeking = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and thought %}
+            {{- '<|im_start|>assistant\n<think>\n' + thought + '\n</think>\n\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>assistant\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}""".strip()
+
+MISTRAL = r"""
+{%- if messages[0]["role"] == "system" %}
+    {%- set system = messages[0]["content"] %}
+    {%- set rest = messages[1:] %}
+{%- else %}
+    {%- set rest = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in rest %}
+    {%- if message["role"] not in ("user", "assistant") %}
+        {{- raise_exception("users and assistants only") }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {%- if tools is not none and loop.last %}
+            {{- "[AVAILABLE_TOOLS] " + tools | tojson + "[/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {%- if loop.last and system is defined %}
+            {{- "[INST] " + system + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- else %}
+        {%- generation %}
+            {{- " " + message["content"] | trim + eos_token }}
+        {%- endgeneration %}
+    {%- endif %}
+{%- endfor %}""".strip()
+
+GEMMA = r"""
+{{ bos_token }}{% for message in messages %}
+{%- if message['role'] == 'system' %}{% continue %}{% endif %}
+{%- if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}
+{%- set role = message['role'] %}{% endif %}
+{{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}""".strip()
+
+PHI_3 = r"""
+{% for message in messages %}
+{% if message['role'] == 'system' and message['content'] %}
+{{ '<|system|>\n' + message['content'] + '<|end|>\n' -}}
+{% elif message['role'] == 'user' %}
+{{ '<|user|>\n' + message['content'] + '<|end|>\n' -}}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>\n' + message['content'] + '<|end|>\n' -}}
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+{{ '<|assistant|>\n' }}
+{% else %}
+{{ eos_token }}
+{% endif %}""".strip()
+
+ZEPHYR = r"""
+{% for message in messages %}
+{% if message['role'] == 'user' %}
+{{ '<|user|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'system' %}
+{{ '<|system|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>\n'  + message['content'] + eos_token }}
+{% endif %}
+{% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}
+{% endfor %}""".strip()
+
+QUOTED = "{% for m in messages %}{{ m | tojson }}{{ eos_token }}\n{% endfor %}>"     # as data
+UPPER = "{% for m in messages %}{{ m.content | upper }}{{ eos_token }}{% endfor %}"  # transformed
+LOOKED = ("{% for m in messages %}{% if 'please' in m.content %}<|user|>{% endif %}"
+          "{{ m.content }}{{ eos_token }}{% endfor %}")                  # looks into what users say
+
+TEMPLATES = dict(smollm=SMOLLM, chatml=CHATML, llama_2=LLAMA_2, llama_3=LLAMA_3, qwen_3=QWEN_3,
+                 mistral=MISTRAL, gemma=GEMMA, phi_3=PHI_3, zephyr=ZEPHYR, quoted=QUOTED,
+                 upper=UPPER, looked=LOOKED, alpaca=ne.ALPACA)
+SPECIALS = ("</s>", "<|im_start|>", "<|im_end|>", "<s>", "[INST]", "[/INST]", "<|eot_id|>",
+            "<|start_header_id|>", "<|end_header_id|>", "<think>", "</think>", "<start_of_turn>",
+            "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+STATE = ne.State(kind="chat", bos="<s>", eos="</s>")
+
+THOUGHT = [("user", "Think."), ("assistant", "<think>\nHm. \n</think>\n\nWell."), ("user", "And?")]
+CONVERSATIONS = {
+    "a question": HELLO[:1],
+    "a conversation": HELLO,
+    "blanks around": [("user", " \n\t Why?\u00a0 \n")],
+    "nothing but blanks": [("user", " \n ")],
+    "quotes and braces": [("user", "\"{{ bos_token }}\" \\n '{% if %}' \u2028 <b>&amp;</b>")],
+    "please": [("user", "please, na\u00efve \U0001f600"), ("assistant", "No."), ("user", "please")],
+    "torture": [("user", TORTURE.replace("<", "").replace("[", ""))],
+    "a system's words": [("system", " Be brief. "), ("user", "Why? ")],
+    "a thought": THOUGHT}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """In place of that of other modules: with the special tokens of all these templates."""
+    return bpe.train(TORTURE.encode(), 512, SPECIALS)
+
+
+@pytest.fixture(scope="module")
+def theirs(tokenizer):
+    """The same tokenizer in transformers."""
+    transformers, tokenizers = needs("transformers"), needs("tokenizers")
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>",
+                                                eos_token="</s>")
+
+
+def their_ids(theirs, template, messages):
+    return theirs.apply_chat_template(dicts(messages), chat_template=template,
+                                      add_generation_prompt=True)["input_ids"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ids_are_those_of_transformers(name, tokenizer, theirs):
+    needs("jinja2")
+    for what, messages in CONVERSATIONS.items():
+        if name == "alpaca":                 # it knows of one question
+            messages = messages[-1:]
+        want = their_ids(theirs, TEMPLATES[name], messages)
+        if what == "a thought" and name != "qwen_3":
+            continue                         # names in answers that it does not look into
+        assert ne.chat_ids(TEMPLATES[name], messages, STATE, tokenizer) == want, what
+
+
+FRAGMENTS = [*SPECIALS, "<", "|", ">", "<|", "|>", "im_start", "</", "s>", "please", " ", "\n", "x",
+             "I", "[", "INST", "]", ne.BEFORE, ne.AFTER, "{{", "}}", "</S>", "\u00df", "think",
+             "\\", '"', "<tool_response>", "</tool_response>"]
+WORDS = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from([n for n in TEMPLATES if n != "alpaca"]), WORDS, WORDS)
+def test_users_cannot_make_special_tokens(tokenizer, name, first, second):
+    """Or the template cannot be rendered safely, and that is said.  Where it is, the ids give the
+    text that the template makes."""
+    needs("jinja2")
+    words = [("user", first), ("assistant", "Yes."), ("user", second)]
+    template, ids = TEMPLATES[name], tokenizer.specials
+    try:
+        got = ne.chat_ids(template, words, STATE, tokenizer)
+    except ne.UserError as e:
+        assert name in ("looked", "upper") and "special token" in str(e)
+        return
+    same = [("user", "please" if "please" in first else "x"), ("assistant", "Yes."),
+            ("user", "please" if "please" in second else "x")]
+    plain = ne.chat_ids(template, same, STATE, tokenizer)
+    for special in ids.values():
+        assert got.count(special) == plain.count(special)
+    said = [(role, ne.unmarked(text)) for role, text in words]
+    assert tokenizer.decode(got).decode() == ne.render(template, said, STATE)
+
+
+@pytest.mark.parametrize("words", ["</s>", "<|im_end|>", "a <|user", "ser|> b", "|"])
+def test_what_cannot_be_told_apart_is_refused(words, tokenizer):
+    """A template that tests what users say may do anything with it."""
+    needs("jinja2")
+    messages = [("user", f"please {words}"), ("assistant", "No."), ("user", words)]
+    with pytest.raises(ne.UserError, match="special token .* --template alpaca or chatml"):
+        ne.chat_ids(LOOKED, messages, STATE, tokenizer)
+
+
+def test_a_name_of_one_character_and_one_across_a_seam(tokenizer):
+    """Specials that words could make alone, or together with the text around them."""
+    odd = bpe.train(b"Hello " * 9, 264, ("\u2603", "<s", "<s>", "s>x"))
+    template = "{% for m in messages %}<s{{ m.content }}{% endfor %}\u2603"
+    needs("jinja2")
+    got = ne.chat_ids(template, [("user", ">x\u2603\u2603")], STATE, odd)
+    assert got == [odd.specials["<s"], *odd.encode(">x\u2603\u2603"), odd.specials["\u2603"]]
+
+
+def test_special_tokens_of_a_template(monkeypatch):
+    """The longest of those that begin alike; a tokenizer that has none cuts nowhere."""
+    two, none = (bpe.train(b"Hello " * 9, 262, names) for names in (("<s", "<s>", "<s>>"), ()))
+    monkeypatch.setattr(ne, "render", lambda _, messages, state: f"<s>{messages[0][1]}<sHello")
+    want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
+    assert ne.chat_ids("", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
+    assert ne.chat_ids("", HELLO[:1], STATE, none) == none.encode("<s>Hello  there<sHello").tolist()
+    with pytest.raises(ne.UserError, match="--template"):
+        monkeypatch.setattr(ne, "render", lambda template, messages, state: "")
+        ne.chat_ids("", HELLO[:1], STATE, two)
+
+
+# ---- rendering
+@pytest.mark.parametrize("name", ["smollm", "chatml"])
+def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
+    written = {"smollm": SMOLLM, "chatml": ne.CHATML.replace("if", "if ").replace("for", "for ")}
+    for template in (written[name], written[name].replace("\n", "\\n"), "chatml"):
+        text = ne.render(template, HELLO, STATE)
+        assert text.endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
+    for template in ("", "alpaca", ne.ALPACA):               # the last question alone
+        for said in HELLO[:1], HELLO:
+            want = ne.PROMPT.format(instruction=said[-1][1])
+            assert ne.render(template, said, STATE) == want
+    for template in (ZEPHYR, SMOLLM + "!", SMOLLM.replace("content", "text")):
+        with pytest.raises(ne.UserError, match="--template"):
+            ne.render(template, HELLO, STATE)
+
+
+@pytest.mark.parametrize("template, words", [
+    ("{% if %}", "TemplateSyntaxError"), ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("{{ x.y.z }}", "UndefinedError"), ("{{ messages[9].role }}", "UndefinedError"),
+    ("{{ raise_exception('no\nturns') }}", "no turns"),
+    ("{{ messages.append(1) }}", "SecurityError"),
+    ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    ("{% include '/etc/passwd' %}", "no loader")])
+def test_a_bad_template_gives_one_line(template, words):
+    needs("jinja2")
+    with pytest.raises(ne.UserError, match="--template") as error:
+        ne.render(template, HELLO, STATE)
+    assert "\n" not in str(error.value) and words in str(error.value)
+
+
+def test_blanks_in_quotes_make_another_template():
+    """It is not ChatML, whose text has none there."""
+    needs("jinja2")
+    odd = CHATML.replace("'<|im_end|>'", "' <|im_end|>'")
+    assert ne.is_chatml(CHATML) and not ne.is_chatml(odd)
+    assert ne.render(odd, HELLO[:1], STATE).startswith("<|im_start|>user\nHello  there <|im_end|>")
+
+
+# ---- conversations
+@pytest.mark.parametrize("template", [CHATML, "alpaca"])
+def test_a_conversation_goes_on(template, tmp_path, monkeypatch, capsys):
+    """The cache keeps what was said; the second answer is that of the whole text read afresh."""
+    tokenizer = bpe.train(TORTURE.encode(), 512, ("</s>", "<|im_start|>", "<|im_end|>"))
+    cfg = replace(SMALL, seq_len=400, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=template,
+                 eos="<|im_end|>")
+    lines, said = iter(["Hello", "Why?", "/reset", "Hello"]), []
+
+    def type_next(prompt):
+        said.append(capsys.readouterr().out.removesuffix("\n"))
+        return next(lines, "/quit")
+
+    monkeypatch.setattr("builtins.input", type_next)
+    run("chat", path, "--tokens", 12, "--temperature", 0)
+    c = ne.read_checkpoint(str(path))
+
+    def answer(*messages):
+        ids = ne.chat_ids(template, messages, c.state, c.tokenizer)
+        new = ne.generate(ne.Decoder(cfg, c.flat), ids, 12, None, ne.Sampling(temperature=0.0),
+                          c.tokenizer.specials["<|im_end|>"])
+        return c.tokenizer.decode(list(new)).decode("utf-8", "replace")
+
+    hello = ("user", "Hello")
+    first = answer(hello)
+    second = answer(hello, ("assistant", first), ("user", "Why?"))
+    assert said[1:] == [first, second, "", first]        # after the head; /reset says nothing
+
+
+def test_a_template_that_is_chosen_rules(tmp_path, capsys):
+    tokenizer = bpe.train(TORTURE.encode(), 512, ("</s>", "<|im_start|>", "<|im_end|>"))
+    path = write(tmp_path / "a.bin", replace(SMALL, n_mtp=1), tokenizer, kind="chat",
+                 template=CHATML, eos="<|im_end|>")
+    said = []
+    for flags in ((), ("--template", "chatml"), ("--template", "alpaca")):
+        run("generate", "Hello", path, "--tokens", 12, "--temperature", 0, *flags)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+
+
+def test_words_that_cannot_be_rendered_do_not_end_a_chat(tmp_path, monkeypatch, capsys):
+    """A line says why, and what was said before stays said."""
+    tokenizer = bpe.train(b"ab", 262, ("</s>", "<|im_start|>", "<|im_end|>"))
+    cfg = replace(TINY, seq_len=300, vocab_size=260, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=LOOKED)
+    speaker = ne.Speaker(str(path), ne.Decoder, ne.Sampling(temperature=0.0, tokens=3))
+    lines, said = iter(["hello", "please, what is </s>?", "why"]), []
+
+    def type_next(prompt):
+        said.append([text for role, text in speaker.said if role == "user"])
+        return next(lines, "/quit")
+
+    monkeypatch.setattr("builtins.input", type_next)
+    needs("jinja2")
+    speaker.converse()
+    assert said == [[], ["hello"], ["hello"], ["hello", "why"]]
+    assert "special token </s>" in capsys.readouterr().err
+
+
+class Parrot:
+    """A decoder that reads and says "a" for ever."""
+
+    def __init__(self, cfg, flat, weights):
+        self.cfg, self.tokens = cfg, []
+
+    ready = staticmethod(lambda: None)
+
+    def step(self, token):
+        self.tokens.append(token)
+        assert len(self.tokens) <= self.cfg.seq_len, "the conversation is longer than the context"
+        return np.arange(260) == 97 - 33         # the bytes that can be seen come first
+
+    truncate = ne.Decoder.truncate
+
+
+def test_the_oldest_of_a_long_conversation_is_forgotten(tmp_path, capsys):
+    """Whole exchanges, and the first of the template stays: nothing slides in the middle."""
+    tokenizer = bpe.train(b"ab", 262, ("</s>", "<|im_start|>", "<|im_end|>"))
+    cfg = replace(TINY, seq_len=200, vocab_size=260, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=CHATML)
+    speaker = ne.Speaker(str(path), Parrot, ne.Sampling(temperature=0.0, tokens=30))
+    notes = []
+    for k in range(9):
+        speaker.reply(speaker.ids_after(f"question {k}"))
+        notes.append(capsys.readouterr().err)
+        text = tokenizer.decode(speaker.decoder.tokens).decode()
+        assert text.startswith("<|im_start|>user\nquestion ") and f"question {k}<" in text
+        assert text.count("question") == len(speaker.said) // 2
+        assert text.count("a" * 30) == text.count("question")
+    assert notes[0] == "" and notes[-1].count("forgotten") == 1
+    assert len(speaker.said) == 6            # three exchanges of some 65 tokens
+
+
+def test_a_question_longer_than_the_context_slides(tmp_path, capsys):
+    tokenizer = bpe.train(b"ab", 262, ("</s>", "<|im_start|>", "<|im_end|>"))
+    cfg = replace(TINY, seq_len=40, vocab_size=260, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=CHATML)
+    speaker = ne.Speaker(str(path), ne.Decoder, ne.Sampling(temperature=0.0, tokens=5))
+    speaker.reply(speaker.ids_after("x" * 100))
+    said = capsys.readouterr()
+    assert "context of 40" in said.err and "beginning" in said.err and len(said.out) > 1

@@ -1,0 +1,287 @@
+"""Texts: windows, splits, tokens kept in a file, and texts that nothing can be learned from."""
+import os
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import FAST, TEXT, refused, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bpe
+import nanoeuler as ne
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# ---- 7 data
+@settings(max_examples=60)
+@given(n=st.integers(20, 400), T=st.integers(1, 10), P=st.integers(1, 4), seed=st.integers(0, 5))
+def test_batches_take_every_window_once_an_epoch(n, T, P, seed):
+    batches = ne.Batches(np.arange(n, dtype=np.int32), T, P, seed)
+
+    def start(i):
+        _, window, phase = batches.entry(i)
+        return window * T + phase
+
+    for epoch in range(3):
+        starts = sorted(start(epoch * batches.n + i) for i in range(batches.n))
+        assert np.all(np.diff(starts) == T) and 0 <= starts[0] < T and starts[-1] + T < n
+    tokens, targets = batches.take(5, 7)
+    assert tokens.shape == (7, T) and targets.shape == (P, 7, T)
+    for b in range(7):
+        s = start(5 + b)
+        assert np.array_equal(tokens[b], np.arange(s, s + T))
+        for k in range(P):
+            want = np.arange(s + 1 + k, s + 1 + k + T)
+            assert np.array_equal(targets[k, b], np.where(want < n, want, -1))
+
+
+def test_the_cursor_is_one_number():
+    """Any window, in any order, from a new object: the same as in sequence."""
+    tokens = np.random.default_rng(1).integers(0, 99, 500).astype(np.int32)
+    sequence = ne.Batches(tokens, 8, 2, 3)
+    rows = [sequence.take(i, 1)[0] for i in range(200)]
+    for i in (199, 0, 61, 60, 120, 3):
+        assert np.array_equal(ne.Batches(tokens, 8, 2, 3).take(i, 1)[0], rows[i])
+    other = ne.Batches(tokens, 8, 2, 4)
+    for first in (0, sequence.n):            # no epoch of one seed is one of the next seed
+        assert any(not np.array_equal(other.take(i, 1)[0], rows[first + i]) for i in range(5))
+
+
+def test_loss_weights_by_hand():
+    targets = np.array([[1, 2, 3, 4], [1, 2, -1, -1], [5, -1, -1, -1], [-1] * 4])
+    assert ne.loss_weights(targets, 0.3) == pytest.approx([1 / 4, 0.1 / 2, 0.1 / 1, 0.1])
+    assert ne.loss_weights(targets[:1], 0.3) == pytest.approx([1 / 4])
+
+
+@given(text=st.binary(min_size=1, max_size=200), holdout=st.floats(0.001, 0.9))
+def test_split_text(text, holdout):
+    train, val = ne.split_text(text, holdout)
+    assert train + val == text
+
+
+def test_split_text_does_not_cut_a_character():
+    text = "\u00e9\u4e2d\U0001f600" * 50
+    for holdout in np.linspace(0.01, 0.9, 50):
+        train, val = ne.split_text(text.encode(), holdout)
+        assert train.decode() + val.decode() == text
+
+
+# ---- tokens of a large text, kept in a file
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A text beyond LARGE, which is made smaller, and what `tokenize` needs."""
+    monkeypatch.setattr(ne, "LARGE", 10_000)
+    path = tmp_path / "large.txt"
+    path.write_bytes(TEXT.read_bytes()[:30_000])
+    text = ne.read_text(str(path))
+    return str(path), ne.split_text(memoryview(text), 0.1), bpe.train(text[:5000], 300), "ab" * 32
+
+
+def stored(path):
+    files = [f for f in os.listdir(os.path.dirname(path)) if f.endswith(".tokens")]
+    return [os.path.join(os.path.dirname(path), f) for f in files]
+
+
+def test_the_token_file_holds_the_tokens(large):
+    path, parts, tokenizer, _ = large
+    want = [tokenizer.encode(bytes(x)) for x in parts]
+    for _ in range(2):                       # written, then read
+        for got, x in zip(ne.tokenize(*large), want):
+            assert np.array_equal(got, x) and got.dtype == np.uint16
+    [file] = stored(path)
+    assert os.path.getsize(file) < 2 * sum(map(len, want)) + 1000
+    batches = [ne.Batches(x, 16, 2, 1).take(3, 4) for x in (ne.tokenize(*large)[0], want[0])]
+    for got, x in zip(*batches):
+        assert np.array_equal(got, x) and got.dtype == np.int32
+
+
+def test_another_split_tokenizer_or_text_has_another_file(large):
+    path, parts, tokenizer, digest = large
+    text = b"".join(map(bytes, parts))
+    for other in (large, (path, ne.split_text(text, 0.2), tokenizer, digest),
+                  (path, parts, bpe.train(text, 290), digest), (path, parts, tokenizer, "cd" * 32),
+                  (*large, 0.1, 1), (*large, 0.1, 2), (*large, 0.2, 1)):
+        ne.tokenize(*other)
+    assert len(stored(path)) == 7
+    ne.tokenize(*large, 0.0, 2)              # without cuts no seed matters
+    assert len(stored(path)) == 7
+
+
+def test_cuts_are_of_the_training_part_alone(large):
+    path, parts, tokenizer, _ = large
+    (train, val), (cut, same), (again, _) = (ne.tokenize(*large, cuts, 1) for cuts in (0, 0.1, 0.1))
+    assert np.array_equal(val, same) and np.array_equal(cut, again)
+    assert len(cut) > len(train) and tokenizer.decode(cut) == bytes(parts[0])
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed", "text", "directory"])
+def test_a_damaged_token_file_is_made_again(damage, large, capsys):
+    path, parts, tokenizer, digest = large
+    want = [x.copy() for x in ne.tokenize(*large)]
+    [file] = stored(path)
+    raw = open(file, "rb").read()
+    if damage == "renamed":                  # whole, but of another text
+        ne.tokenize(path, parts, tokenizer, "cd" * 32)
+        [other] = set(stored(path)) - {file}
+        os.replace(other, file)
+    elif damage == "directory":
+        os.remove(file)
+        os.mkdir(file)
+    else:
+        raw = {"cut": raw[:-2], "flipped": raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
+               "empty": b"", "text": b"To be, or not to be, that is"}[damage]
+        open(file, "wb").write(raw)
+    capsys.readouterr()
+    for got, x in zip(ne.tokenize(*large), want):
+        assert np.array_equal(got, x)
+    said = capsys.readouterr()
+    assert "once" in said.out and ("note: cannot write" in said.err) == (damage == "directory")
+    ne.tokenize(*large)
+    assert ("once" in capsys.readouterr().out) == (damage == "directory")
+
+
+@pytest.mark.parametrize("V, dtype", [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
+def test_a_token_file_has_room_for_the_last_id(V, dtype, large):
+    path, parts, _, digest = large
+    tokenizer = SimpleNamespace(vocab_size=V, hash=lambda: "x", encode=lambda text: np.full(
+        len(text), V - 1, np.int32))
+    for _ in range(2):                       # written, then read
+        for ids in ne.tokenize(path, parts, tokenizer, digest):
+            assert ids.dtype == dtype and len(ids) and (ids == V - 1).all()
+
+
+# ---- large texts
+def test_an_excerpt_is_whole_lines_from_everywhere(monkeypatch):
+    text = b"".join(b"line %06d\n" % i for i in range(20_000))
+    assert ne.excerpt(text) == text
+    monkeypatch.setattr(ne, "LARGE", 40_000)
+    part = ne.excerpt(memoryview(text), pieces=100)
+    lines = part.splitlines()
+    assert 30_000 < len(part) <= 40_000 and all(len(x) == 11 for x in lines)
+    numbers = np.array([int(x[5:]) for x in lines])
+    assert np.all(np.diff(numbers) > 0) and np.bincount(numbers // 2000).min() > 250
+    assert len(ne.excerpt(b"x" * 100_000, pieces=100)) == 40_000           # no line ends at all
+
+
+@pytest.mark.parametrize("at", [0, 9_999, 10_000, 25_000])
+def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ne, "LARGE", 10_000)
+    text = ("\u00e9" * 15_000).encode()      # two bytes each: pieces begin inside of characters
+    text = b"x" + text[:at - at % 2] + b"\xff" + text[at - at % 2:]
+    (tmp_path / "a.txt").write_bytes(text)
+    assert ne.read_text(str(tmp_path / "a.txt"))[:] == text
+    assert f"not UTF-8 at byte {1 + at - at % 2};" in capsys.readouterr().err
+    (tmp_path / "a.txt").write_bytes(text.replace(b"\xff", b""))
+    ne.read_text(str(tmp_path / "a.txt"))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("size", [9_999, 10_000, 20_000])
+def test_half_a_character_at_the_end_is_invalid(size, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ne, "LARGE", 10_000)
+    (tmp_path / "a.txt").write_bytes(b"x" * (size - 1) + b"\xc3")
+    ne.read_text(str(tmp_path / "a.txt"))
+    assert f"not UTF-8 at byte {size - 1};" in capsys.readouterr().err
+
+
+# ---- texts as users have them: `main` in this process
+@pytest.mark.parametrize("name, data, words", [
+    ("empty.txt", b"", ["empty", "--data"]),
+    ("blank.txt", b" \n\n \t", ["empty", "--data"]),
+    ("zero.txt", b"text and\0binary", ["not text", "8", "--data"]),
+    ("first.txt", b"\0 and text", ["not text", "byte 0 is", "--data"]),
+    ("short.txt", b"too short", []),
+    ("one.txt", b"x", []),
+    ("short2.txt", b"To be, or not to be, that is the question. " * 4, ["--seq-len"]),
+])
+def test_bad_texts(name, data, words, elsewhere, capsys):
+    (elsewhere / name).write_bytes(data)
+    line = refused(capsys, "train", "--data", name, "--steps", 2, words=words)
+    assert name in line or "tokens" in line
+    assert os.listdir() == [name]                        # nothing was written
+
+
+def test_a_text_shorter_than_the_context_names_one_that_fits(elsewhere, capsys):
+    (elsewhere / "a.txt").write_bytes(b"To be, or not to be, that is the question. " * 4)
+    line = refused(capsys, "train", "--data", "a.txt", "--steps", 2)
+    n = re.search(r"--seq-len (\d+)", line)[1]
+    run("train", "--data", "a.txt", "--steps", 2, "--seq-len", n)
+
+
+def test_missing_text_and_directory(elsewhere, capsys):
+    refused(capsys, "train", "--data", "none.txt", words=["none.txt", "--data"])
+    refused(capsys, "train", "--data", ".", words=["--data"])
+    assert os.listdir() == []
+
+
+def test_no_default_text_at_all(elsewhere, capsys, monkeypatch):
+    monkeypatch.setattr(ne, "__file__", str(elsewhere / "nanoeuler.py"))
+    refused(capsys, "train", "--steps", 1, words=["data/shakespeare.txt", "--data"])
+
+
+def test_the_text_that_ships_is_found_from_anywhere(text, tmp_path, capsys, monkeypatch):
+    """Beside the program if the folder has none; what is stored is its name: it can be resumed
+    from any folder, and when program and text have moved together."""
+    ne.compile_kernels()
+    home, moved, here = (tmp_path / name for name in ("home", "moved", "here"))
+    (home / "data").mkdir(parents=True)
+    here.mkdir()
+    (home / "data/shakespeare.txt").write_bytes(text.read_bytes())
+    monkeypatch.setattr(ne, "__file__", str(home / "nanoeuler.py"))
+    monkeypatch.chdir(here)
+    flags = [*FAST[:-4], "--out", here / "a.bin"]
+    refused(capsys, "train", "--data", "data/shakespeare.txt", *flags,
+            words=["data/shakespeare.txt: No such file", "--data"])
+    run("train", "--steps", 2, *flags)
+    assert f"  text             {home}/data/shakespeare.txt, 40,000" in capsys.readouterr().out
+    assert ne.read_checkpoint(here / "a.bin").state.options["data"] == "data/shakespeare.txt"
+    home.rename(moved)
+    monkeypatch.setattr(ne, "__file__", str(moved / "nanoeuler.py"))
+    for folder, steps, path in ((here, 3, f"{moved}/data/shakespeare.txt"),
+                                (moved, 4, "data/shakespeare.txt")):
+        monkeypatch.chdir(folder)
+        run("train", "--resume", "--steps", steps, "--out", here / "a.bin")
+        assert f"  text             {path}, 40,000" in capsys.readouterr().out
+    assert ne.read_checkpoint(here / "a.bin").state.step == 4
+    (here / "data").mkdir()                  # a text of one's own goes first
+    (here / "data/shakespeare.txt").write_bytes(text.read_bytes()[:30_000])
+    monkeypatch.chdir(here)
+    run("train", "--steps", 1, *flags[:-1], here / "b.bin")
+    assert "  text             data/shakespeare.txt, 30,000" in capsys.readouterr().out
+    refused(capsys, "train", "--resume", "--steps", 5, "--out", here / "a.bin",
+            words=["data/shakespeare.txt has changed", "sha256"])
+
+
+def test_invalid_utf8_is_named_and_learned(elsewhere, capfd):
+    data = TEXT.read_bytes()[:5000] + b"\xff\xfe\xc3" + TEXT.read_bytes()[5000:20_000]
+    (elsewhere / "a.txt").write_bytes(data)
+    run("train", "--data", "a.txt", "--steps", 2, *FAST)
+    note = [s for s in capfd.readouterr().err.splitlines() if s]
+    assert len(note) == 1 and "a.txt" in note[0] and "5000" in note[0] and "UTF-8" in note[0]
+    c = ne.read_checkpoint("nanoeuler.bin")
+    assert c.tokenizer.decode(c.tokenizer.encode(data)) == data
+
+
+def test_a_text_may_move_but_not_change(text, copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    (copy / "moved.txt").write_bytes(text.read_bytes())
+    (copy / "other.txt").write_bytes(text.read_bytes()[1:])
+    run("train", "--resume", "--steps", 21, "--data", "moved.txt")
+    refused(capsys, "train", "--resume", "--steps", 22, "--data", "other.txt",
+            words=["other.txt", "sha256"])
+    run("train", "--resume", "--steps", 22)              # where it was last
+
+
+def test_changed_text_on_resume(trained, text, tmp_path, monkeypatch, capsys):
+    other, c = tmp_path / "mine.txt", ne.read_checkpoint(str(trained / "nanoeuler.bin"))
+    other.write_bytes(text.read_bytes() + b"one line more\n")
+    c.state.options["data"] = str(other)
+    ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, c.state, c.flat, c.moments)
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin",
+            words=[other, "sha256", "--out"])
+    other.unlink()
+    refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin", words=[other, "--data"])
