@@ -47,9 +47,16 @@ def library(kernel, kinds):
                                                abi="numba", cc=(8, 0), **o)[0]
 
 
-def instructions(pattern, ptx):
+@functools.cache
+def ptx(kernel, kinds):
+    """Its instructions, to be read: which they are does not depend on the architecture."""
+    [text] = library(kernel, kinds).get_asm_strs(cc=(9, 0, "a"))
+    return text
+
+
+def instructions(kernel, kinds, pattern):
     """(the first line of PTX with such an instruction, the number of them)"""
-    found = [line.strip() for line in re.findall(pattern, ptx, re.M)]
+    found = [line.strip() for line in re.findall(pattern, ptx(kernel, kinds), re.M)]
     return [found[0] if found else "", len(found)]
 
 
@@ -57,7 +64,6 @@ def build(kernel, kinds, arch):
     """Built, linked as a launch links it: as a whole program.  (As a part of one, its tensor core
     instructions would wait for each other: C7509.)"""
     core, (cc, _) = needs("cuda.core"), ARCHS[arch]
-    [ptx] = library(kernel, kinds).get_asm_strs(cc=cc)
     code = core.ObjectCode.from_ltoir(library(kernel, kinds).get_ltoir(cc=cc))
     linker = core.Linker(code, options=core.LinkerOptions(
         arch=arch, link_time_optimization=True, ptxas_options=["-v"], verbose=True))
@@ -69,9 +75,9 @@ def build(kernel, kinds, arch):
                          r"(\d+) bytes spill load", log)
     static = sum(int(n) for n in re.findall(r"(\d+) bytes smem", log))
     return Built(int(registers), static, *map(int, frame),
-                 float64=instructions(r"^\s+\S*\.f64\b.*$", ptx),
-                 widened=instructions(r"^\s+cvt\S*\.f64\.f32\b.*$", ptx),
-                 atomic=instructions(r"^\s+(?:@\S+ )?(?:atom|red)\..*$", ptx))
+                 float64=instructions(kernel, kinds, r"^\s+\S*\.f64\b.*$"),
+                 widened=instructions(kernel, kinds, r"^\s+cvt\S*\.f64\.f32\b.*$"),
+                 atomic=instructions(kernel, kinds, r"^\s+(?:@\S+ )?(?:atom|red)\..*$"))
 
 
 def holds(kinds, scalar):
