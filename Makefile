@@ -32,7 +32,7 @@ check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)
 
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 gpu-test: $(GPU_DEPS)  ## on a GPU: every kernel, the whole gradient, resume, equal bits
 	$(PY) nanoeuler_cuda.py

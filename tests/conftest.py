@@ -37,6 +37,18 @@ def pytest_configure(config):
     ne.compile_rest()
 
 
+# The files that take half a minute and more, the longest first: begun last, one would leave the
+# other worker without work.
+LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_check.py", "test_ops.py",
+        "test_start.py", "test_smollm.py", "test_train.py", "test_inference.py",
+        "test_cuda_program.py")
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

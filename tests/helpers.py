@@ -46,9 +46,13 @@ def complains(result, *words):
 
 
 def needs(name):
-    """A package that the programs do not need, only a test that compares with it."""
+    """A package that the programs do not need, only a test that compares with it.  PyTorch takes
+    one thread: two workers of pytest with two each wait for each other, on two cores."""
     extra = name if name == "torch" else "llama-cpp" if name == "llama_cpp" else "dev"
-    return pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
+    package = pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
+    if name == "torch":
+        package.set_num_threads(1)
+    return package
 
 
 def random_flat(cfg, seed, dtype=np.float64, scale=0.3):
