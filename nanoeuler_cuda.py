@@ -56,7 +56,7 @@ import numpy as np
 
 import bpe
 import nanoeuler as ne
-from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, out, to_bf16
+from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, to_bf16
 
 # ==== 1 Device ====
 PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
@@ -1481,9 +1481,10 @@ def portable_attention(D, itemsize, room):
         smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
         m, l = filled(ROWS, -ctype(qkv).type(math.inf)), filled(ROWS, zero)
         acc = filled(NCOLS, zero)
-        x, y, h, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y, cuda.blockIdx.z * T
+        x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
+        h, H = cuda.blockIdx.y, cuda.gridDim.y
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
-        k_col = o.shape[1] + h * G // cuda.gridDim.y * D
+        k_col = o.shape[1] + h * G // H * D
         load_rows(smem, Q_AT, qkv, row0, t0, T, h * D)
         for k0 in range(0, t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
@@ -1630,7 +1631,7 @@ def tensor_attention(D, hopper):
     CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
     LEFT, OUT = 4 * STEPS, 4 * CHUNKS        # registers a thread: a tile (64, D) as left operand in
     BOTH_LEFT, BOTH_OUT = 2 * LEFT, 2 * OUT  # pairs of bfloat16, and as sums; two such tiles
-    i32, INF, LOG2E = types.int32, np.float32(math.inf), np.float32(1 / math.log(2))
+    i32, INF, LOG2E32 = types.int32, np.float32(math.inf), np.float32(LOG2E)
     load_two, _ = vector(2)
     two_rows = wgmma(64, "rows", False, 2, adds="never")
     one_column, two_columns = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
@@ -1820,9 +1821,10 @@ def tensor_attention(D, hopper):
         acc, m, l = filled(BOTH_OUT, f32(0)), filled(4, -INF), filled(4, f32(0))
         q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
+        h, H = cuda.blockIdx.y, cuda.gridDim.y
+        row0, scale2 = cuda.blockIdx.z * T, scale * LOG2E32
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
-        k_col = o.shape[1] + h * G // cuda.gridDim.y * D
+        k_col = o.shape[1] + h * G // H * D
         r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64     # r + 0, 8, 64, 72
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
@@ -1848,7 +1850,7 @@ def tensor_attention(D, hopper):
                     n = i // 2 * OUT + j * 4 + i % 2 * 2
                     store(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if lane % 4 == 0:
-                    lse[h, row0 + t] = m[i] * scale2 / LOG2E + math.log(total)
+                    lse[h, row0 + t] = m[i] * scale2 / LOG2E32 + math.log(total)
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
@@ -1863,10 +1865,11 @@ def tensor_attention(D, hopper):
         lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
         a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, row0, scale2 = cuda.blockIdx.y, cuda.blockIdx.z * T, scale * LOG2E
+        h, H = cuda.blockIdx.y, cuda.gridDim.y
+        row0, scale2 = cuda.blockIdx.z * T, scale * LOG2E32
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
         G = (dqkv.shape[1] - HD) // (2 * D)
-        k_col, r = HD + h * G // cuda.gridDim.y * D, t0 + warp * 16 + lane // 4
+        k_col, r = HD + h * G // H * D, t0 + warp * 16 + lane // 4
         kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
         fetch(kept, smem, qkv, row0 + t0, last, h * D)
         fetch(kept, smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
@@ -1881,7 +1884,7 @@ def tensor_attention(D, hopper):
         for i in range(2):
             delta_of_row[i] = quad_sum(delta_of_row[i])
             t = row0 + min(r + 8 * i, T - 1)
-            lse2[i] = lse[h, t] * LOG2E
+            lse2[i] = lse[h, t] * LOG2E32
             if lane % 4 == 0 and r + 8 * i < T:
                 delta[h, t] = delta_of_row[i]
         hold(a, smem)
@@ -1916,7 +1919,7 @@ def tensor_attention(D, hopper):
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
-        k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E
+        k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
         my_numbers = global_address(lse) if warp < 2 else global_address(delta)
         for i in range(2):
             fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
@@ -1954,7 +1957,7 @@ def tensor_attention(D, hopper):
                 lses = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
                 deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
                 for i in range(4):
-                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E)
+                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E32)
                     s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
@@ -2881,7 +2884,7 @@ def stage(run):
 def add_verbs(add):
     preset = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
                  help="size of the model (default: base)")
-    learn = (preset, out("nanoeuler.bin"), *RUN)
+    learn = (preset, ne.out("nanoeuler.bin"), *RUN)
     speech = fields(ne.Sampling)
     learning = dict(settings=fields(Run.Options), shape=ne.SHAPE)
     add("test", on_gpu(self_tests), "every kernel against the CPU",
@@ -2893,10 +2896,10 @@ def add_verbs(add):
         **learning).set_defaults(resume=True)
     add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation", TEXT, FILE,
         settings=speech)
-    add("s", stage(SftRun), "fine-tune: learn to answer", FILE, out("nanoeuler_chat.bin"), *RUN,
+    add("s", stage(SftRun), "fine-tune: learn to answer", FILE, ne.out("nanoeuler_chat.bin"), *RUN,
         settings=fields(SftRun.Options), shape=ne.CONTEXT)
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", CHAT,
-        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options), shape=ne.CONTEXT)
+        ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options), shape=ne.CONTEXT)
     add("c", on_gpu(ne.chat, decoder=Decoder), "chat", CHAT, settings=speech)
     add("doctor", doctor, "what this machine has, and what it lacks")
 

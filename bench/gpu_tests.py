@@ -7,6 +7,10 @@ that it was said of.  tests/test_results.py fails where no file has that of toda
 that was run before, on the same machine, stays in the file; one that fails is not written, and
 the exit code is 1.
 
+The kernels were held against functions of nanoeuler.py.  These may be written anew, as long as they
+compute the same: of each of their outputs in float64 the file has two numbers, under `twins`.
+
+twins      the norm of each output of the CPU, and its product with a vector of random numbers
 kernels    python nanoeuler_cuda.py: every kernel against the CPU, twice, to the bit
 gradient   python nanoeuler_cuda.py g: the gradient of the base preset
 tests      pytest tests/test_gpu.py: resume, equal bits, graphs, decoding; --jobs processes at once
@@ -24,13 +28,13 @@ import subprocess
 import sys
 import tokenize
 
+import numpy as np
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PARTS = ("kernels", "gradient", "tests", "sanitizer")
-NEEDED = PARTS[:3]                           # compute-sanitizer comes with the CUDA toolkit only
-# What the results depend on: files, and the sections of nanoeuler.py with the ops' twins, which the
-# CPU's own tests hold
-PROVEN = ("nanoeuler_cuda.py", "bench/naive_attention.py", "tests/test_gpu.py")
-TWINS = ("4.1", "4.2", "4.3", "4.4", "4.5", "4.6", "4.7", "6")
+sys.path[:0] = [str(ROOT)]
+PARTS = ("twins", "kernels", "gradient", "tests", "sanitizer")
+NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
+PROVEN = ("nanoeuler_cuda.py", "bench/naive_attention.py", "tests/test_gpu.py")      # their code
 
 
 def code_of(text):
@@ -50,21 +54,44 @@ def code_of(text):
     return "\n".join(line.rstrip() for line in kept if line.strip())
 
 
-def sections(text, numbers):
-    """The sections of a program, from its rules on."""
-    parts = re.split(r"^# ==== (\S+) .*====$", text, flags=re.M)
-    found = dict(zip(parts[1::2], parts[2::2]))
-    return "\n".join(found[number] for number in numbers)
-
-
 def fingerprint(root=ROOT):
-    read = lambda name: (root / name).read_text(encoding="utf-8")
-    texts = [read(name) for name in PROVEN] + [sections(read("nanoeuler.py"), TWINS)]
+    texts = [(root / name).read_text(encoding="utf-8") for name in PROVEN]
     return hashlib.sha256("\0".join(map(code_of, texts)).encode()).hexdigest()
+
+
+def twins():
+    """{"kernel i": (norm, product with random numbers)} of the i-th output that a kernel's twin has
+    in the smaller self-tests, float64.  Another number in the output changes the product."""
+    import nanoeuler_cuda
+    found = {}
+    for name, cases in nanoeuler_cuda.op_tests(quick=True).items():
+        if name.endswith(", mma"):           # the same outputs again
+            continue
+        rng = np.random.default_rng(1)
+        for i, y in enumerate(y for expected, *_ in cases for y in expected):
+            y = np.asarray(y, np.float64).ravel()
+            found[f"{name} {i}"] = float(np.linalg.norm(y)), float(rng.standard_normal(y.size) @ y)
+    return found
+
+
+def told_twins(said):
+    """What `twins` returned, of its part of a file"""
+    rows = re.findall(r"^(.+ \d+): (\S+) (\S+)$", said, re.M)
+    return {name: (float(norm), float(product)) for name, norm, product in rows}
+
+
+def same_twins(one, other):
+    """Whether two programs' twins compute the same: to 1e-11 of the norm, some 1e5 roundoffs."""
+    return one.keys() == other.keys() and all(
+        abs(x - y) <= 1e-11 * max(norm, 1e-300)
+        for name, (norm, product) in one.items()
+        for x, y in zip((norm, product), other[name], strict=True))
 
 
 def command(part, jobs):
     program = [sys.executable, "nanoeuler_cuda.py"]
+    if part == "twins":
+        return [sys.executable, "bench/gpu_tests.py", "--only-twins"]
     if part == "kernels":
         return program
     if part == "gradient":
@@ -82,10 +109,12 @@ def parse(text):
     return {part: (code, said) for part, code, said in found}
 
 
-def current(text, code):
-    """Whether a file proves the code of that fingerprint."""
+def current(text, code, of_twins):
+    """Whether a file proves the code of that fingerprint, with twins that compute this."""
     found = parse(text)
-    return all(part in found and found[part][0] == code for part in NEEDED)
+    if any(part not in found or found[part][0] != code for part in NEEDED):
+        return False
+    return same_twins(told_twins(found["twins"][1]), of_twins)
 
 
 def run(part, jobs):
@@ -124,7 +153,12 @@ def main():
     p.add_argument("--jobs", type=int, default=1, help="processes of pytest (default: 1)")
     p.add_argument("--commit", help="of the code, where git does not know")
     p.add_argument("--out", help="file (default: bench/results/gpu_tests_<device>.txt)")
+    p.add_argument("--only-twins", action="store_true", help="print what the CPU computes, and end")
     a = p.parse_args()
+    if a.only_twins:
+        for name, (norm, product) in twins().items():
+            print(f"{name}: {norm!r} {product!r}")
+        return 0
     git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True,
                          text=True)
     device, header = machine()

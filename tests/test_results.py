@@ -5,6 +5,8 @@ import sys
 import pytest
 from helpers import ROOT
 
+import nanoeuler as ne
+
 RESULTS = ROOT / "bench" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -74,30 +76,56 @@ def test_attention_in_the_readme(label):
         assert said == f"{sum(rows[way][side]['ms'] for way in ('forward', 'backward')):.2f} ms"
 
 
-def test_the_proof_on_a_gpu_is_of_todays_code():
+@pytest.fixture
+def of_twins(dry):
+    import gpu_tests
+    return gpu_tests.twins()
+
+
+def test_the_proof_on_a_gpu_is_of_todays_code(of_twins):
     import gpu_tests
     files = sorted(RESULTS.glob("gpu_tests_*.txt"))
     code = gpu_tests.fingerprint()
-    assert any(gpu_tests.current(p.read_text(encoding="utf-8"), code) for p in files), (
-        "the GPU program changed since it was last proven; on a machine with a GPU: "
-        "python bench/gpu_tests.py")
+    assert any(gpu_tests.current(p.read_text(encoding="utf-8"), code, of_twins) for p in files), (
+        "the GPU program, or what the CPU's functions compute, changed since it was last proven; "
+        "on a machine with a GPU: python bench/gpu_tests.py")
+
+
+def test_twins_that_compute_something_else_are_seen(of_twins, monkeypatch):
+    """Rounding is nothing else; a sign, an entry, another constant is."""
+    import gpu_tests
+    assert len(of_twins) > 100
+    told = "".join(f"{name}: {x!r} {y!r}\n" for name, (x, y) in of_twins.items())
+    assert gpu_tests.told_twins(told) == of_twins
+    for name, (norm, product) in of_twins.items():
+        rounded = {**of_twins, name: (norm * (1 + 1e-15), product * (1 - 1e-15))}
+        assert gpu_tests.same_twins(of_twins, rounded)
+        little = 1e-9 * norm or 1e-9         # an output may be zero: of no target at all
+        for wrong in ((norm + little, product), (norm, product + little)):
+            assert not gpu_tests.same_twins(of_twins, {**of_twins, name: wrong})
+    assert not gpu_tests.same_twins(of_twins, {**of_twins, "more 0": (1.0, 1.0)})
+    rmsnorm = ne.rmsnorm_forward
+    monkeypatch.setattr(ne, "rmsnorm_forward", lambda y, rstd, x, gain, eps: rmsnorm(
+        y, rstd, x, gain, 2 * eps))
+    assert not gpu_tests.same_twins(of_twins, gpu_tests.twins())
 
 
 def test_a_stale_proof_is_seen(tmp_path):
     import gpu_tests
     header, now, before = "Correctness on a GPU.\n\n", "a" * 64, "b" * 64
-    text = "Correctness on another GPU.\n\n== kernels: x\nold\n"
+    text, of_twins = "Correctness on another GPU.\n\n== kernels: x\nold\n", {"rope 0": (2.0, -1e-3)}
     for code in (before, now):
         for part in gpu_tests.PARTS:
-            assert not gpu_tests.current(text, now)
-            said = f"{part}: python x\ncode {code}, commit 12\n\nkernel OK\n== not a part\n\n"
+            assert not gpu_tests.current(text, now, of_twins)
+            said = f"{part}: python x\ncode {code}, commit 12\n\nrope 0: 2.0 -0.001\n== no part\n\n"
             text = gpu_tests.written(text, header, part, said.replace("== ", ""))
             if part == gpu_tests.NEEDED[-1]:
                 break
-        assert gpu_tests.current(text, code) and text.startswith(header)
+        assert gpu_tests.current(text, code, of_twins) and text.startswith(header)
+        assert not gpu_tests.current(text, code, {"rope 0": (2.0, 1e-3)})
     assert list(gpu_tests.parse(text)) == list(gpu_tests.NEEDED)
     assert gpu_tests.parse(text)["gradient"][0] == now
-    assert "kernel OK" in gpu_tests.parse(text)["tests"][1]
+    assert "rope 0" in gpu_tests.parse(text)["tests"][1]
 
 
 def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
@@ -121,7 +149,7 @@ def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
     text = path.read_text("utf-8")
     assert list(gpu_tests.parse(text)) == ["kernels", "gradient", "tests"]
     assert all(f"=== {part} said" in said for part, (_, said) in gpu_tests.parse(text).items())
-    assert gpu_tests.current(text, gpu_tests.fingerprint())
+    assert gpu_tests.fingerprint() == gpu_tests.parse(text)["gradient"][0]
 
 
 @pytest.mark.parametrize("name, old, new, changes", [
@@ -130,10 +158,9 @@ def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
     ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', False),
     ("bench/naive_attention.py", "add=r > 0", "add=True", True),
     ("tests/test_gpu.py", "def hyper(step):", "def hyper(step, *_):", True),
-    ("nanoeuler.py", "def rmsnorm_forward(", "def rmsnorm_forward_of(", True),
-    ("nanoeuler.py", "def gguf", "def to_gguf", False)])
+    ("nanoeuler.py", "def rmsnorm_forward(", "def rmsnorm_forward_of(", False)])
 def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
-    """Not of comments and docstrings, nor of what the GPU program does not compute with."""
+    """Not of comments and docstrings, nor of the CPU's program: of that, what it computes."""
     import gpu_tests
     for source in (*gpu_tests.PROVEN, "nanoeuler.py"):
         (tmp_path / source).parent.mkdir(exist_ok=True)
