@@ -1523,11 +1523,14 @@ def info(file):
     """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
     c = read_checkpoint(file)
     s = c.state
+    text = str(s.options.get("data"))
+    if s.text_sha256:                        # an imported model's is not known
+        text += f", sha256 {s.text_sha256[:12]}"
     print_table(file, [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
         ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
-        ("validation", f"{s.bits_per_byte:.4f} bits/byte"),
-        ("text", f"{s.options.get('data')}, sha256 {s.text_sha256[:12]}"),
+        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
+        ("text", text),
         ("AdamW moments", "yes" if c.moments else "no"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 

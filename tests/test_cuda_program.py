@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from dry_gpu import Dispatcher, blank, step
 from helpers import ROOT, TINY, complains, nanoeuler
@@ -64,6 +65,16 @@ def test_a_setting_that_is_none_is_refused_in_a_line(life, capsys):
         assert verb("t", *life, flag, value) == 2
         said = capsys.readouterr().err
         assert value in said and said.startswith("nanoeuler: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("fill", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_logits_that_are_not_finite_are_refused(fill, temperature, dry, checkpoint, capsys):
+    dry.fill = fill
+    assert nc.main(["i", "to be", str(checkpoint), "--temperature", temperature, "--threads",
+                    "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "logit of token" in said
 
 
 def test_what_the_driver_says_is_one_line_and_a_remedy(life, monkeypatch, capsys):

@@ -123,3 +123,11 @@ def test_every_verb_has_help(capsys):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
             assert f"(default: {f.default})" in parts["--" + name.replace("_", "-")], (verb, name)
+
+
+def test_no_more_threads_than_may_be_kept_busy(monkeypatch):
+    """A control group's quota counts for what nobody asked for, too."""
+    monkeypatch.setattr(ne, "most_threads", lambda: 1)
+    monkeypatch.setattr(ne, "physical_cores", lambda: 2)
+    ne.use_threads(0)
+    assert get_num_threads() == 1

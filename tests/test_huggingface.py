@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, needs, refused, run
+from helpers import ROOT, TINY, needs, refused, run, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
@@ -303,6 +303,46 @@ def test_a_damaged_directory_gives_one_line(name, tokenizer, tmp_path, capsys):
     assert str(folder) in line and "give a Llama" in line, line
     assert name != "no config" or str(folder / "config.json") in line
     assert not (tmp_path / "b.bin").exists()
+
+
+def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):
+    """Heads 1.. of ours are in mtp.safetensors; this one is somebody else's."""
+    folder = as_folder(tmp_path, tokenizer)
+    for path in folder.iterdir():
+        path.unlink()
+    theirs = folder / "mtp.safetensors"
+    ne.write_tensors(theirs, {"format": "pt"}, {"draft.weight": np.ones(3, np.float32)}, "")
+    before = theirs.read_bytes()
+    for force in ([], ["--force"]):
+        refused(capsys, "export", tmp_path / "a.bin", folder, *force, words=["mtp.safetensors"])
+        assert theirs.read_bytes() == before and os.listdir(folder) == ["mtp.safetensors"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("source", ["hf", "a.gguf"])
+def test_the_tensor_that_is_not_finite_is_named(source, bad, tokenizer, tmp_path, capsys,
+                                                monkeypatch):
+    read = ne.read_checkpoint
+
+    def spoilt(path, moments=True):
+        c = read(path, moments)
+        ne.named(c.cfg, c.flat)["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
+        return c
+    monkeypatch.setattr(ne, "read_checkpoint", spoilt)
+    as_folder(tmp_path, tokenizer)           # exports it
+    refused(capsys, "import", tmp_path / source, tmp_path / "b.bin",
+            words=[source, f"model.layers.1.mlp.up_proj.weight[3, 5] is {bad}"])
+    assert not (tmp_path / "b.bin").exists()
+
+
+def test_info_of_an_imported_model(tokenizer, tmp_path):
+    """What is not known is not there: no validation of 0 bits, no hash of a text."""
+    folder = as_folder(tmp_path, tokenizer)
+    run("import", folder, tmp_path / "b.bin")
+    rows = dict(line.split(maxsplit=1) for line in told("info", tmp_path / "b.bin").splitlines()
+                if line.startswith("  "))
+    assert rows["text"] == str(folder) and rows["validation"] == "none yet"
+    assert rows["checksum"] == "matches"
 
 
 def test_what_exists_is_not_replaced(tokenizer, tmp_path, capsys):

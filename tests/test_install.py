@@ -99,6 +99,11 @@ def test_the_wheel_holds_the_programs_and_nothing_else(tmp_path):
     wheel, = tmp_path.glob("*.whl")
     modules = [name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name]
     assert sorted(modules) == ["bpe.py", "check.py", "nanoeuler.py", "nanoeuler_cuda.py"]
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    result = subprocess.run([sys.executable, "-m", "nanoeuler", "info", "none.bin"], cwd=tmp_path,
+                            env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, timeout=120,
+                            capture_output=True, encoding="utf-8")
+    complains(result, "none.bin")
 
 
 def test_an_installed_program_runs_in_any_folder(tmp_path):

@@ -123,3 +123,8 @@ def test_what_benchmarks_use_of_the_programs_is_there(path):
                     pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
                 module = importlib.import_module(name)
                 assert hasattr(module, node.attr), f"{path.name}:{node.lineno}: {name}.{node.attr}"
+
+
+@names
+def test_the_oldest_python_understands_it(path):
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 11))

@@ -13,7 +13,7 @@ import textwrap
 import naive
 import numpy as np
 import pytest
-from helpers import ROOT, complains, ok
+from helpers import ROOT, TINY, complains, ok
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -102,6 +102,13 @@ def test_aligned_memory(dtype):
         assert x.shape == shape and x.dtype == dtype and not x.any()
         assert x.ctypes.data % 64 == 0 or x.size == 0
         assert ne.room_behind(x) >= ne.TILE_BYTES
+
+
+def test_a_model_refuses_arrays_without_room(monkeypatch):
+    model = ne.Model(TINY, ne.init_params(TINY, 1))
+    monkeypatch.setattr(ne, "aligned", np.zeros)
+    with pytest.raises(AssertionError, match="not made by `aligned`"):
+        model.prepare(1, 8)
 
 
 def test_room_behind_is_counted_to_the_end_of_the_memory():
