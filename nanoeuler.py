@@ -35,6 +35,9 @@ Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
         w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
         SFT is supervised fine-tuning, DPO direct preference optimization (section 9).
+Types   Functions take their dtype from their arguments: float32, float64 for proofs, or bfloat16,
+        stored as uint16, for what feeds products: value() is the number that a stored one stands
+        for, rounded() a result as its array holds it.
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
         task of its gradient.  Each number is written by one task, in one order: the result does not
         depend on how many threads there are or which of them takes which task.
@@ -174,8 +177,17 @@ GAINS = slice(6, 9)          # of the norms
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
-Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy")
+Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy room pairs")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
+
+# A run in bfloat16 keeps in it what feeds the products: activations, and copies of the matrices.
+# Parameters, gradients, moments, the residual stream, sums, softmax and losses stay in float32.
+BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
+PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
+# What is stored as bfloat16, and what as pairs of it, in panels (4.1)
+NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
+          Scratch: {"att", "room"}}
+PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -208,27 +220,36 @@ def dact_shapes(cfg, B, T):
 
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence."""
-    D, width = cfg.head_dim, tile_width(dtype)
-    panels = -(-T // width)
+    D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
+    panels, room, pairs = -(-T // width), 0, 0
+    if dtype == BF16:                        # a row, and what makes its last pair whole
+        QKV = (cfg.n_head + 2 * cfg.n_kv_head) * D
+        room, pairs = max(cfg.n_embd, cfg.vocab_size, QKV, T) + 1, T
     return Scratch(norm=(n, T, cfg.n_embd),  # gradients of the outputs of RMSNorm,
                    att=(n, T, cfg.n_head * D),       # attention
                    swiglu=(n, T, cfg.n_hidden),      # and SwiGLU
                    scores=(n, BR, T),        # S, then P, of a block of queries
                    dscores=(n, BR, T),
-                   kt=(n, panels, D, width),         # K^T and V^T of a head, packed
-                   vt=(n, panels, D, width),
-                   dy=(n, 1, KC, DY_COLUMNS))
+                   kt=(n, panels, D // step, width),         # K^T and V^T of a head, packed
+                   vt=(n, panels, D // step, width),
+                   dy=(n, 1, KC // step, DY_COLUMNS),
+                   room=(n, T, room),        # of bfloat16 alone: an operand, rounded,
+                   pairs=(n, 1, BR // step, pairs))          # and one turned
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
-    width, shapes = tile_width(dtype), {}
+    width, step, shapes = tile_width(dtype), rows_a_panel_row(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
     for name, shape, _ in param_table(untied):
         if name in Panels._fields:
             L, N, K = shape
             rows, columns = (K, N) if transposed else (N, K)
-            shapes[name] = L, -(-columns // width), rows, width
+            shapes[name] = L, -(-columns // width), -(-rows // step), width
     return Panels(**shapes)
+
+def rows_a_panel_row(dtype):
+    """Of bfloat16, panels hold pairs, those of two rows of the matrix, in an int32."""
+    return 2 if dtype == BF16 else 1
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line.  Behind them is room for a row of a tile: at the
@@ -299,6 +320,7 @@ try:
 except UserError as e:                       # whichever program imports this one: one line
     print(f"nanoeuler: {e}", file=sys.stderr)
     sys.exit(2)
+HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 MR = tile_rows(ARCHITECTURE, BITS)
 TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
 ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
@@ -306,13 +328,13 @@ BR = 32                          # attention takes so many query rows at a time:
 KC = 64                          # a weight gradient sums so many rows of a batch in registers
 NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
 DY_COLUMNS = 2 * MR              # and packs so many columns of dY side by side
-i32, i64 = ir.IntType(32), ir.IntType(64)                # i64(5) is a constant of that type
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # i64(5) is a constant
 
 def tile_width(dtype):
-    """Columns of a tile: two vectors."""
-    return TILE_BYTES // np.dtype(dtype).itemsize
+    """Columns of a tile: two vectors of its sums, which are float32 for bfloat16."""
+    return TILE_BYTES // max(4, np.dtype(dtype).itemsize)
 
-def emit_tile(module, scalar, lanes, size):
+def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
     """The LLVM function of a tile, C = add * base + A B.  In NumPy, each matrix a flat array:
 
         sums = np.zeros((MR, width))
@@ -326,30 +348,84 @@ def emit_tile(module, scalar, lanes, size):
 
     width = 2 * lanes; rows and cols are what is left of C, more than a tile or less.  c_row and the
     like are strides, in entries: from a row to the next.  A transposed A costs nothing.
-    Not inlined: copies cost seconds of JIT."""
-    vec, ptr = ir.VectorType(scalar, lanes), scalar.as_pointer()
+    Not inlined: copies cost seconds of JIT.
+
+    of_pairs: A and B are bfloat16, and k counts pairs: one instruction adds A[r, 2k] B[2k, j] +
+    A[r, 2k + 1] B[2k + 1, j].  A's pairs lie side by side, and its strides count halves of a pair.
+    B's do in "panels"; of "rows" they are put together here, the last row with itself if their
+    number is odd: then A has a zero there.  narrow: C is bfloat16, and there is no base."""
+    vec, name = ir.VectorType(scalar, lanes), f"nanoeuler_tile_{scalar}"
+    whole = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
+    a_type = b_type = c_type = scalar
+    if of_pairs:
+        a_type, name = i16, f"{name}_{of_pairs}"
+        b_type = i32 if of_pairs == "panels" else i16
+    if narrow:
+        c_type, name = i16, f"{name}_narrow"
+    matrices = [kind.as_pointer() for kind in (c_type, scalar, a_type, b_type)]
     fn = cgutils.get_or_insert_function(
-        module, ir.FunctionType(ir.VoidType(), [ptr] * 4 + [i64] * 9), f"nanoeuler_tile_{scalar}")
+        module, ir.FunctionType(ir.VoidType(), [*matrices, *[i64] * 10]), name)
     if not fn.is_declaration:
         return fn
     fn.linkage = "linkonce_odr"
     fn.attributes.add("noinline")
     fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
-    C, base, A, B, c_row, base_row, a_row, a_column, b_row, K, rows, cols, add = fn.args
+    C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_rows, K, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
     width, halves = i64(2 * lanes), (i64(0), i64(lanes))
     fma = cgutils.get_or_insert_function(
         module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
 
-    def vector_at(matrix, offset):
-        return bd.bitcast(bd.gep(matrix, [offset]), vec.as_pointer())
+    def vector_at(matrix, offset, kind=vec):
+        return bd.bitcast(bd.gep(matrix, [offset]), kind.as_pointer())
 
     def load(matrix, offset):                # of any alignment
         return bd.load(vector_at(matrix, offset), align=size)
 
     def broadcast(x):
-        undef, lane0 = vec(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
+        kind = ir.VectorType(x.type, lanes)
+        undef, lane0 = kind(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
         return bd.shuffle_vector(bd.insert_element(undef, x, i32(0)), undef, lane0)
+
+    def load_a(row, k):
+        start = bd.mul(k, a_column)
+        if not of_pairs:
+            return broadcast(bd.load(bd.gep(row, [start])))
+        pair = bd.bitcast(bd.gep(row, [start]), i32.as_pointer())
+        return broadcast(bd.load(pair, align=2))
+
+    def load_b(k):
+        start = bd.mul(k, b_row)
+        if not of_pairs:
+            return [load(B, bd.add(start, half)) for half in halves]
+        if of_pairs == "panels":
+            return [bd.load(vector_at(B, bd.add(start, half), whole), align=4) for half in halves]
+        row = ir.VectorType(i16, 2 * lanes)
+        even = bd.add(k, k)
+        there = bd.icmp_signed("<", bd.add(even, i64(1)), b_rows)
+        start = bd.mul(even, b_row)
+        first = bd.load(vector_at(B, start, row), align=2)
+        start = bd.add(start, bd.select(there, b_row, i64(0)))
+        second = bd.load(vector_at(B, start, row), align=2)
+        pairs = []
+        for half in (0, lanes):
+            order = [n for lane in range(half, half + lanes) for n in (lane, 2 * lanes + lane)]
+            lanes_of = ir.VectorType(i32, 2 * lanes)(order)
+            pairs.append(bd.bitcast(bd.shuffle_vector(first, second, lanes_of), whole))
+        return pairs
+
+    def multiply(a, b, total):
+        if not of_pairs:
+            return bd.call(fma, [a, b, total])
+        if HAS_BF16:
+            dot = cgutils.get_or_insert_function(
+                module, ir.FunctionType(vec, [vec, whole, whole]),
+                f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
+            return bd.call(dot, [total, a, b])
+        upper, bits = whole([0xFFFF0000] * lanes), whole([16] * lanes)
+        low = [bd.bitcast(bd.shl(x, bits), vec) for x in (a, b)]
+        high = [bd.bitcast(bd.and_(x, upper), vec) for x in (a, b)]
+        return bd.call(fma, [*high, bd.call(fma, [*low, total])])
 
     a_rows = [A]
     for r in range(1, MR):
@@ -358,25 +434,36 @@ def emit_tile(module, scalar, lanes, size):
     zero = vec([0.0] * lanes)
     sums = [[cgutils.alloca_once_value(bd, zero) for _ in halves] for _ in range(MR)]
     with cgutils.for_range(bd, K) as k:
-        b_start, a_start = bd.mul(k.index, b_row), bd.mul(k.index, a_column)
-        b = [load(B, bd.add(b_start, half)) for half in halves]
+        b = load_b(k.index)
         for r in range(MR):
-            a = broadcast(bd.load(bd.gep(a_rows[r], [a_start])))
+            a = load_a(a_rows[r], k.index)
             for b_half, total in zip(b, sums[r]):
-                bd.store(bd.call(fma, [a, b_half, bd.load(total)]), total)
+                bd.store(multiply(a, b_half, bd.load(total)), total)
+
+    def stored(total):
+        """A vector of sums as C has it: rounded to the nearest bfloat16, ties to even, if narrow"""
+        if not narrow:
+            return bd.load(total)
+        bits = bd.bitcast(bd.load(total), whole)
+        even = bd.and_(bd.lshr(bits, whole([16] * lanes)), whole([1] * lanes))
+        rounded = bd.add(bits, bd.add(even, whole([0x7FFF] * lanes)))
+        return bd.trunc(bd.lshr(rounded, whole([16] * lanes)), ir.VectorType(i16, lanes))
 
     edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
-    spare = cgutils.alloca_once(bd, scalar, size=2 * lanes * MR)       # spare tile is written,
+    spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)       # spare tile is written,
     out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)        # and copied
     for r in range(MR):
         with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
             base_start, out_start = bd.mul(base_row, i64(r)), bd.mul(out_row, i64(r))
-            with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
-                for half, total in zip(halves, sums[r]):
-                    old = load(base, bd.add(base_start, half))
-                    bd.store(bd.fadd(bd.load(total), old), total)
+            if not narrow:
+                with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
+                    for half, total in zip(halves, sums[r]):
+                        old = load(base, bd.add(base_start, half))
+                        bd.store(bd.fadd(bd.load(total), old), total)
             for half, total in zip(halves, sums[r]):
-                bd.store(bd.load(total), vector_at(out, bd.add(out_start, half)), align=size)
+                x = stored(total)
+                bd.store(x, vector_at(out, bd.add(out_start, half), x.type),
+                         align=2 if narrow else size)
     with bd.if_then(edge):
         count = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
         with cgutils.for_range(bd, count) as r, cgutils.for_range(bd, cols) as c:
@@ -390,35 +477,48 @@ def emit_tile(module, scalar, lanes, size):
 def tile(typing, out, base, x, b, m, j, add):
     """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
     b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
-    base and b whole vectors are read, also past the end (see `aligned`)."""
+    base and b whole vectors are read, also past the end (see `aligned`).
+    For bfloat16, x (M, K) is uint16 with contiguous rows, or int32 (M, K / 2) of pairs; b is uint16
+    or panels of pairs; out is float32, or uint16 where nothing is added."""
     def codegen(context, bd, sig, args):     # args: the same seven, as LLVM values
-        dtype = sig.args[0].dtype
+        narrow = sig.args[0].dtype == types.uint16
+        low = sig.args[2].dtype in (types.uint16, types.int32)
+        dtype = types.float32 if low else sig.args[2].dtype
         scalar, size = context.get_value_type(dtype), dtype.bitwidth // 8
         lanes = BITS // (8 * size)
 
-        def unpacked(i):
+        def unpacked(i, entry):
             """Pointer, shape and strides, in entries, of the array that is argument i."""
             array = context.make_array(sig.args[i])(context, bd, args[i])
             strides = cgutils.unpack_tuple(bd, array.strides)
             return (array.data, cgutils.unpack_tuple(bd, array.shape),
-                    [bd.sdiv(n_bytes, i64(size)) for n_bytes in strides])
+                    [bd.sdiv(n_bytes, i64(entry)) for n_bytes in strides])
 
-        out_data, out_shape, out_strides = unpacked(0)
-        base_data, _, base_strides = unpacked(1)
-        x_data, x_shape, x_strides = unpacked(2)
-        b_data, _, b_strides = unpacked(3)
+        out_data, out_shape, out_strides = unpacked(0, 2 if narrow else size)
+        base_data, _, base_strides = unpacked(1, size)
+        x_data, x_shape, x_strides = unpacked(2, 2 if low else size)
+        b_size = sig.args[3].dtype.bitwidth // 8
+        b_data, b_shape, b_strides = unpacked(3, b_size)
         at_m, at_j, add_flag = args[4:]
         first = at_j                         # entry of b
         if len(b_strides) == 3:              # of the panel that column j begins
             first = bd.mul(bd.sdiv(at_j, i64(2 * lanes)), b_strides[0])
-        bd.call(emit_tile(bd.module, scalar, lanes, size), [
+        of_pairs, K = "", x_shape[1]
+        if low:
+            of_pairs = "panels" if len(b_strides) == 3 else "rows"
+            x_data = bd.bitcast(x_data, i16.as_pointer())
+            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side
+                K = bd.ashr(bd.add(K, i64(1)), i64(1))
+                x_strides = [x_strides[0], i64(2)]
+        base_row = bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)])
+        bd.call(emit_tile(bd.module, scalar, lanes, size, of_pairs, narrow), [
             bd.gep(out_data, [bd.add(bd.mul(at_m, out_strides[0]), at_j)]),
-            bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)]),
+            bd.bitcast(base_row, scalar.as_pointer()),
             bd.gep(x_data, [bd.mul(at_m, x_strides[0])]),
             bd.gep(b_data, [first]),
             out_strides[0], base_strides[0], *x_strides,
             b_strides[-2],                   # from k to k + 1, in a matrix as in a panel
-            x_shape[1], bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
+            b_shape[-2], K, bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
         return context.get_dummy_value()
     return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
 
@@ -451,6 +551,54 @@ def _value(x):
     if x == types.int8:
         return lambda x: float32(x)
     return lambda x: x
+
+def bits_of(x):
+    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored."""
+
+@overload(bits_of, inline="always")
+def _bits_of(x):
+    if x == types.uint16:
+        return lambda x: int32(x)
+
+    def nearest(x):
+        bits = np.float32(x).view(np.int32)
+        even = (bits >> int32(16)) & int32(1)
+        return ((bits + int32(0x7FFF) + even) >> int32(16)) & int32(0xFFFF)
+    return nearest
+
+def rounded(x, like):
+    """A number as an array of the type of `like` holds it."""
+
+@overload(rounded, inline="always")
+def _rounded(x, like):
+    if like.dtype == types.uint16:
+        return lambda x, like: np.uint16(bits_of(x))
+    return lambda x, like: x
+
+def number(x, like):
+    """A number in the type in which a number of `like` is computed with."""
+
+@overload(number, inline="always")
+def _number(x, like):
+    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
+    return lambda x, like: dtype(x)
+
+def paired(like):
+    """How many rows of a matrix are in one row of panels like these: two are pairs in int32."""
+
+@overload(paired, inline="always")
+def _paired(like):
+    n = 2 if like.dtype == types.int32 else 1
+    return lambda like: n
+
+def pair_of(even, odd, mask, like):
+    """What panels have of two rows, the odd one only if the mask is -1; or of one"""
+
+@overload(pair_of, inline="always")
+def _pair_of(even, odd, mask, like):
+    if like.dtype == types.int32:
+        return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
+    return lambda even, odd, mask, like: even
 
 def to_bf16(x):
     """float32 as the bits of bfloat16, to the nearest, ties to even."""
@@ -490,23 +638,74 @@ def _exp(x):
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
     b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
-    a view."""
-    I, K, width = panels.shape
-    N = b.shape[1]
+    a view.  Panels of bfloat16, int32 (ceil(N / width), ceil(K / 2), width), hold in one entry
+    those of rows 2k, in the lower half, and 2k + 1, or zero past K."""
+    I, n_rows, width = panels.shape
+    K, N = b.shape
+    step = paired(panels)
     for i in range(I):
         n = min(width, N - i * width)
-        for k in range(K):
-            row, source = panels[i, k], b[k, i * width:i * width + n]
+        for k in range(n_rows):
+            odd = step * (k + 1) - 1
+            mask = int32(-1) if odd < K else int32(0)
+            row, source = panels[i, k], b[step * k, i * width:i * width + n]
+            second = b[min(odd, K - 1), i * width:i * width + n]
             for j in range(n):
-                row[j] = source[j]
+                row[j] = pair_of(source[j], second[j], mask, panels)
             for j in range(n, width):
                 row[j] = 0
 
 @jit
+def operand(room, x):
+    """x (M, K) as a product takes it: itself, or in bfloat16, in room (M, K or more) of uint16;
+    then a zero makes the last pair of a row whole."""
+    return _as_operand(room, x)
+
+def _as_operand(room, x):
+    """Chosen by the type of the room."""
+
+@overload(_as_operand, inline="always")
+def _operand(room, x):
+    if getattr(room, "dtype", None) != types.uint16:
+        return lambda room, x: x
+
+    def in_room(room, x):
+        M, K = x.shape
+        for m in range(M):
+            row, source = room[m, :K], x[m]
+            for k in range(K):
+                row[k] = rounded(source[k], room)
+            if K % 2:
+                room[m, K] = 0
+        return room[:M, :K]
+    return in_room
+
+def _as_turned(room, x):
+    """Chosen by the type of the room, (1, K / 2, M or more) of int32 for pairs."""
+
+@overload(_as_turned, inline="always")
+def _turned(room, x):
+    if getattr(room, "dtype", None) != types.int32:
+        return lambda room, x: x.T
+
+    def paired_up(room, x):
+        K, M = x.shape
+        n = (K + 1) // 2
+        pack(room[:, :n, :M], x)
+        return room[0, :n, :M].T
+    return paired_up
+
+@jit
+def turned(room, x):
+    """x^T, for x (K, M), as a product takes it: itself, or in pairs"""
+    return _as_turned(room, x)
+
+@jit
 def matmul(out, x, b):
-    """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64"""
+    """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64.
+    x and b may be bfloat16, as `tile` has it, and out, too."""
     M, N = out.shape
-    width = TILE_BYTES // out.itemsize
+    width = TILE_BYTES // max(4, out.itemsize)
     for i in range(0, M, ROWS):
         for j in range(0, N, width):         # one panel of b stays in L1 while the rows pass by
             for m in range(i, min(i + ROWS, M), MR):
@@ -527,18 +726,21 @@ def weight_gradient(dw, dy, x, n0, scratch):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
     For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch.
     n1 = n0 + len(dw).  Down a column of dy, each entry lies on another page of memory: some columns
-    at a time are packed side by side into scratch (1, KC, DY_COLUMNS)."""
+    at a time are packed side by side into scratch (1, KC, DY_COLUMNS), or of pairs (1, KC / 2, ...)
+    """
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
+    step = paired(scratch)
     for b in range(B):
         for t in range(0, T, KC):
             t_end = min(T, t + KC)
+            rows_packed = (t_end - t + step - 1) // step
             for n in range(0, len(dw), DY_COLUMNS):
                 n_end = min(n + DY_COLUMNS, len(dw))
-                pack(scratch[:, :t_end - t], dy[b, t:t_end, n0 + n:n0 + n_end])
+                pack(scratch[:, :rows_packed], dy[b, t:t_end, n0 + n:n0 + n_end])
                 for m in range(n, n_end, MR):
                     rows = dw[m:m + MR]
-                    columns = scratch[0, :t_end - t, m - n:m - n + MR]
+                    columns = scratch[0, :rows_packed, m - n:m - n + MR]
                     for j in range(0, K, width):
                         tile(rows, rows, columns.T, x[b, t:t_end], 0, j, 1)
 
@@ -573,7 +775,7 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
         r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
         rstd[t] = r
         for c in range(C):
-            y[t, c] = gain[c] * x[t, c] * r
+            y[t, c] = rounded(gain[c] * x[t, c] * r, y)
 
 @jit
 def rmsnorm_backward(dx, dnext, dgain, dy, x, gain, rstd):
@@ -607,9 +809,9 @@ def rope(qkv, cos, sin, heads, sign):
             lo = row[2 * h * half:(2 * h + 1) * half]
             hi = row[(2 * h + 1) * half:(2 * h + 2) * half]
             for i in range(half):
-                x, y, sine = lo[i], hi[i], sign * sin_t[i]
-                lo[i] = x * cos_t[i] - y * sine
-                hi[i] = y * cos_t[i] + x * sine
+                x, y, sine = value(lo[i]), value(hi[i]), sign * sin_t[i]
+                lo[i] = rounded(x * cos_t[i] - y * sine, lo)
+                hi[i] = rounded(y * cos_t[i] + x * sine, hi)
 
 # ==== 4.5 Attention ====
 # Blocks of BR query rows against all keys up to the block's end: no T x T matrix, and little work
@@ -624,13 +826,13 @@ def row_max(row):
     return m
 
 @jit
-def attention_forward(o, lse, qkv, D, scores, kt):
+def attention_forward(o, lse, qkv, D, scores, kt, room=None):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt panels of K^T"""
+    scratch: scores (BR, T), kt panels of K^T; of bfloat16, room of `operand` for P"""
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
-    scale = o.dtype.type(1 / math.sqrt(D))
+    scale = scores.dtype.type(1 / math.sqrt(D))
     for g in range(G):
         k, v = HD + g * D, HD + (G + g) * D
         pack(kt, qkv[:, k:k + D].T)
@@ -649,25 +851,27 @@ def attention_forward(o, lse, qkv, D, scores, kt):
                     for j in range(t1):
                         row[j] = exp((row[j] - m) * scale)
                 for t in range(t0, t1):
-                    row, total = scores[t - t0, :t1], o.dtype.type(0)
+                    row, total = scores[t - t0, :t1], scores.dtype.type(0)
                     for j in range(t + 1, t1):
                         row[j] = 0           # the future has no weight
                     for j in range(t1):
                         total += row[j]
-                    lse[h, t] = lse[h, t] * scale + o.dtype.type(math.log(total))
-                    norm = o.dtype.type(1) / total
+                    lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
+                    norm = scores.dtype.type(1) / total
                     for j in range(t1):
                         row[j] *= norm
-                matmul(o[t0:t1, h * D:h * D + D], P, qkv[:t1, v:v + D])
+                matmul(o[t0:t1, h * D:h * D + D], operand(room, P), qkv[:t1, v:v + D])
 
 @jit
-def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt):
+def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, room=None,
+                       pairs=None):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
-    out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)"""
+    out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
+    scratch: as forward's, and of bfloat16, pairs of `turned` for P^T and dS^T"""
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
-    scale = o.dtype.type(1 / math.sqrt(D))
+    scale = scores.dtype.type(1 / math.sqrt(D))
     dqkv[:, HD:] = 0                         # dK and dV are sums over heads and blocks
     for g in range(G):
         k, v = HD + g * D, HD + (G + g) * D
@@ -682,30 +886,32 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt):
                 matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
                 matmul(dS, do[t0:t1, q:q + D], vt[:panels])
                 for t in range(t0, t1):
-                    p, ds, dot = scores[t - t0], dscores[t - t0], o.dtype.type(0)
+                    p, ds, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
                     do_row, o_row, lse_row = do[t, q:q + D], o[t, q:q + D], lse[h, t]
                     for i in range(D):
-                        dot += do_row[i] * o_row[i]
+                        dot += value(do_row[i]) * value(o_row[i])
                     for j in range(t1):
                         p[j] = exp(p[j] * scale - lse_row)
                         ds[j] = p[j] * (ds[j] - dot) * scale
                     for j in range(t + 1, t1):
                         p[j] = 0
                         ds[j] = 0
-                matmul(dqkv[t0:t1, q:q + D], dS, qkv[:t1, k:k + D])
-                matmul_add(dqkv[:t1, k:k + D], dqkv[:t1, k:k + D], dS.T, qkv[t0:t1, q:q + D])
-                matmul_add(dqkv[:t1, v:v + D], dqkv[:t1, v:v + D], P.T, do[t0:t1, q:q + D])
+                dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
+                matmul(dqkv[t0:t1, q:q + D], operand(room, dS), qkv[:t1, k:k + D])
+                matmul_add(dk, dk, turned(pairs, dS), qkv[t0:t1, q:q + D])
+                matmul_add(dv, dv, turned(pairs, P), do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
     out: y (T, F)     in: gate_up (T, 2F), gate first"""
-    (T, F), one = y.shape, y.dtype.type(1)
+    (T, F), one = y.shape, number(1, y)
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
-            row[f] = gate[f] / (one + exp(-gate[f])) * up[f]
+            z = value(gate[f])
+            row[f] = rounded(z / (one + exp(-z)) * value(up[f]), row)
 
 @jit
 def swiglu_backward(gate_up, dy):
@@ -716,10 +922,10 @@ def swiglu_backward(gate_up, dy):
     for t in range(T):
         row, gate, up = dy[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
-            sigma = one / (one + exp(-gate[f]))
-            z, u = gate[f], up[f]
-            gate[f] = row[f] * u * sigma * (one + z * (one - sigma))
-            up[f] = row[f] * z * sigma
+            z, u = value(gate[f]), value(up[f])
+            sigma = one / (one + exp(-z))
+            gate[f] = rounded(row[f] * u * sigma * (one + z * (one - sigma)), gate)
+            up[f] = rounded(row[f] * z * sigma, up)
 
 # ==== 4.7 Cross-entropy ====
 @jit
@@ -757,7 +963,7 @@ def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
         rmsnorm_forward(a.attn_in[b, l], a.attn_rstd[b, l], x, p.attn_norm[l], eps)
         matmul(a.qkv[b, l], a.attn_in[b, l], wt.qkv[l])
         rope(a.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(1))
-        attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt)
+        attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt, s.room)
         matmul_add(x1, x, a.att[b, l], wt.attn_proj[l])
         rmsnorm_forward(a.mlp_in[b, l], a.mlp_rstd[b, l], x1, p.mlp_norm[l], eps)
         matmul(a.gate_up[b, l], a.mlp_in[b, l], wt.gate_up[l])
@@ -780,21 +986,21 @@ def backward(b, p, w, a, d, s, cos, sin):
     d.x[b, 2 * L] = 0                        # nothing follows it on the residual path
     s.norm[:] = 0
     for k in range(heads):
-        matmul_add(s.norm, s.norm, a.logits[b, k], w.lm_head[k])
+        matmul_add(s.norm, s.norm, operand(s.room, a.logits[b, k]), w.lm_head[k])
     rmsnorm_backward(d.x[b, 2 * L], d.x[b, 2 * L], d.final_norm[b], s.norm,
                      a.x[b, 2 * L], p.final_norm, a.final_rstd[b])
     for l in range(L - 1, -1, -1):
         dx, dx1, dx2 = d.x[b, 2 * l], d.x[b, 2 * l + 1], d.x[b, 2 * l + 2]
-        matmul(s.swiglu, dx2, w.down[l])
+        matmul(s.swiglu, operand(s.room, dx2), w.down[l])
         swiglu_backward(a.gate_up[b, l], s.swiglu)
         matmul(s.norm, a.gate_up[b, l], w.gate_up[l])
         rmsnorm_backward(dx1, dx2, d.mlp_norm[b, l], s.norm,
                          a.x[b, 2 * l + 1], p.mlp_norm[l], a.mlp_rstd[b, l])
-        matmul(s.att, dx1, w.attn_proj[l])
+        matmul(s.att, operand(s.room, dx1), w.attn_proj[l])
         attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
-                           s.scores, s.dscores, s.kt, s.vt)
+                           s.scores, s.dscores, s.kt, s.vt, s.room, s.pairs)
         rope(d.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(-1))
-        matmul(s.norm, d.qkv[b, l], w.qkv[l])
+        matmul(s.norm, operand(s.room, d.qkv[b, l]), w.qkv[l])
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
@@ -829,7 +1035,8 @@ def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch
     for i in prange(threads):
         s = Scratch(norm=scratch.norm[i], att=scratch.att[i], swiglu=scratch.swiglu[i],
                     scores=scratch.scores[i], dscores=scratch.dscores[i], kt=scratch.kt[i],
-                    vt=scratch.vt[i], dy=scratch.dy[i])
+                    vt=scratch.vt[i], dy=scratch.dy[i], room=scratch.room[i],
+                    pairs=scratch.pairs[i])
         b = next_task(counters, sequence)
         while b < B:
             forward(b, heads, tokens, p, wt, a, s, cos, sin, eps)
@@ -855,11 +1062,12 @@ def pack_weights(w, wt, p):
         pack(w[i], p[i])
         pack(wt[i], p[i].T)
 
-def task_table(panels):
+def task_table(cfg):
     """(kind, layer or head, first row, end) of the blocks of all weight gradients: int64 (n, 4)"""
-    tasks = []
-    for kind, w in enumerate(panels):
-        L, _, N, _ = w.shape
+    tasks, untied = [], replace(cfg, tie_embeddings=False)
+    matrices = {name: shape for name, shape, _ in param_table(untied)}
+    for kind, name in enumerate(Panels._fields):
+        L, N, _ = matrices[name]
         for l in range(L):
             for n in range(0, N, NB):
                 tasks.append((kind, l, n, min(n + NB, N)))
@@ -870,30 +1078,42 @@ class Model:
     Sections 9 and 10 know of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
-    host = staticmethod(np.asarray)          # an array of this engine as one of NumPy
+    host = staticmethod(from_bf16)           # an array of this engine in numbers of NumPy
 
     @staticmethod
     def ready():
         compile_kernels()
 
-    def __init__(self, cfg, flat, moments=(), options=None):
+    def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
+        if options:
+            need(options.dtype in PRECISIONS, f"--dtype is {options.dtype}, expected "
+                 f"{' or '.join(PRECISIONS)}")
+            compile_kernels(options.dtype)
+            dtype = PRECISIONS[options.dtype]
         table = param_table(cfg)
         self.cfg, self.flat = cfg, flat
+        self.dtype = np.dtype(dtype or flat.dtype)       # of what feeds the products
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = sum(x.size for x in self.p[MATRICES])       # they come first
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
-        self.w = self.new(panel_shapes(cfg, flat.dtype, transposed=False))
-        self.wt = self.new(panel_shapes(cfg, flat.dtype, transposed=True))
-        self.tasks = task_table(self.w)
+        self.w = self.new(panel_shapes(cfg, self.dtype, transposed=False))
+        self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
+        self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T) of the activations, once there are any
         self.pack()
 
     def new(self, shapes):
-        return type(shapes)(*(aligned(shape, self.flat.dtype) for shape in shapes))
+        """Zeros of these shapes, each in the type in which it is stored."""
+        kind = type(shapes)
+        dtypes = dict.fromkeys(kind._fields, self.flat.dtype)
+        if self.dtype == BF16:
+            dtypes |= dict.fromkeys(NARROW.get(kind, ()), BF16)
+            dtypes |= dict.fromkeys(PAIRED.get(kind, ()), np.dtype(np.int32))
+        return kind(*(aligned(shape, dtypes[name]) for name, shape in shapes._asdict().items()))
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
@@ -910,7 +1130,7 @@ class Model:
         self.a = self.d = self.s = None      # free the old before the new
         self.a = self.new(act_shapes(self.cfg, B, T))
         self.d = self.new(dact_shapes(self.cfg, B, T))
-        self.s = self.new(scratch_shapes(self.cfg, get_num_threads(), T, self.flat.dtype))
+        self.s = self.new(scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
             assert room_behind(x) >= TILE_BYTES, "not made by `aligned`"
         self.shape = B, T
@@ -967,7 +1187,10 @@ class Model:
         return Decoder(self.cfg, self.flat)
 
     def device(self):
-        return f"{get_num_threads()} threads, {self.flat.dtype}"
+        name = "bfloat16" if self.dtype == BF16 else self.dtype.name
+        slow = self.dtype == BF16 and not HAS_BF16       # which float32 multiplies
+        note = ", which this CPU cannot multiply: --dtype f32 is faster" if slow else ""
+        return f"{get_num_threads()} threads, {name}{note}"
 
     def first_bad_tensor(self):
         """The first entry of a tensor that is a NaN or an infinity; of parameters before what is
@@ -1551,6 +1774,7 @@ class Optimization(Settings):
     eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
     save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
     seed: int = setting(1, 0, 1 << 60, "of weights and batches")
+    dtype: str = setting("f32", 0, 0, "f32, or bf16: what only feeds matrix products in bfloat16")
 
 @dataclass
 class Options(Optimization):
@@ -2851,9 +3075,9 @@ def in_cache(kernel, words):
 
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
 
-def compile_gradient():
+def compile_gradient(dtype="f32"):
     """The forward and backward pass: nearly all of the time goes into one kernel, `run_batch`."""
-    model = Model(SPECK, init_params(SPECK, 0))
+    model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     model.run(GRADIENT, np.zeros((1, 8), np.int32))
 
 def compile_rest():
@@ -2866,15 +3090,17 @@ def compile_rest():
 
 # The kernels that take long, and how their argument types read: check.py may have left those of
 # float64.  Each holds what it calls.
-LONG = [(run_batch, "Params(array(float32,"), (adamw, "Array(float32,"),
-        (decode_step, "Params(array(float32,"), (decode_step, "Params(array(uint16,"),
-        (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]
+LONG = [(adamw, "Array(float32,"), (decode_step, "Params(array(float32,"),
+        (decode_step, "Params(array(uint16,"), (decode_step, "Params(array(int8,"),
+        (bpe.encode_range, "")]
+GRADIENTS = {"f32": (run_batch, "Panels(array(float32,"),
+             "bf16": (run_batch, "Panels(array(int32,")}
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-def in_another_process(function):
+def in_another_process(call):
     """Starts it there.  It reads nothing; what it says on stderr is kept."""
-    return subprocess.Popen([sys.executable, "-c", f"import nanoeuler; nanoeuler.{function}()"],
+    return subprocess.Popen([sys.executable, "-c", f"import nanoeuler; nanoeuler.{call}"],
                             cwd=HERE, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
                             encoding="utf-8", errors="replace")
 
@@ -2887,18 +3113,20 @@ def wait_for(process):
                         f"cd {shlex.quote(HERE)}; {shlex.join(process.args)}")
     print(said, end="", file=sys.stderr)
 
-def compile_kernels():
-    """Nothing if Numba's cache holds the kernels of all verbs; else compiles them, and says so.
+def compile_kernels(dtype="f32"):
+    """Nothing if Numba's cache holds the kernels of all verbs, those that train in a type of
+    PRECISIONS; else compiles them, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently
     from one that loads it, which changes last bits: a first run must compute the same as a second.
     """
-    if not bpe.JIT["cache"] or all(in_cache(kernel, words) for kernel, words in LONG):
+    needed = *LONG, GRADIENTS[dtype]
+    if not bpe.JIT["cache"] or all(in_cache(kernel, words) for kernel, words in needed):
         return
     began, processes = time.perf_counter(), []
     print("note: compiling the kernels: once, about 20 seconds", file=sys.stderr, flush=True)
     try:
-        for function in ("compile_gradient", "compile_rest"):
-            processes.append(in_another_process(function))
+        for call in (f"compile_gradient({dtype!r})", "compile_rest()"):
+            processes.append(in_another_process(call))
         for process in processes:
             wait_for(process)
     finally:                                 # after Ctrl-C, or if one has failed

@@ -36,7 +36,7 @@ sys.addaudithook(guard)
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT))
-    folders = {Path(kernel.stats.cache_path) for kernel, _ in ne.LONG}
+    folders = {Path(kernel.stats.cache_path) for kernel, _ in (*ne.LONG, *ne.GRADIENTS.values())}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
             if path.name.startswith(("bpe.", "nanoeuler."))]
 
@@ -182,7 +182,7 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    assert all(ne.in_cache(*entry) for entry in ne.LONG)
+    assert all(ne.in_cache(*entry) for entry in (*ne.LONG, ne.GRADIENTS["f32"]))
     for kernel in (ne.run_batch, ne.decode_step):
         assert not ne.in_cache(kernel, "Params(array(complex64,")
 
@@ -239,11 +239,11 @@ def test_ctrl_c_ends_all_that_compile(terminal, tmp_path):
 def test_a_part_that_does_not_compile(fault, words, alone, env):
     path = alone / "nanoeuler.py"
     source = path.read_text(encoding="utf-8")
-    line = "def compile_gradient():\n"
+    line = 'def compile_gradient(dtype="f32"):\n'
     assert source.count(line) == 1
     path.write_text(source.replace(line, f"{line}    {fault}\n"), encoding="utf-8")
     result = program(alone, "compile", env=env)
-    said = complains(result, "the kernels do not compile", words, "compile_gradient()")
+    said = complains(result, "the kernels do not compile", words, "compile_gradient(")
     assert "compiled in" not in result.stdout + result.stderr
     again = program(alone, "compile", env=env)           # it was not taken for done
     complains(again, words)
@@ -257,8 +257,9 @@ def test_a_relative_cache_folder_is_one_folder(alone, env, tmp_path):
     """The processes that compile work in another directory."""
     path = alone / "nanoeuler.py"
     source = path.read_text(encoding="utf-8")
-    for name in ("compile_gradient", "compile_rest"):
-        source = source.replace(f"def {name}():\n", f"def {name}():\n    return\n")
+    for line in ('def compile_gradient(dtype="f32"):\n', "def compile_rest():\n"):
+        assert source.count(line) == 1
+        source = source.replace(line, f"{line}    return\n")
     path.write_text(source, encoding="utf-8")
     (tmp_path / "work").mkdir()
     result = program(alone, "compile", cwd=tmp_path / "work",
