@@ -182,6 +182,7 @@ def engines(task, avx512, stub):
         rows["NanoEuler, 256-bit vectors"] = ("nanoeuler", {"NANOEULER_BITS": "256"})
     if stub:
         rows["torch.compile, MKL made to use AVX-512"] = ("torch", {"LD_PRELOAD": stub})
+    rows["NanoEuler, bfloat16"] = ("nanoeuler-bf16", {})
     rows["torch.compile, bf16 autocast (other precision)"] = ("torch-bf16", {})
     return rows
 

@@ -91,7 +91,8 @@ def nanoeuler_train(engine, preset):
     cfg = ne.PRESETS[preset]
     o = ne.Options()
     tokens, targets = random_batch(preset, cfg)
-    model = ne.Model(cfg, ne.init_params(cfg, 0))
+    dtype = ne.BF16 if "bf16" in engine else None
+    model = ne.Model(cfg, ne.init_params(cfg, 0), dtype=dtype)
     hyper = ne.Hyper(lr=3e-3, beta1=o.beta1, beta2=o.beta2, eps=1e-8, weight_decay=0.1, clip=1.0,
                      correct1=1.0, correct2=1.0)
 
