@@ -180,8 +180,9 @@ Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy room pairs")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
 
-# A run in bfloat16 keeps in it what feeds the products: activations, and copies of the matrices.
-# Parameters, gradients, moments, the residual stream, sums, softmax and losses stay in float32.
+# A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
+# Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
+# (`operand`, `turned`, `pack`).  So do parameters, moments, the residual stream, sums and losses.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
@@ -222,7 +223,8 @@ def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence."""
     D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
     panels, room, pairs = -(-T // width), 0, 0
-    if dtype == BF16:                        # a row, and what makes its last pair whole
+    if dtype == BF16:                        # as wide as the widest `operand`, and an entry more,
+        # which makes the last pair of an odd row whole
         QKV = (cfg.n_head + 2 * cfg.n_kv_head) * D
         room, pairs = max(cfg.n_embd, cfg.vocab_size, QKV, T) + 1, T
     return Scratch(norm=(n, T, cfg.n_embd),  # gradients of the outputs of RMSNorm,
@@ -328,7 +330,7 @@ BR = 32                          # attention takes so many query rows at a time:
 KC = 64                          # a weight gradient sums so many rows of a batch in registers
 NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
 DY_COLUMNS = 2 * MR              # and packs so many columns of dY side by side
-i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # i64(5) is a constant
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
 
 def tile_width(dtype):
     """Columns of a tile: two vectors of its sums, which are float32 for bfloat16."""
@@ -350,12 +352,14 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
     like are strides, in entries: from a row to the next.  A transposed A costs nothing.
     Not inlined: copies cost seconds of JIT.
 
-    of_pairs: A and B are bfloat16, and k counts pairs: one instruction adds A[r, 2k] B[2k, j] +
-    A[r, 2k + 1] B[2k + 1, j].  A's pairs lie side by side, and its strides count halves of a pair.
-    B's do in "panels"; of "rows" they are put together here, the last row with itself if their
-    number is odd: then A has a zero there.  narrow: C is bfloat16, and there is no base."""
+    of_pairs: A and B are bfloat16, and k counts pairs of rows of B: one instruction adds
+    A[r, 2k] B[2k, j] + A[r, 2k + 1] B[2k + 1, j].  The two numbers of A are neighbours in memory;
+    a_row and a_column count single ones.  "panels": so are the two of B, packed as one int32.
+    "rows": B is a matrix of b_count rows, and two of them are interleaved here; if b_count is odd
+    the last is taken twice, and A must have a zero there.
+    narrow: C is bfloat16; add and base are ignored."""
     vec, name = ir.VectorType(scalar, lanes), f"nanoeuler_tile_{scalar}"
-    whole = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
+    words = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
     a_type = b_type = c_type = scalar
     if of_pairs:
         a_type, name = i16, f"{name}_{of_pairs}"
@@ -370,7 +374,7 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
     fn.linkage = "linkonce_odr"
     fn.attributes.add("noinline")
     fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
-    C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_rows, K, rows, cols, add = fn.args
+    C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_count, K, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
     width, halves = i64(2 * lanes), (i64(0), i64(lanes))
     fma = cgutils.get_or_insert_function(
@@ -399,19 +403,19 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
         if not of_pairs:
             return [load(B, bd.add(start, half)) for half in halves]
         if of_pairs == "panels":
-            return [bd.load(vector_at(B, bd.add(start, half), whole), align=4) for half in halves]
-        row = ir.VectorType(i16, 2 * lanes)
-        even = bd.add(k, k)
-        there = bd.icmp_signed("<", bd.add(even, i64(1)), b_rows)
-        start = bd.mul(even, b_row)
-        first = bd.load(vector_at(B, start, row), align=2)
-        start = bd.add(start, bd.select(there, b_row, i64(0)))
-        second = bd.load(vector_at(B, start, row), align=2)
+            return [bd.load(vector_at(B, bd.add(start, half), words), align=4) for half in halves]
+        two_vectors = ir.VectorType(i16, 2 * lanes)
+        first_row = bd.add(k, k)
+        has_second = bd.icmp_signed("<", bd.add(first_row, i64(1)), b_count)
+        start = bd.mul(first_row, b_row)
+        first = bd.load(vector_at(B, start, two_vectors), align=2)
+        start = bd.add(start, bd.select(has_second, b_row, i64(0)))
+        second = bd.load(vector_at(B, start, two_vectors), align=2)
         pairs = []
-        for half in (0, lanes):
-            order = [n for lane in range(half, half + lanes) for n in (lane, 2 * lanes + lane)]
-            lanes_of = ir.VectorType(i32, 2 * lanes)(order)
-            pairs.append(bd.bitcast(bd.shuffle_vector(first, second, lanes_of), whole))
+        for half in (0, lanes):              # first[0], second[0], first[1], second[1], ...
+            order = [i for lane in range(half, half + lanes) for i in (lane, 2 * lanes + lane)]
+            mask = ir.VectorType(i32, 2 * lanes)(order)
+            pairs.append(bd.bitcast(bd.shuffle_vector(first, second, mask), words))
         return pairs
 
     def multiply(a, b, total):
@@ -419,10 +423,11 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
             return bd.call(fma, [a, b, total])
         if HAS_BF16:
             dot = cgutils.get_or_insert_function(
-                module, ir.FunctionType(vec, [vec, whole, whole]),
+                module, ir.FunctionType(vec, [vec, words, words]),
                 f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
             return bd.call(dot, [total, a, b])
-        upper, bits = whole([0xFFFF0000] * lanes), whole([16] * lanes)
+        # without it: a float32 is a bfloat16 and 16 zero bits; first the even numbers, then the odd
+        upper, bits = words([0xFFFF0000] * lanes), words([16] * lanes)
         low = [bd.bitcast(bd.shl(x, bits), vec) for x in (a, b)]
         high = [bd.bitcast(bd.and_(x, upper), vec) for x in (a, b)]
         return bd.call(fma, [*high, bd.call(fma, [*low, total])])
@@ -444,10 +449,10 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
         """A vector of sums as C has it: rounded to the nearest bfloat16, ties to even, if narrow"""
         if not narrow:
             return bd.load(total)
-        bits = bd.bitcast(bd.load(total), whole)
-        even = bd.and_(bd.lshr(bits, whole([16] * lanes)), whole([1] * lanes))
-        rounded = bd.add(bits, bd.add(even, whole([0x7FFF] * lanes)))
-        return bd.trunc(bd.lshr(rounded, whole([16] * lanes)), ir.VectorType(i16, lanes))
+        bits = bd.bitcast(bd.load(total), words)
+        odd = bd.and_(bd.lshr(bits, words([16] * lanes)), words([1] * lanes))
+        nearest = bd.add(bits, bd.add(odd, words([0x7FFF] * lanes)))
+        return bd.trunc(bd.lshr(nearest, words([16] * lanes)), ir.VectorType(i16, lanes))
 
     edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
     spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)       # spare tile is written,
@@ -507,7 +512,8 @@ def tile(typing, out, base, x, b, m, j, add):
         if low:
             of_pairs = "panels" if len(b_strides) == 3 else "rows"
             x_data = bd.bitcast(x_data, i16.as_pointer())
-            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side
+            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side; of an odd
+                # K the last ends in whatever follows the row, a finite number: b has a zero for it
                 K = bd.ashr(bd.add(K, i64(1)), i64(1))
                 x_strides = [x_strides[0], i64(2)]
         base_row = bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)])
@@ -553,7 +559,8 @@ def _value(x):
     return lambda x: x
 
 def bits_of(x):
-    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored."""
+    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
+    The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
 
 @overload(bits_of, inline="always")
 def _bits_of(x):
@@ -583,13 +590,13 @@ def _number(x, like):
     dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
     return lambda x, like: dtype(x)
 
-def paired(like):
-    """How many rows of a matrix are in one row of panels like these: two are pairs in int32."""
+def rows_a_row_of(panels):
+    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
 
-@overload(paired, inline="always")
-def _paired(like):
-    n = 2 if like.dtype == types.int32 else 1
-    return lambda like: n
+@overload(rows_a_row_of, inline="always")
+def _rows_a_row_of(panels):
+    n = 2 if panels.dtype == types.int32 else 1
+    return lambda panels: n
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
@@ -638,23 +645,25 @@ def _exp(x):
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
     b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
-    a view.  Panels of bfloat16, int32 (ceil(N / width), ceil(K / 2), width), hold in one entry
-    those of rows 2k, in the lower half, and 2k + 1, or zero past K."""
+    a view.  Panels of bfloat16 are int32 (ceil(N / width), ceil(K / 2), width): an entry is
+    b[2k, j] in its lower half and b[2k + 1, j], or zero past K, in its upper."""
     I, n_rows, width = panels.shape
     K, N = b.shape
-    step = paired(panels)
+    step = rows_a_row_of(panels)
     for i in range(I):
         n = min(width, N - i * width)
         for k in range(n_rows):
-            odd = step * (k + 1) - 1
-            mask = int32(-1) if odd < K else int32(0)
+            last = step * (k + 1) - 1        # of the rows in row k: 2k + 1 of pairs, else k itself
+            mask = int32(-1) if last < K else int32(0)
             row, source = panels[i, k], b[step * k, i * width:i * width + n]
-            second = b[min(odd, K - 1), i * width:i * width + n]
+            second = b[min(last, K - 1), i * width:i * width + n]
             for j in range(n):
                 row[j] = pair_of(source[j], second[j], mask, panels)
             for j in range(n, width):
                 row[j] = 0
 
+# The type of `room` says whether a product is in bfloat16: uint16, or int32 for `turned`.  In
+# float32 it is an empty array, or None, which nothing is written to.
 @jit
 def operand(room, x):
     """x (M, K) as a product takes it: itself, or in bfloat16, in room (M, K or more) of uint16;
@@ -675,7 +684,7 @@ def _operand(room, x):
             row, source = room[m, :K], x[m]
             for k in range(K):
                 row[k] = rounded(source[k], room)
-            if K % 2:
+            if K % 2:                        # behind the row that is returned; `tile` reads it
                 room[m, K] = 0
         return room[:M, :K]
     return in_room
@@ -713,7 +722,8 @@ def matmul(out, x, b):
 
 @jit
 def matmul_add(out, base, x, b):
-    """out = base + x b: an Euler step if base is the residual stream, a sum if it is out itself."""
+    """out = base + x b: an Euler step if base is the residual stream, a sum if it is out itself.
+    out is float32 or float64: a tile of bfloat16 adds nothing."""
     M, N = out.shape
     width = TILE_BYTES // out.itemsize
     for i in range(0, M, ROWS):
@@ -730,7 +740,7 @@ def weight_gradient(dw, dy, x, n0, scratch):
     """
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
-    step = paired(scratch)
+    step = rows_a_row_of(scratch)
     for b in range(B):
         for t in range(0, T, KC):
             t_end = min(T, t + KC)
@@ -1074,11 +1084,12 @@ def task_table(cfg):
     return np.array(tasks)
 
 class Model:
-    """A parameter buffer and the memory to train it on micro-batches (B, T); float32 or float64.
+    """A parameter buffer and the memory to train it on micro-batches (B, T).  float32 or float64 as
+    the buffer is; with dtype=BF16, of a float32 buffer, what feeds the products is bfloat16.
     Sections 9 and 10 know of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
-    host = staticmethod(from_bf16)           # an array of this engine in numbers of NumPy
+    host = staticmethod(from_bf16)           # an array as NumPy's numbers: bfloat16 as float32
 
     @staticmethod
     def ready():
@@ -1093,6 +1104,8 @@ class Model:
         table = param_table(cfg)
         self.cfg, self.flat = cfg, flat
         self.dtype = np.dtype(dtype or flat.dtype)       # of what feeds the products
+        mixed = self.dtype == BF16 and flat.dtype == np.float32
+        assert mixed or self.dtype == flat.dtype, "no such mix of types"
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = sum(x.size for x in self.p[MATRICES])       # they come first
@@ -1188,7 +1201,7 @@ class Model:
 
     def device(self):
         name = "bfloat16" if self.dtype == BF16 else self.dtype.name
-        slow = self.dtype == BF16 and not HAS_BF16       # which float32 multiplies
+        slow = self.dtype == BF16 and not HAS_BF16       # float32 instructions stand in
         note = ", which this CPU cannot multiply: --dtype f32 is faster" if slow else ""
         return f"{get_num_threads()} threads, {name}{note}"
 
@@ -3089,7 +3102,7 @@ def compile_rest():
     bpe.train(b"a b a b", 258).encode(b"a b")
 
 # The kernels that take long, and how their argument types read: check.py may have left those of
-# float64.  Each holds what it calls.
+# float64.  Each holds what it calls.  The longest, by what a run trains in, is in GRADIENTS.
 LONG = [(adamw, "Array(float32,"), (decode_step, "Params(array(float32,"),
         (decode_step, "Params(array(uint16,"), (decode_step, "Params(array(int8,"),
         (bpe.encode_range, "")]
@@ -3114,18 +3127,24 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def compile_kernels(dtype="f32"):
-    """Nothing if Numba's cache holds the kernels of all verbs, those that train in a type of
-    PRECISIONS; else compiles them, and says so.
+    """Nothing if Numba's cache holds the kernels of all verbs, and that which trains in this dtype,
+    a key of PRECISIONS; else compiles what it lacks, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently
     from one that loads it, which changes last bits: a first run must compute the same as a second.
     """
-    needed = *LONG, GRADIENTS[dtype]
-    if not bpe.JIT["cache"] or all(in_cache(kernel, words) for kernel, words in needed):
+    if not bpe.JIT["cache"]:
+        return
+    calls = []
+    if not in_cache(*GRADIENTS[dtype]):
+        calls.append(f"compile_gradient({dtype!r})")
+    if not all(in_cache(kernel, words) for kernel, words in LONG):
+        calls.append("compile_rest()")
+    if not calls:
         return
     began, processes = time.perf_counter(), []
     print("note: compiling the kernels: once, about 20 seconds", file=sys.stderr, flush=True)
     try:
-        for call in (f"compile_gradient({dtype!r})", "compile_rest()"):
+        for call in calls:
             processes.append(in_another_process(call))
         for process in processes:
             wait_for(process)
