@@ -549,6 +549,7 @@ def larger(typing, x, y):
 
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
+    return from_bf16(np.asarray(x))[()]
 
 @overload(value, inline="always")            # what compiled code calls, by the type of x
 def _value(x):
@@ -561,6 +562,7 @@ def _value(x):
 def bits_of(x):
     """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
     The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
+    return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
 
 @overload(bits_of, inline="always")
 def _bits_of(x):
@@ -575,6 +577,7 @@ def _bits_of(x):
 
 def rounded(x, like):
     """A number as an array of the type of `like` holds it."""
+    return np.uint16(bits_of(x)) if like.dtype == BF16 else x
 
 @overload(rounded, inline="always")
 def _rounded(x, like):
@@ -584,6 +587,7 @@ def _rounded(x, like):
 
 def number(x, like):
     """A number in the type in which a number of `like` is computed with."""
+    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
 
 @overload(number, inline="always")
 def _number(x, like):
@@ -592,6 +596,7 @@ def _number(x, like):
 
 def rows_a_row_of(panels):
     """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
+    return 2 if panels.dtype == np.int32 else 1
 
 @overload(rows_a_row_of, inline="always")
 def _rows_a_row_of(panels):
@@ -600,6 +605,7 @@ def _rows_a_row_of(panels):
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
+    return bits_of(even) | (bits_of(odd) & mask) << 16 if like.dtype == np.int32 else even
 
 @overload(pair_of, inline="always")
 def _pair_of(even, odd, mask, like):
@@ -671,7 +677,8 @@ def operand(room, x):
     return _as_operand(room, x)
 
 def _as_operand(room, x):
-    """Chosen by the type of the room."""
+    """Chosen by the type of the room; this is float32 and float64."""
+    return x
 
 @overload(_as_operand, inline="always")
 def _operand(room, x):
@@ -690,7 +697,8 @@ def _operand(room, x):
     return in_room
 
 def _as_turned(room, x):
-    """Chosen by the type of the room, (1, K / 2, M or more) of int32 for pairs."""
+    """Chosen by the type of the room, (1, K / 2, M or more) of int32 for pairs; or as here."""
+    return x.T
 
 @overload(_as_turned, inline="always")
 def _turned(room, x):

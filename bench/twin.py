@@ -76,7 +76,7 @@ def summed_ce(net, tokens, targets):
 class Twin:
     """The peer as a nanoeuler.Engine, so that Run, SftRun and DpoRun train it.
 
-    Options of the GPU program, which have a dtype, put it on the GPU."""
+    Options of the GPU program, which have a --matmul, put it on the GPU."""
     program = "bench/twin.py"
     talk = "chat"
 
@@ -87,7 +87,7 @@ class Twin:
     def __init__(self, cfg, flat, moments=(), options=None):
         if cfg.tie_embeddings:
             raise ne.UserError("the twin has no tied embedding; start with a model without one")
-        gpu = hasattr(options, "dtype")
+        gpu = hasattr(options, "matmul")
         self.dtype = options.dtype if gpu else {4: "f32", 8: "f64"}[flat.itemsize]
         self.cfg = cfg
         self.place = torch.device("cuda" if gpu else "cpu")
@@ -324,7 +324,7 @@ def answers(run, examples, key, own=True):
             records.append(question_of(e, key))
     net = Peer(peer_config(run.model.cfg)).load_numpy(
         ne.views(run.model.buffers()[0], ne.param_table(run.model.cfg))._asdict())
-    net.to("cuda" if hasattr(run.options, "dtype") else "cpu")
+    net.to("cuda" if hasattr(run.options, "matmul") else "cpu")
     decoder = run.model.decoder()
 
     def text(ids):

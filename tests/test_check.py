@@ -42,16 +42,14 @@ MUTANTS = {
     "attention without scale": ("p[j] * (ds[j] - dot) * scale", "p[j] * (ds[j] - dot)"),
     "attention without P": ("p[j] * (ds[j] - dot) * scale", "(ds[j] - dot) * scale"),
     "attention, lse": ("p[j] * scale - lse_row)", "p[j] * scale - 0.9 * lse_row)"),
-    "attention, dQ from V": ("dS, qkv[:t1, k:k + D])", "dS, qkv[:t1, v:v + D])"),
-    "attention, dK not transposed": ("dS.T, qkv[t0:t1, q:q + D]", "dS.T, qkv[t0:t1, k:k + D]"),
-    "attention, dV from dS": ("P.T, do[t0:t1, q:q + D]", "dS.T, do[t0:t1, q:q + D]"),
-    "attention, dV not summed": ("matmul_add(dqkv[:t1, v:v + D], dqkv[:t1, v:v + D], P.T",
-                                 "matmul(dqkv[:t1, v:v + D], P.T"),
-    "attention, dK not summed": ("matmul_add(dqkv[:t1, k:k + D], dqkv[:t1, k:k + D], dS.T",
-                                 "matmul(dqkv[:t1, k:k + D], dS.T"),
+    "attention, dQ from V": ("dS), qkv[:t1, k:k + D])", "dS), qkv[:t1, v:v + D])"),
+    "attention, dK not transposed": ("dS), qkv[t0:t1, q:q + D]", "dS), qkv[t0:t1, k:k + D]"),
+    "attention, dV from dS": ("turned(pairs, P), do", "turned(pairs, dS), do"),
+    "attention, dV not summed": ("matmul_add(dv, dv, turned", "matmul(dv, turned"),
+    "attention, dK not summed": ("matmul_add(dk, dk, turned", "matmul(dk, turned"),
     "attention, not causal": ("ds[j] = 0", "ds[j] = 1"),
     "swiglu, gate": ("sigma * (one + z * (one - sigma))", "sigma * (one + z * sigma)"),
-    "swiglu, up": ("up[f] = row[f] * z * sigma", "up[f] = row[f] * sigma"),
+    "swiglu, up": ("rounded(row[f] * z * sigma", "rounded(row[f] * sigma"),
     "cross-entropy without the target": ("row[y] -= scale", "row[y] -= 0"),
     "cross-entropy without the weight": ("norm = scale / total", "norm = 1 / total"),
     "cross-entropy, masked rows": ("row[:] = 0\n            continue", "continue"),
@@ -146,7 +144,7 @@ def test_planted_error_is_found(name, monkeypatch, capsys):
 
 
 def test_nan_is_an_error(monkeypatch, capsys):
-    nan = mutate(small_blocks(), "up[f] = row[f] * z * sigma", "up[f] = row[f] * z * math.nan")
+    nan = mutate(small_blocks(), "rounded(row[f] * z * sigma", "rounded(row[f] * z * math.nan")
     assert run_check(monkeypatch, nan) == 1
 
 
