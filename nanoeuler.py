@@ -90,6 +90,7 @@ import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
 from numba.core import caching, cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, overload
 
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
@@ -179,6 +180,7 @@ Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy room pairs")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
+OfMuon = namedtuple("OfMuon", "y other gram square room small_room pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
 # Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
@@ -187,8 +189,8 @@ BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"att", "room"}}
-PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "pairs"}}
+          Scratch: {"att", "room"}, OfMuon: {"room", "small_room"}}
+PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "pairs"}, OfMuon: {"pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -547,6 +549,14 @@ def larger(typing, x, y):
         return bd.call(fn, args, fastmath=("nsz",))
     return x(x, x), codegen
 
+@intrinsic
+def contiguous(typing, row):
+    """A row whose entries are neighbours in memory, as a type that says so: only then a loop over
+    it becomes vectors.  The rows of a slice of a matrix are of a type that knows no strides."""
+    def codegen(context, bd, sig, args):
+        return impl_ret_borrowed(context, bd, sig.return_type, args[0])
+    return row.copy(layout="C")(row), codegen
+
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
     return from_bf16(np.asarray(x))[()]
@@ -661,10 +671,15 @@ def pack(panels, b):
         for k in range(n_rows):
             last = step * (k + 1) - 1        # of the rows in row k: 2k + 1 of pairs, else k itself
             mask = int32(-1) if last < K else int32(0)
-            row, source = panels[i, k], b[step * k, i * width:i * width + n]
+            row, source = contiguous(panels[i, k]), b[step * k, i * width:i * width + n]
             second = b[min(last, K - 1), i * width:i * width + n]
-            for j in range(n):
-                row[j] = pair_of(source[j], second[j], mask, panels)
+            if b.strides[1] == b.itemsize:
+                near, next_to_it = contiguous(source), contiguous(second)
+                for j in range(n):
+                    row[j] = pair_of(near[j], next_to_it[j], mask, panels)
+            else:                            # W^T, K^T
+                for j in range(n):
+                    row[j] = pair_of(source[j], second[j], mask, panels)
             for j in range(n, width):
                 row[j] = 0
 
@@ -738,6 +753,20 @@ def matmul_add(out, base, x, b):
         for j in range(0, N, width):
             for m in range(i, min(i + ROWS, M), MR):
                 tile(out, base, x, b, m, j, 1)
+
+@jit
+def symmetric_product(out, x, b):
+    """out = x b where that is symmetric, like Y^T Y: the tiles below the diagonal are mirrored
+    out (N, N), x (N, K) of any strides, b (K, N)"""
+    N = len(out)
+    width = TILE_BYTES // out.itemsize
+    for j in range(0, N, width):
+        for m in range(0, min(N, j + width), MR):
+            tile(out, out, x, b, m, j, 0)
+    for m in range(N):
+        row = out[m]
+        for j in range(m):
+            row[j] = out[j, m]
 
 @jit
 def weight_gradient(dw, dy, x, n0, scratch):
@@ -1125,6 +1154,7 @@ class Model:
         self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T) of the activations, once there are any
+        self.of_muon = None                  # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -1184,13 +1214,33 @@ class Model:
         self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
 
     def update(self, hyper):
-        """AdamW with a Hyper on the gradients since the last update.  Returns their CE (P,),
-        summed, and |g|; if that is not finite, nothing is touched."""
+        """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
+        Returns their CE (P,), summed, and |g|; if that is not finite, nothing is touched."""
         ce = self.ce
         self.ce = np.zeros(self.cfg.n_mtp)
-        norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
+        if hyper.muon_lr:
+            norm = self.update_by_muon(hyper)
+        else:
+            norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
         self.pack()
         return ce, norm
+
+    def update_by_muon(self, hyper):
+        """Muon on the matrices of the layers, AdamW on what stands before and behind them."""
+        norm = gradient_norm(self.g_flat)
+        if not math.isfinite(norm):
+            return norm
+        if not self.of_muon:
+            self.matrices = muon_matrices(self.cfg)
+            self.of_muon = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
+        scale = clipping(norm, hyper)
+        first = self.p.wte.size
+        end = first + sum(x.size for x in self.p[PACKED])
+        for part, n_decay in ((slice(0, first), first), (slice(end, None), self.n_decay - end)):
+            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part], n_decay,
+                         hyper, scale)
+        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.of_muon)
+        return norm
 
     def losses(self, tokens, targets):
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
@@ -1273,23 +1323,22 @@ def lr_at(step, n_steps, lr, warmup, floor):
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
-Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2")
+Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
+                            "momentum", defaults=(0.0, 0.0))
 
-def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8):
-    """The settings of AdamW's step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
-    m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1."""
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, muon_lr=0.0, momentum=0.0):
+    """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
+    m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
+    muon_lr: 0 if AdamW updates all"""
     return Hyper(lr=float(lr), beta1=float(beta1), beta2=float(beta2), eps=float(eps),
                  weight_decay=float(weight_decay), clip=float(clip),
-                 correct1=float(1 - beta1 ** t), correct2=float(1 - beta2 ** t))
+                 correct1=float(1 - beta1 ** t), correct2=float(1 - beta2 ** t),
+                 muon_lr=float(muon_lr), momentum=float(momentum))
 
 @jit_parallel
-def adamw(p, g, m, v, n_decay, hyper):
-    """g *= min(1, clip / |g|),   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
-    p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
-    Loshchilov & Hutter 2019, algorithm 2.  weight_decay acts on the first n_decay entries.  Sets g
-    to zero for the next step.  Returns |g| before clipping; if it is not finite, nothing is
-    touched.     p, g, m, v (N,), hyper a Hyper"""
-    N = p.size
+def gradient_norm(g):
+    """|g|     g (N,)"""
+    N = g.size
     blocks = 256                             # fixed, so that sums do not depend on the threads
     squares = np.zeros(blocks)
     for i in prange(blocks):
@@ -1301,11 +1350,22 @@ def adamw(p, g, m, v, n_decay, hyper):
     total = 0.0
     for i in range(blocks):                  # .sum() would be made parallel, in an order of its own
         total += squares[i]
-    norm = math.sqrt(total)
-    if not math.isfinite(norm):
-        return norm
+    return math.sqrt(total)
+
+def clipping(norm, hyper):
+    """What a gradient of this norm is multiplied by."""
+    return min(1.0, hyper.clip / (norm + 1e-30))
+
+@jit_parallel
+def adamw_update(p, g, m, v, n_decay, hyper, scale):
+    """g *= scale,   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+    p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
+    Loshchilov & Hutter 2019, algorithm 2.  weight_decay acts on the first n_decay entries.  Sets g
+    to zero for the next step.     p, g, m, v (N,), hyper a Hyper"""
+    N = p.size
+    blocks = 256
     dtype = p.dtype.type
-    scale = dtype(min(1.0, hyper.clip / (norm + 1e-30)))
+    scale = dtype(scale)
     rate, eps = dtype(hyper.lr / hyper.correct1), dtype(hyper.eps)
     unbias = dtype(hyper.correct2 ** -0.5)               # sqrt(v') = sqrt(v) * unbias
     old1, new1 = dtype(hyper.beta1), dtype(1 - hyper.beta1)
@@ -1324,7 +1384,150 @@ def adamw(p, g, m, v, n_decay, hyper):
                 vs[j] = old2 * vs[j] + new2 * x * x
                 ps[j] = keep * ps[j] - rate * ms[j] / (math.sqrt(vs[j]) * unbias + eps)
                 gs[j] = 0
+
+def adamw(p, g, m, v, n_decay, hyper):
+    """Clips g to the norm hyper.clip, then `adamw_update`.  Returns |g| before clipping; if it is
+    not finite, nothing is touched."""
+    norm = gradient_norm(g)
+    if math.isfinite(norm):
+        adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
     return norm
+
+# Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is for the matrices of the layers.  A
+# gradient is mostly a few directions, and a step along it neglects all others; Muon makes all of
+# them count the same.  Of the average of the gradients, U S V^T by its singular values, it
+# takes U V^T: the nearest orthogonal matrix, whose singular values are all 1.  That is the steepest
+# descent where the length of a step is how much a matrix may change any output, its spectral norm
+# (Bernstein & Newhouse 2024).  There are no second moments: v stays zero.
+#
+# Nobody has to know U and V: an odd polynomial of the matrix acts on the singular values alone,
+#     a X + b (X X^T) X + c (X X^T)^2 X  =  U (a S + b S^3 + c S^5) V^T,
+# and five times 3.4445 x - 4.7750 x^3 + 2.0315 x^5 brings nearly all of [0, 1] into [0.7, 1.2],
+# small ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good
+# enough in bfloat16.
+#
+# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own.  The
+# embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
+NS_STEPS = 5
+
+def muon_matrices(cfg):
+    """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
+    q, k, v, attn_proj, gate, up, down of each layer     int64 (7 L, 3)"""
+    matrices, start = [], 0
+    for name, shape in tensor_shapes(cfg).items():
+        if name.startswith("model.layers.") and len(shape) == 2:
+            matrices.append((start, *shape))
+        start += math.prod(shape)
+    return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
+
+def muon_shapes(cfg, n, dtype):
+    """Shapes of what each of n threads needs for the largest matrix."""
+    _, rows, columns = muon_matrices(cfg).T
+    longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
+    size = (rows * columns).max()
+    low = dtype == BF16                      # operands of products, rounded
+    return OfMuon(y=(n, size),               # the matrix, its longer side down
+                  other=(n, size),           # and what it becomes
+                  gram=(n, side * side),
+                  square=(n, side * side),
+                  room=(n, longest, low * (side + 1)),
+                  small_room=(n, side, low * (side + 1)),
+                  pairs=(n, 1, low * (longest + 1) // 2, side))
+
+@jit
+def nesterov(y, g, m, scale, momentum):
+    """m = momentum m + (1 - momentum) g,   y = momentum m + (1 - momentum) g, or its transpose if
+    g is wide; g was scaled, and is set to zero.     g, m (N, K), y (N, K) or (K, N)"""
+    N, K = g.shape
+    old, new = y.dtype.type(momentum), y.dtype.type(1 - momentum)
+    for i in range(N):
+        gs, ms = g[i], m[i]
+        for j in range(K):
+            x = gs[j] * scale
+            ms[j] = old * ms[j] + new * x
+            gs[j] = old * ms[j] + new * x
+        if N >= K:
+            y[i] = gs
+        else:
+            for j in range(K):
+                y[j, i] = gs[j]
+        gs[:] = 0
+
+@jit
+def normalize(y):
+    """y /= |y|, the root of the sum of squares, at least 1e-7: no singular value is above 1."""
+    ss = 0.0
+    for row in y:
+        for j in range(row.size):
+            ss += row[j] * row[j]
+    factor = y.dtype.type(1 / max(math.sqrt(ss), 1e-7))
+    for row in y:
+        for j in range(row.size):
+            row[j] *= factor
+
+@jit
+def orthogonalize(y, other, gram, square, room, small_room, pairs):
+    """Y (l, s), l >= s, to nearly U V^T, in y or in other: returns which.  Each step is
+    Y <- Y (a I + b G + c G G),   G = Y^T Y
+    scratch: gram, square (s, s), and of bfloat16, rooms of `operand` and pairs of `turned`"""
+    a, b, c = NEWTON_SCHULZ
+    a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
+    for _ in range(NS_STEPS):
+        low = operand(room, y)
+        symmetric_product(gram, turned(pairs, y), low)
+        low_gram = operand(small_room, gram)
+        symmetric_product(square, low_gram, low_gram)
+        for i in range(len(gram)):
+            row, of_gram = square[i], gram[i]
+            for j in range(row.size):
+                row[j] = b * of_gram[j] + c * row[j]
+            row[i] += a
+        matmul(other, low, operand(small_room, square))
+        y, other = other, y
+    return y
+
+@jit
+def muon_matrix(p, g, m, hyper, scale, s):
+    """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
+    p, g, m (N, K), s an OfMuon of one thread.  The factor is for a matrix that maps to more numbers
+    than it is given: it has fewer directions than outputs."""
+    N, K = p.shape
+    l, side = max(N, K), min(N, K)
+    y, other = s.y[:l * side].reshape(l, side), s.other[:l * side].reshape(l, side)
+    n = side * side
+    gram, square = s.gram[:n].reshape(side, side), s.square[:n].reshape(side, side)
+    nesterov(y, g, m, p.dtype.type(scale), hyper.momentum)
+    normalize(y)
+    y = orthogonalize(y, other, gram, square, s.room, s.small_room, s.pairs)
+    keep = p.dtype.type(1 - hyper.muon_lr * hyper.weight_decay)
+    rate = p.dtype.type(hyper.muon_lr * math.sqrt(max(1.0, N / K)))
+    for i in range(N):
+        row = p[i]
+        if N >= K:
+            o = y[i]
+            for j in range(K):
+                row[j] = keep * row[j] - rate * o[j]
+        else:
+            for j in range(K):
+                row[j] = keep * row[j] - rate * y[j, i]
+
+@jit_parallel
+def muon(p, g, m, matrices, hyper, scale, scratch):
+    """`muon_matrix` of the flat buffers p, g, m (N,) at each of these places (`muon_matrices`).
+    A matrix is one task: the result does not depend on the threads."""
+    counters = np.zeros(8, np.int64)
+    for i in prange(len(scratch.y)):
+        s = OfMuon(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
+                   square=scratch.square[i], room=scratch.room[i],
+                   small_room=scratch.small_room[i], pairs=scratch.pairs[i])
+        n = next_task(counters, 0)
+        while n < len(matrices):
+            start, rows, columns = matrices[n]
+            end = start + rows * columns
+            muon_matrix(p[start:end].reshape(rows, columns), g[start:end].reshape(rows, columns),
+                        m[start:end].reshape(rows, columns), hyper, scale, s)
+            n = next_task(counters, 0)
 
 # ==== 7 Data ====
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
@@ -1782,6 +1985,7 @@ def info(file):
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
+    optimizer = "adamw"        # no setting, but in TrainOptions
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -1805,6 +2009,19 @@ class Options(Optimization):
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
+
+@dataclass
+class TrainOptions(Options):
+    """Of this program's `train`."""
+    optimizer: str = setting("adamw", 0, 0, "adamw, or muon for the matrices of the layers")
+    muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
+    momentum: float = setting(0.95, 0, 0.9999, "of Muon: its memory of the gradient")
+
+    def check(self):
+        super().check()
+        need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
+             f"adamw or muon")
+        return self
 
 @dataclass
 class SftOptions(Optimization):
@@ -1898,7 +2115,7 @@ def lock(f):
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb = "train"                           # of the command line
-    Options = Options                        # what its flags set
+    Options = TrainOptions                   # what its flags set
     preset = "small"                         # where none is named
     larger_data = ""                         # which goes before that of Options where it is there
     scope = "the whole held-out tail"        # of the last validation
@@ -1930,10 +2147,33 @@ class Run:
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
             *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
+            *self.rows_of_muon(),
             ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
             ("length", f"{steps:,} steps" if steps else f"{o.minutes:g} minutes"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+
+    def rows_of_muon(self):
+        """What the table says of it."""
+        o = self.options
+        if o.optimizer == "adamw":
+            return []
+        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices; "
+                         f"for the others:")]
+
+    def hyper(self):
+        """The Hyper of the next step."""
+        o, s = self.options, self.state
+
+        def rate(highest):
+            n_steps = s.n_steps or math.inf  # there is no plan yet
+            return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
+
+        of_muon = {}
+        if o.optimizer == "muon":
+            of_muon = dict(muon_lr=rate(o.muon_lr), momentum=o.momentum)
+        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
+                        weight_decay=o.weight_decay, **of_muon)
 
     def data_file(self):
         """Where --data is.  The files of the defaults are also found beside the program."""
@@ -1980,21 +2220,20 @@ class Run:
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
         micro = s.micro_batch = model.micro_batch(self.B, o.micro_batch or s.micro_batch)
         tokens, targets = self.next
-        lr = lr_at(s.step, s.n_steps or math.inf, self.lr, o.warmup, o.floor)     # inf: no plan yet
+        hyper = self.hyper()
         weight, measures = self.ce_weights(tokens, targets, micro)
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
         s.step = t = s.step + 1
         self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
-        losses, norm = model.update(hyper_at(t, lr, beta1=o.beta1, beta2=o.beta2,
-                                             weight_decay=o.weight_decay, clip=o.clip))
+        losses, norm = model.update(hyper)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
-        return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": lr, "norm": norm,
+        return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": hyper.lr, "norm": norm,
                 "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **measures}
 
@@ -3101,21 +3340,25 @@ def compile_gradient(dtype="f32"):
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     model.run(GRADIENT, np.zeros((1, 8), np.int32))
 
-def compile_rest():
-    """Optimizer, decoder of each type of weights, tokenizer: together less than `run_batch`."""
-    model = Model(SPECK, init_params(SPECK, 0))
-    model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0))
+def compile_rest(dtype="f32"):
+    """Optimizers, decoder of each type of weights, tokenizer: about as long as `run_batch`."""
+    model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
+    for muon_lr in (0.0, 1.0):
+        model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0,
+                              muon_lr=muon_lr))
     for weights in ("f32", "bf16", "int8"):
         Decoder(SPECK, model.flat, weights).step(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
 # The kernels that take long, and how their argument types read: check.py may have left those of
-# float64.  Each holds what it calls.  The longest, by what a run trains in, is in GRADIENTS.
-LONG = [(adamw, "Array(float32,"), (decode_step, "Params(array(float32,"),
+# float64.  Each holds what it calls.  Two depend on what a run trains in.
+LONG = [(adamw_update, "Array(float32,"), (decode_step, "Params(array(float32,"),
         (decode_step, "Params(array(uint16,"), (decode_step, "Params(array(int8,"),
         (bpe.encode_range, "")]
 GRADIENTS = {"f32": (run_batch, "Panels(array(float32,"),
              "bf16": (run_batch, "Panels(array(int32,")}
+MUON = {"f32": (muon, "array(float32, 4d"),
+        "bf16": (muon, "array(int32, 4d")}
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -3145,8 +3388,8 @@ def compile_kernels(dtype="f32"):
     calls = []
     if not in_cache(*GRADIENTS[dtype]):
         calls.append(f"compile_gradient({dtype!r})")
-    if not all(in_cache(kernel, words) for kernel, words in LONG):
-        calls.append("compile_rest()")
+    if not all(in_cache(kernel, words) for kernel, words in [*LONG, MUON[dtype]]):
+        calls.append(f"compile_rest({dtype!r})")
     if not calls:
         return
     began, processes = time.perf_counter(), []
@@ -3328,7 +3571,7 @@ CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is th
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
         arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
-        out("nanoeuler.bin"), *RUN, settings=fields(Options), shape=SHAPE)
+        out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
     add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
         out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions), shape=CONTEXT)
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,

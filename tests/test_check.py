@@ -1,9 +1,9 @@
 """check.py finds nothing in nanoeuler.py, and finds every error planted in a copy of it.
 
 A mutant is the text of nanoeuler.py with one formula changed, run as plain Python: without the
-compiler it takes a third of a second.  `tile`, `next_task`, `larger` are machine code: they get
-stand-ins here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the unchanged
-copy passes.
+compiler it takes a third of a second.  `tile`, `next_task`, `larger`, `contiguous` are machine
+code: they get stand-ins here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the
+unchanged copy passes.
 """
 import re
 import sys
@@ -107,7 +107,7 @@ def run_check(monkeypatch, source):
         monkeypatch.setattr(owner, name, getattr(owner, name))       # the copy patches them, too
     monkeypatch.setitem(sys.modules, "nanoeuler", ne)
     exec(compile(source, "nanoeuler.py", "exec"), ne.__dict__)
-    ne.tile, ne.next_task, ne.larger = tile(ne), next_task, max
+    ne.tile, ne.next_task, ne.larger, ne.contiguous = tile(ne), next_task, max, np.asarray
     exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
          check.__dict__)
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)

@@ -36,7 +36,8 @@ sys.addaudithook(guard)
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT))
-    folders = {Path(kernel.stats.cache_path) for kernel, _ in (*ne.LONG, *ne.GRADIENTS.values())}
+    kernels = (*ne.LONG, *ne.GRADIENTS.values(), *ne.MUON.values())
+    folders = {Path(kernel.stats.cache_path) for kernel, _ in kernels}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
             if path.name.startswith(("bpe.", "nanoeuler."))]
 
@@ -182,7 +183,7 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    assert all(ne.in_cache(*entry) for entry in (*ne.LONG, ne.GRADIENTS["f32"]))
+    assert all(ne.in_cache(*entry) for entry in (*ne.LONG, ne.GRADIENTS["f32"], ne.MUON["f32"]))
     for kernel in (ne.run_batch, ne.decode_step):
         assert not ne.in_cache(kernel, "Params(array(complex64,")
 
@@ -257,7 +258,7 @@ def test_a_relative_cache_folder_is_one_folder(alone, env, tmp_path):
     """The processes that compile work in another directory."""
     path = alone / "nanoeuler.py"
     source = path.read_text(encoding="utf-8")
-    for line in ('def compile_gradient(dtype="f32"):\n', "def compile_rest():\n"):
+    for line in ('def compile_gradient(dtype="f32"):\n', 'def compile_rest(dtype="f32"):\n'):
         assert source.count(line) == 1
         source = source.replace(line, f"{line}    return\n")
     path.write_text(source, encoding="utf-8")

@@ -1,0 +1,240 @@
+"""Muon against torch.optim.Muon and against singular values; equal bits for any threads; runs."""
+import math
+import os
+import signal
+
+import numba
+import numpy as np
+import pytest
+from helpers import FAST, needs, outcome, refused, run, told
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nanoeuler as ne
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Square, tall and wide matrices, of even and odd sides, past the edge of a tile
+CFG = ne.Config(n_embd=37, n_head=3, n_kv_head=1, head_dim=14, n_layer=2, n_hidden=75, seq_len=8,
+                vocab_size=260, n_mtp=2)
+SETTINGS = dict(beta1=0.9, beta2=0.95, weight_decay=0.1)
+
+
+def hyper(t, clip=1.0, muon_lr=0.02, momentum=0.95):
+    return ne.hyper_at(t, 4e-3, clip=clip, muon_lr=muon_lr, momentum=momentum, **SETTINGS)
+
+
+def model_of(dtype=None, seed=1, cfg=CFG):
+    flat = ne.aligned((ne.n_params(cfg),), np.float32 if dtype == ne.BF16 else dtype or np.float64)
+    flat[:] = ne.init_params(cfg, seed)
+    return ne.Model(cfg, flat, dtype=dtype)
+
+
+def is_of_muon(name, shape):
+    return name.startswith("model.layers.") and len(shape) == 2
+
+
+def gradients(cfg, steps, seed=0):
+    """Of steps, some clipped and some not, of a few strong directions as real ones are"""
+    rng = np.random.default_rng(seed)
+    for t in range(1, steps + 1):
+        g = np.empty(ne.n_params(cfg))
+        for x in ne.named(cfg, g).values():
+            x[...] = rng.standard_normal(x.shape)
+            if x.ndim == 2:
+                x += 9 * np.outer(rng.standard_normal(len(x)), rng.standard_normal(x.shape[1]))
+        yield t, g * 10.0 ** -(t % 4)
+
+
+# ---- the update
+def test_it_equals_pytorch(monkeypatch):
+    """Five steps in float64: PyTorch's Muon, whose only bfloat16 is one cast, and its AdamW."""
+    torch = needs("torch")
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
+    model = model_of()
+    params = {name: torch.nn.Parameter(torch.tensor(x.copy()))
+              for name, x in ne.named(CFG, model.flat).items()}
+    groups = {kind: [] for kind in ("muon", "matrix", "gain")}
+    for name, p in params.items():
+        kind = "muon" if is_of_muon(name, p.shape) else "matrix" if p.dim() == 2 else "gain"
+        groups[kind].append(p)
+    assert len(groups["muon"]) == 7 * CFG.n_layer and len(groups["gain"]) == 2 * CFG.n_layer + 1
+    muon = torch.optim.Muon(groups["muon"], lr=0.02, weight_decay=0.1, momentum=0.95)
+    adamw = torch.optim.AdamW([dict(params=groups["matrix"], weight_decay=0.1),
+                               dict(params=groups["gain"], weight_decay=0.0)],
+                              lr=4e-3, betas=(0.9, 0.95), eps=1e-8)
+    for t, g in gradients(CFG, 5):
+        model.g_flat[:] = g
+        _, norm = model.update(hyper(t))
+        assert math.isclose(norm, np.linalg.norm(g), rel_tol=1e-12) and not model.g_flat.any()
+        for name, x in ne.named(CFG, g).items():
+            params[name].grad = torch.tensor(x * min(1, 1 / norm))
+        muon.step()
+        adamw.step()
+        for name, x in ne.named(CFG, model.flat).items():
+            assert np.allclose(x, params[name].detach().numpy(), rtol=1e-10, atol=1e-12), (t, name)
+    momenta = ne.named(CFG, model.m)
+    for p in groups["muon"]:
+        name = next(name for name, x in params.items() if x is p)
+        assert np.allclose(momenta[name], muon.state[p]["momentum_buffer"], rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float32, 1e-4), (ne.BF16, 0.1)])
+def test_lower_precision_is_near(dtype, bound):
+    """The share of an update that differs from float64's.  Each of 15 products in bfloat16 is off
+    by 2^-8 of its result, and the polynomial's slope of up to 3.4 makes more of it."""
+    exact, low = model_of(), model_of(dtype)
+    before = low.flat.copy()
+    for t, g in gradients(CFG, 3):
+        for model in (exact, low):
+            model.g_flat[:] = g
+            model.update(hyper(t))
+    moved = {name: x - y for (name, x), y in zip(
+        ne.named(CFG, exact.flat).items(), ne.named(CFG, before).values(), strict=True)}
+    for name, x in ne.named(CFG, low.flat).items():
+        if is_of_muon(name, x.shape):
+            off = np.linalg.norm(x - ne.named(CFG, exact.flat)[name])
+            assert off < bound * np.linalg.norm(moved[name]), name
+
+
+def test_all_directions_count():
+    """One gradient has singular values from 1 down to 1e-2; those of the update are near 1."""
+    model = model_of()
+    before = model.flat.copy()
+    _, g = next(gradients(CFG, 1))
+    model.g_flat[:] = g
+    model.update(hyper(1, muon_lr=1.0)._replace(weight_decay=0.0))
+    for name, x in ne.named(CFG, before - model.flat).items():
+        if is_of_muon(name, x.shape):
+            N, K = x.shape
+            s = np.linalg.svd(x, compute_uv=False) / math.sqrt(max(1, N / K))
+            assert 0.3 < s.min() and 0.6 < np.median(s) and s.max() < 1.3, name
+
+
+@given(l=st.integers(1, 90), share=st.floats(0.01, 1), seed=st.integers(0, 99))
+def test_orthogonalize(l, share, seed):
+    """U p(S) V^T, with the polynomial applied to the singular values one by one"""
+    side, rng = max(1, int(share * l)), np.random.default_rng(seed)
+    U, _ = np.linalg.qr(rng.standard_normal((l, side)))
+    V, _ = np.linalg.qr(rng.standard_normal((side, side)))
+    s = rng.random(side)
+    y, other = (ne.aligned((l, side), np.float64) for _ in range(2))
+    gram, square = (ne.aligned((side, side), np.float64) for _ in range(2))
+    y[...] = U * s @ V.T
+    none = ne.aligned((l, 0), np.float64)
+    got = ne.orthogonalize(y, other, gram, square, none, none, ne.aligned((1, 0, side), np.float64))
+    a, b, c = ne.NEWTON_SCHULZ
+    for _ in range(ne.NS_STEPS):
+        s = a * s + b * s ** 3 + c * s ** 5
+    assert np.allclose(got, U * s @ V.T, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("N, K", [(1, 1), (7, 3), (8, 40), (31, 8), (33, 5), (64, 130), (97, 96)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_symmetric_product(N, K, dtype):
+    x, out = ne.aligned((K, N), dtype), ne.aligned((N, N), dtype)
+    x[...] = np.random.default_rng(N).standard_normal((K, N))
+    out[...] = np.nan
+    ne.symmetric_product(out, x.T, x)
+    want = x.T.astype(np.float64) @ x
+    assert np.array_equal(out, out.T)
+    assert np.abs(out - want).max() < 4 * K * np.finfo(dtype).eps * np.abs(want).max()
+
+
+def test_matrices():
+    """They are those of the layers, each once, without the embedding, heads and gains."""
+    for cfg in (CFG, ne.replace(CFG, tie_embeddings=True), ne.PRESETS["big"]):
+        found, part = np.zeros(ne.n_params(cfg), int), ne.muon_matrices(cfg)
+        for start, rows, columns in part:
+            found[start:start + rows * columns] += 1
+        p = ne.views(found, ne.param_table(cfg))
+        assert all((x == 1).all() for x in p[ne.PACKED])
+        assert not p.wte.any() and not p.lm_head.any() and not any(x.any() for x in p[ne.GAINS])
+        sizes = part[:, 1] * part[:, 2]
+        assert (np.diff(sizes) <= 0).all() and len(part) == 7 * cfg.n_layer
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ne.BF16])
+def test_threads_change_no_bit(dtype):
+    if numba.config.NUMBA_NUM_THREADS < 2:
+        pytest.skip("one core")
+    ends = []
+    for threads in (1, 2):
+        numba.set_num_threads(threads)
+        model = model_of(dtype)
+        for t, g in gradients(CFG, 2):
+            model.g_flat[:] = g
+            model.update(hyper(t))
+        ends.append(model)
+    one, two = ends
+    for name in ("flat", "m", "v"):
+        assert np.array_equal(getattr(one, name), getattr(two, name)), name
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_it_touches_nothing_if_the_norm_is_not_finite(bad):
+    model = model_of(np.float32)
+    for t, g in gradients(CFG, 2):
+        model.g_flat[:] = g
+        if t == 2:
+            model.g_flat[ne.n_params(CFG) // 2] = bad
+            before = [x.copy() for x in model.buffers()]
+        _, norm = model.update(hyper(t))
+    assert not math.isfinite(norm)
+    assert all(np.array_equal(x, y) for x, y in zip(before, model.buffers()))
+
+
+def test_a_gradient_of_zeros_only_decays():
+    """Nothing is divided by its norm."""
+    model = model_of()
+    before = model.flat.copy()
+    model.update(hyper(1))
+    for name, x in ne.named(CFG, model.flat).items():
+        if is_of_muon(name, x.shape):
+            assert np.allclose(x, (1 - 0.02 * 0.1) * ne.named(CFG, before)[name], rtol=1e-14)
+
+
+# ---- runs
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_run_goes_on_to_the_same_bits(dtype, elsewhere, text, tmp_path, capsys, monkeypatch):
+    flags = ("--data", text, "--steps", 12, "--dtype", dtype, *FAST)
+    said = told("train", "--out", "whole.bin", "--optimizer", "muon", *flags)
+    assert "Muon             lr 0.02, momentum 0.95" in said
+    advance = ne.Run.advance
+
+    def interrupted(run):
+        if run.state.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)          # this step is the last
+        return advance(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ne.Run, "advance", interrupted)
+        run("train", "--out", "parts.bin", "--optimizer", "muon", *flags)
+    assert ne.read_checkpoint("parts.bin").state.step == 6
+    refused(capsys, "train", "--resume", "--out", "parts.bin", "--muon-lr", 0.1,
+            words=["parts.bin was started with muon_lr 0.02, not 0.1"])
+    run("train", "--resume", "--out", "parts.bin")
+    whole, parts = (outcome(tmp_path, name) for name in ("whole", "parts"))
+    assert whole.step == 12 and whole == parts
+    run("train", "--out", "adamw.bin", *flags)
+    assert outcome(tmp_path, "adamw").arrays != whole.arrays
+
+
+def test_the_schedule_holds_for_both_rates():
+    class Half(ne.Run):
+        def __init__(self):
+            self.options = ne.TrainOptions(optimizer="muon", warmup=4, floor=0.5, muon_lr=0.1)
+            self.state, self.lr = ne.State(n_steps=10), 0.01
+
+    run = Half()
+    for step in (0, 3, 4, 7, 10):
+        run.state.step = step
+        h = run.hyper()
+        assert math.isclose(h.muon_lr, 10 * h.lr) and h.momentum == 0.95
+    assert math.isclose(h.lr, 0.005)
+    run.options = ne.TrainOptions()
+    assert run.hyper().muon_lr == 0
+
+
+def test_an_optimizer_there_is_not_is_refused(elsewhere, text, capsys):
+    refused(capsys, "train", "--data", text, "--optimizer", "sgd", *FAST,
+            words=["--optimizer is sgd, expected adamw or muon"])
