@@ -1236,9 +1236,11 @@ class Model:
         scale = clipping(norm, hyper)
         first = self.p.wte.size
         end = first + sum(x.size for x in self.p[PACKED])
-        for part, n_decay in ((slice(0, first), first), (slice(end, None), self.n_decay - end)):
+        of_embedding = slice(0, first), first, hyper._replace(lr=EMBEDDING_LR * hyper.lr)
+        of_heads_and_gains = slice(end, None), self.n_decay - end, hyper
+        for part, n_decay, chosen in (of_embedding, of_heads_and_gains):
             adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part], n_decay,
-                         hyper, scale)
+                         chosen, scale)
         muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.of_muon)
         return norm
 
@@ -1260,7 +1262,7 @@ class Model:
     def device(self):
         name = "bfloat16" if self.dtype == BF16 else self.dtype.name
         slow = self.dtype == BF16 and not HAS_BF16       # float32 instructions stand in
-        note = ", which this CPU cannot multiply: --dtype f32 is faster" if slow else ""
+        note = ", which this CPU cannot multiply: no faster than --dtype f32" if slow else ""
         return f"{get_num_threads()} threads, {name}{note}"
 
     def first_bad_tensor(self):
@@ -1407,9 +1409,13 @@ def adamw(p, g, m, v, n_decay, hyper):
 # enough in bfloat16.
 #
 # q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own.  The
-# embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.
+# embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.  The
+# embedding starts shorter then, beside what the layers add to it from the first step on, and
+# learns faster (bench/NOTES.md has what each of these brought).
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 NS_STEPS = 5
+EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
+EMBEDDING_LR = 3             # times the learning rate of AdamW
 
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
@@ -2015,7 +2021,7 @@ class TrainOptions(Options):
     """Of this program's `train`."""
     optimizer: str = setting("adamw", 0, 0, "adamw, or muon for the matrices of the layers")
     muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
-    momentum: float = setting(0.95, 0, 0.9999, "of Muon: its memory of the gradient")
+    momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
 
     def check(self):
         super().check()
@@ -2136,7 +2142,7 @@ class Run:
         if self.data.steps:
             s.n_steps = max(s.step, self.data.steps)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
-        flat = init_params(cfg, options.seed) if start.flat is None else start.flat
+        flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
         self.print_settings()
@@ -2152,6 +2158,13 @@ class Run:
                       f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
             ("length", f"{steps:,} steps" if steps else f"{o.minutes:g} minutes"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+
+    def initial(self, cfg):
+        """Parameters to begin with."""
+        flat = init_params(cfg, self.options.seed)
+        if self.options.optimizer == "muon":
+            views(flat, param_table(cfg)).wte[:] *= np.float32(EMBEDDING_INIT)
+        return flat
 
     def rows_of_muon(self):
         """What the table says of it."""

@@ -53,13 +53,19 @@ def test_it_equals_pytorch(monkeypatch):
     model = model_of()
     params = {name: torch.nn.Parameter(torch.tensor(x.copy()))
               for name, x in ne.named(CFG, model.flat).items()}
-    groups = {kind: [] for kind in ("muon", "matrix", "gain")}
+    groups = {kind: [] for kind in ("embedding", "muon", "head", "gain")}
     for name, p in params.items():
-        kind = "muon" if is_of_muon(name, p.shape) else "matrix" if p.dim() == 2 else "gain"
+        if name == "model.embed_tokens.weight":
+            kind = "embedding"
+        elif is_of_muon(name, p.shape):
+            kind = "muon"
+        else:
+            kind = "head" if p.dim() == 2 else "gain"
         groups[kind].append(p)
     assert len(groups["muon"]) == 7 * CFG.n_layer and len(groups["gain"]) == 2 * CFG.n_layer + 1
     muon = torch.optim.Muon(groups["muon"], lr=0.02, weight_decay=0.1, momentum=0.95)
-    adamw = torch.optim.AdamW([dict(params=groups["matrix"], weight_decay=0.1),
+    adamw = torch.optim.AdamW([dict(params=groups["embedding"], weight_decay=0.1, lr=3 * 4e-3),
+                               dict(params=groups["head"], weight_decay=0.1),
                                dict(params=groups["gain"], weight_decay=0.0)],
                               lr=4e-3, betas=(0.9, 0.95), eps=1e-8)
     for t, g in gradients(CFG, 5):
@@ -198,7 +204,7 @@ def test_a_gradient_of_zeros_only_decays():
 def test_a_run_goes_on_to_the_same_bits(dtype, elsewhere, text, tmp_path, capsys, monkeypatch):
     flags = ("--data", text, "--steps", 12, "--dtype", dtype, *FAST)
     said = told("train", "--out", "whole.bin", "--optimizer", "muon", *flags)
-    assert "Muon             lr 0.02, momentum 0.95" in said
+    assert "Muon             lr 0.02, momentum 0.9" in said
     advance = ne.Run.advance
 
     def interrupted(run):
@@ -229,10 +235,23 @@ def test_the_schedule_holds_for_both_rates():
     for step in (0, 3, 4, 7, 10):
         run.state.step = step
         h = run.hyper()
-        assert math.isclose(h.muon_lr, 10 * h.lr) and h.momentum == 0.95
+        assert math.isclose(h.muon_lr, 10 * h.lr) and h.momentum == 0.9
     assert math.isclose(h.lr, 0.005)
     run.options = ne.TrainOptions()
     assert run.hyper().muon_lr == 0
+
+
+def test_the_embedding_starts_shorter():
+    cfg = ne.PRESETS["small"]
+
+    class Start(ne.Run):
+        def __init__(self, optimizer):
+            self.options = ne.TrainOptions(optimizer=optimizer, seed=4)
+
+    table = ne.param_table(cfg)
+    plain, short = (ne.views(Start(x).initial(cfg), table) for x in ("adamw", "muon"))
+    assert np.array_equal(short.wte, np.float32(0.3) * plain.wte)
+    assert all(np.array_equal(x, y) for x, y in zip(plain[1:], short[1:]))
 
 
 def test_an_optimizer_there_is_not_is_refused(elsewhere, text, capsys):
