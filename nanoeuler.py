@@ -178,7 +178,7 @@ GAINS = slice(6, 9)          # of the norms
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
-Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy room pairs")
+Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x room pairs")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
 OfMuon = namedtuple("OfMuon", "y other gram square room small_room pairs")
 
@@ -190,7 +190,7 @@ PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
           Scratch: {"att", "room"}, OfMuon: {"room", "small_room"}}
-PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "pairs"}, OfMuon: {"pairs"}}
+PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "x", "pairs"}, OfMuon: {"pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -225,6 +225,7 @@ def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence."""
     D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
     panels, room, pairs = -(-T // width), 0, 0
+    longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * D)  # row of a matrix
     if dtype == BF16:                        # as wide as the widest `operand`, and an entry more,
         # which makes the last pair of an odd row whole
         QKV = (cfg.n_head + 2 * cfg.n_kv_head) * D
@@ -236,7 +237,8 @@ def scratch_shapes(cfg, n, T, dtype):
                    dscores=(n, BR, T),
                    kt=(n, panels, D // step, width),         # K^T and V^T of a head, packed
                    vt=(n, panels, D // step, width),
-                   dy=(n, 1, KC // step, DY_COLUMNS),
+                   dy=(n, 1, KC // step, DY_COLUMNS),        # operands of a weight gradient, packed
+                   x=(n, -(-longest // width), KC // step, width),
                    room=(n, T, room),        # of bfloat16 alone: an operand, rounded,
                    pairs=(n, 1, BR // step, pairs))          # and one turned
 
@@ -331,7 +333,7 @@ ROWS = 8 * MR                    # a product is computed in blocks of so many ro
 BR = 32                          # attention takes so many query rows at a time: scores stay in L1
 KC = 64                          # a weight gradient sums so many rows of a batch in registers
 NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
-DY_COLUMNS = 2 * MR              # and packs so many columns of dY side by side
+DY_COLUMNS = 8 * MR              # and packs so many columns of dY side by side
 i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
 
 def tile_width(dtype):
@@ -550,12 +552,47 @@ def larger(typing, x, y):
     return x(x, x), codegen
 
 @intrinsic
-def contiguous(typing, row):
-    """A row whose entries are neighbours in memory, as a type that says so: only then a loop over
-    it becomes vectors.  The rows of a slice of a matrix are of a type that knows no strides."""
+def pack_vectors(typing, row, first, second, mask):
+    """row[j] = pair_of(first[j], second[j], mask, row), for the whole vectors in `first`, if its
+    entries are neighbours in memory.  Returns how many j that were: `pack` does the others.  The
+    rows are too short for what LLVM does with a loop before its first vector."""
     def codegen(context, bd, sig, args):
-        return impl_ret_borrowed(context, bd, sig.return_type, args[0])
-    return row.copy(layout="C")(row), codegen
+        to, of = (array.dtype for array in sig.args[:2])
+        entry, bits = context.get_value_type(to), to.bitwidth
+        lanes = BITS // bits
+        vec, words = ir.VectorType(entry, lanes), ir.VectorType(i32, lanes)
+        arrays = [context.make_array(kind)(context, bd, x) for kind, x in zip(sig.args, args[:3])]
+        pointers = [x.data for x in arrays]
+        [stride], [n] = (cgutils.unpack_tuple(bd, x) for x in (arrays[1].strides, arrays[1].shape))
+        near = bd.icmp_signed("==", stride, i64(of.bitwidth // 8))
+        whole = bd.select(near, bd.sub(n, bd.srem(n, i64(lanes))), i64(0))
+
+        def each(x):
+            return words([x] * lanes)
+
+        def loaded(pointer, kind):
+            place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
+            return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
+
+        def upper_half(pointer):             # `bits_of` those from here on
+            if of == types.uint16:
+                return bd.zext(loaded(pointer, i16), words)
+            x = loaded(pointer, i32)
+            odd = bd.and_(bd.lshr(x, each(16)), each(1))
+            return bd.lshr(bd.add(x, bd.add(odd, each(0x7FFF))), each(16))
+
+        empty = words(ir.Undefined)
+        masks = bd.shuffle_vector(bd.insert_element(empty, args[3], i32(0)), empty, each(0))
+        with cgutils.for_range(bd, bd.sdiv(whole, i64(lanes))) as loop:
+            to_row, *sources = (bd.gep(x, [bd.mul(loop.index, i64(lanes))]) for x in pointers)
+            if to == types.int32:
+                even, odd = map(upper_half, sources)
+                x = bd.or_(even, bd.shl(bd.and_(odd, masks), each(16)))
+            else:
+                x = loaded(sources[0], entry)
+            bd.store(x, bd.bitcast(to_row, vec.as_pointer()), align=bits // 8)
+        return whole
+    return types.intp(row, first, second, mask), codegen
 
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
@@ -668,18 +705,13 @@ def pack(panels, b):
     step = rows_a_row_of(panels)
     for i in range(I):
         n = min(width, N - i * width)
+        columns = b[:, i * width:i * width + n]
         for k in range(n_rows):
             last = step * (k + 1) - 1        # of the rows in row k: 2k + 1 of pairs, else k itself
             mask = int32(-1) if last < K else int32(0)
-            row, source = contiguous(panels[i, k]), b[step * k, i * width:i * width + n]
-            second = b[min(last, K - 1), i * width:i * width + n]
-            if b.strides[1] == b.itemsize:
-                near, next_to_it = contiguous(source), contiguous(second)
-                for j in range(n):
-                    row[j] = pair_of(near[j], next_to_it[j], mask, panels)
-            else:                            # W^T, K^T
-                for j in range(n):
-                    row[j] = pair_of(source[j], second[j], mask, panels)
+            row, first, second = panels[i, k], columns[step * k], columns[min(last, K - 1)]
+            for j in range(pack_vectors(row, first, second, mask), n):       # all of W^T and K^T
+                row[j] = pair_of(first[j], second[j], mask, panels)
             for j in range(n, width):
                 row[j] = 0
 
@@ -769,27 +801,30 @@ def symmetric_product(out, x, b):
             row[j] = out[j, m]
 
 @jit
-def weight_gradient(dw, dy, x, n0, scratch):
+def weight_gradient(dw, dy, x, n0, columns, panels):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
     For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch.
-    n1 = n0 + len(dw).  Down a column of dy, each entry lies on another page of memory: some columns
-    at a time are packed side by side into scratch (1, KC, DY_COLUMNS), or of pairs (1, KC / 2, ...)
-    """
+    n1 = n0 + len(dw).
+    scratch: columns (1, KC, DY_COLUMNS), panels (K / width, KC, width), half as many rows of pairs.
+    Down a column of dy, each entry lies on another page of memory: some columns at a time are
+    packed side by side.  x is packed because its rows would have to be paired for each tile."""
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
-    step = rows_a_row_of(scratch)
+    step = rows_a_row_of(panels)
     for b in range(B):
         for t in range(0, T, KC):
             t_end = min(T, t + KC)
             rows_packed = (t_end - t + step - 1) // step
+            right = panels[:(K + width - 1) // width, :rows_packed]
+            pack(right, x[b, t:t_end])
             for n in range(0, len(dw), DY_COLUMNS):
                 n_end = min(n + DY_COLUMNS, len(dw))
-                pack(scratch[:, :rows_packed], dy[b, t:t_end, n0 + n:n0 + n_end])
+                pack(columns[:, :rows_packed], dy[b, t:t_end, n0 + n:n0 + n_end])
                 for m in range(n, n_end, MR):
                     rows = dw[m:m + MR]
-                    columns = scratch[0, :rows_packed, m - n:m - n + MR]
+                    left = columns[0, :rows_packed, m - n:m - n + MR].T
                     for j in range(0, K, width):
-                        tile(rows, rows, columns.T, x[b, t:t_end], 0, j, 1)
+                        tile(rows, rows, left, right, 0, j, 1)
 
 # ==== 4.2 Embedding ====
 @jit
@@ -1021,11 +1056,11 @@ def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
         matmul(a.logits[b, k], a.final_in[b], wt.lm_head[k])
 
 @jit
-def backward(b, p, w, a, d, s, cos, sin):
+def backward(b, heads, p, w, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
     a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
-    L, heads, D = p.qkv.shape[0], a.logits.shape[1], 2 * cos.shape[1]
+    L, D = p.qkv.shape[0], 2 * cos.shape[1]
     qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)
     d.attn_norm[b] = 0
     d.mlp_norm[b] = 0
@@ -1055,20 +1090,27 @@ OF_QKV, OF_ATTN_PROJ, OF_GATE_UP, OF_DOWN, OF_LM_HEAD = range(5)       # kinds o
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
-def matrix_gradient(kind, l, n0, n1, g, a, d, scratch):
+def matrix_gradient(kind, l, n0, n1, g, a, d, s):
     """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for OF_LM_HEAD."""
     if kind == OF_QKV:
-        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, scratch)
+        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, s.dy, s.x)
     elif kind == OF_ATTN_PROJ:
-        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, scratch)
+        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, s.dy, s.x)
     elif kind == OF_GATE_UP:
-        weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, scratch)
+        weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, s.dy, s.x)
     elif kind == OF_DOWN:
-        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, scratch)
+        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, s.dy, s.x)
     else:
         tied = a.logits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
         head = g.wte if l < tied else g.lm_head[l - tied]
-        weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, scratch)
+        weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
+
+@jit
+def scratch_of(i, s):
+    """What thread i has of it."""
+    return Scratch(norm=s.norm[i], att=s.att[i], swiglu=s.swiglu[i], scores=s.scores[i],
+                   dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i], x=s.x[i],
+                   room=s.room[i], pairs=s.pairs[i])
 
 @jit_parallel
 def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
@@ -1080,10 +1122,7 @@ def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch
     counters = np.zeros(16, np.int64)
     sequence, block = 0, 8                   # the two in use, on cache lines of their own
     for i in prange(threads):
-        s = Scratch(norm=scratch.norm[i], att=scratch.att[i], swiglu=scratch.swiglu[i],
-                    scores=scratch.scores[i], dscores=scratch.dscores[i], kt=scratch.kt[i],
-                    vt=scratch.vt[i], dy=scratch.dy[i], room=scratch.room[i],
-                    pairs=scratch.pairs[i])
+        s = scratch_of(i, scratch)
         b = next_task(counters, sequence)
         while b < B:
             forward(b, heads, tokens, p, wt, a, s, cos, sin, eps)
@@ -1091,14 +1130,16 @@ def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch
                 for k in range(heads):
                     losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[b, k])
             if until >= GRADIENT:
-                backward(b, p, w, a, d, s, cos, sin)
+                backward(b, heads, p, w, a, d, s, cos, sin)
             b = next_task(counters, sequence)
     if until >= GRADIENT:
         for i in prange(threads):
+            s = scratch_of(i, scratch)
             n = next_task(counters, block)
             while n < tasks.shape[0]:
                 kind, l, n0, n1 = tasks[n]
-                matrix_gradient(kind, l, n0, n1, g, a, d, scratch.dy[i])
+                if kind != OF_LM_HEAD or l < heads:
+                    matrix_gradient(kind, l, n0, n1, g, a, d, s)
                 n = next_task(counters, block)
         embedding_backward(g.wte, d.x[:, 0], tokens)
 

@@ -114,10 +114,12 @@ def test_matmul(M, N, K):
 def test_weight_gradient(B, T, N, K):
     dy, x, dw = normal(B, T, N), normal(B, T, K, seed=1), normal(N, K, seed=2)
     want = dw + np.einsum("btn,btk->nk", near(dy), near(x))
-    scratch = place(np.zeros((1, ne.KC // 2, ne.DY_COLUMNS), np.int32))
+    width = ne.tile_width(ne.BF16)
+    columns = place(np.zeros((1, ne.KC // 2, ne.DY_COLUMNS), np.int32))
+    panels = place(np.zeros((-(-K // width), ne.KC // 2, width), np.int32))
     for given_dy in (dy, narrow(dy)):
         got = place(dw.copy())
-        ne.weight_gradient(got, given_dy, narrow(x), 0, scratch)
+        ne.weight_gradient(got, given_dy, narrow(x), 0, columns, panels)
         flat = lambda v: np.abs(near(v)).reshape(B * T, -1)
         bound = (B * T + 4) * 2.0 ** -23 * (flat(dy).T @ flat(x) + np.abs(dw))
         assert np.all(np.abs(got - want) <= bound)

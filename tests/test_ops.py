@@ -258,8 +258,10 @@ def test_weight_gradient(dtype, B, T, N, K, seed):
     dy, x = normal((B, T, N), seed, dtype), normal((B, T, K), seed + 1, dtype)
     dw = normal((N, K), 3, dtype)
     n0, before = N // 3, dw.astype(np.float64)
-    scratch = ne.aligned((1, ne.KC, ne.DY_COLUMNS), dtype)
-    ne.weight_gradient(dw[n0:], dy, x, n0, scratch)
+    width = ne.tile_width(dtype)
+    columns = ne.aligned((1, ne.KC, ne.DY_COLUMNS), dtype)
+    panels = ne.aligned((-(-K // width), ne.KC, width), dtype)
+    ne.weight_gradient(dw[n0:], dy, x, n0, columns, panels)
     assert np.array_equal(dw[:n0], before[:n0])
     product, size = (np.einsum("btn,btk->nk", f(dy.astype(np.float64)), f(x))[n0:]
                      for f in (np.asarray, np.abs))

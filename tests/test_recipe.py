@@ -26,7 +26,7 @@ def recipe(monkeypatch):
 @pytest.fixture
 def data(recipe):
     tokens = np.random.default_rng(1).integers(0, 512, 4000).astype(np.int32)
-    part = ne.windows(tokens, range(0, 1280, 128), 128, P=1)
+    part = ne.windows(tokens, range(0, 1280, 128), 128, P=2)
     return recipe.Texts(tokens, (*part, 2500), (*part, 2500))
 
 
@@ -92,7 +92,7 @@ def test_plans_are_sets_of_recipes(recipe):
 
 
 def test_a_search_goes_on_where_it_was(recipe, data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(recipe, "texts", lambda path, vocab: data)
+    monkeypatch.setattr(recipe, "texts", lambda path, vocab, cuts: data)
     few = [recipe.Recipe(steps=1, batch=1, seed=seed) for seed in (1, 2)]
     out = str(tmp_path / "found.jsonl")
     recipe.work(few[:1], "", out, 9, "cpu")
