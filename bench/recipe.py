@@ -463,7 +463,7 @@ def cheaper():
 
 
 def at_last():
-    """Eight seeds each of what is left to choose, as long as three minutes are without the heads."""
+    """Eight seeds each of what is left to choose, as long as three minutes are when heads rest."""
     best = Recipe(steps=3400, ns_steps=3, lr_adamw=4e-3, lr_wte=4.0, momentum=0.9, decay=1.0,
                   shape="cosine", warmup=25, init_wte=0.3, init_trunk=0.75, init_out=0.0,
                   init_head=0.0, mtp_to=0.3, mtp_late=0.9)
