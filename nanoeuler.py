@@ -90,7 +90,6 @@ import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
 from numba.core import caching, cgutils
-from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, overload
 
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
@@ -805,8 +804,8 @@ def weight_gradient(dw, dy, x, n0, columns, panels):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
     For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch.
     n1 = n0 + len(dw).
-    scratch: columns (1, KC, DY_COLUMNS), panels (K / width, KC, width), half as many rows of pairs.
-    Down a column of dy, each entry lies on another page of memory: some columns at a time are
+    scratch: columns (1, KC, DY_COLUMNS), panels (ceil(K / width), KC, width); of pairs, KC / 2 rows
+    Down a column of dy, each entry lies on another page of memory, so some columns at a time are
     packed side by side.  x is packed because its rows would have to be paired for each tile."""
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize

@@ -4,8 +4,7 @@
 
 Run k of either type begins at the same weights, each off by a factor of 1 + 1e-7 times a normal
 number, and reads the same batches.  Their ends differ by what training makes of rounding: the mean
-of one type is compared with that of the other by the spread of both.  It takes time to grow: after
-250 steps, float32's ends still differ by no more than 1e-6.
+of one type is compared with that of the other by the spread of both.
 """
 import argparse
 import json

@@ -1,7 +1,9 @@
 """The CPU program in bfloat16: rounding, pairs, products, ops and the whole model against float64;
 equal bits for any threads and micro-batches; runs that stop and go on."""
+import importlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import numba
 import numpy as np
@@ -310,3 +312,15 @@ def test_a_run_in_bfloat16_goes_on_to_the_same_bits(elsewhere, text, tmp_path, c
 def test_a_type_there_is_not_is_refused(elsewhere, text, capsys):
     refused(capsys, "train", "--data", text, "--dtype", "f16", *FAST,
             words=["--dtype is f16, expected f32 or bf16"])
+
+
+def test_runs_of_the_spread_begin_apart(text, monkeypatch):
+    """bench/bf16_spread.py: a run depends on its number alone, and each begins elsewhere."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    spread = importlib.import_module("bf16_spread")
+    monkeypatch.setitem(ne.PRESETS, "small", replace(TINY, vocab_size=280, seq_len=16))
+    ends = []
+    for k in (1, 1, 2):
+        options = ne.TrainOptions(steps=3, batch=64, dtype="f32", data=str(text))
+        ends.append(spread.bits_per_byte(options, k))
+    assert ends[0] == ends[1] != ends[2] and abs(ends[0] - ends[2]) < 1e-4

@@ -424,3 +424,16 @@ def test_ten_pinned_losses(elsewhere):
 
 if __name__ == "__main__":
     print("PINNED = [" + ", ".join(f"{x:.6f}" for x in torch_losses()) + "]")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_heads_that_are_left_out(tied):
+    """Their matrices get no gradient, the others that of a model in which they weigh nothing."""
+    cfg = replace(BASE, tie_embeddings=tied)
+    flat, (tokens, targets) = random_flat(cfg, 1), batch(cfg, 3, 11, 2)
+    some, every = ne.Model(cfg, flat.copy()), ne.Model(cfg, flat)
+    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], heads=2)
+    expected = every.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0])
+    assert losses.shape == (3, 2) and np.array_equal(losses, expected[:, :2])
+    assert every.g_flat.any() and np.allclose(some.g_flat, every.g_flat, rtol=1e-13, atol=1e-15)
+    assert not some.g.lm_head[-2:].any() and some.g.lm_head[0].any()
