@@ -333,6 +333,7 @@ BR = 32                          # attention takes so many query rows at a time:
 KC = 64                          # a weight gradient sums so many rows of a batch in registers
 NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
 DY_COLUMNS = 8 * MR              # and packs so many columns of dY side by side
+DTYPE = "bf16" if HAS_BF16 else "f32"    # a run's, if it is not told
 i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
 
 def tile_width(dtype):
@@ -1169,14 +1170,12 @@ class Model:
     host = staticmethod(from_bf16)           # an array as NumPy's numbers: bfloat16 as float32
 
     @staticmethod
-    def ready():
-        compile_kernels()
+    def ready(options=None):
+        dtype = options.dtype if options else "f32"
+        compile_kernels(dtype)
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
         if options:
-            need(options.dtype in PRECISIONS, f"--dtype is {options.dtype}, expected "
-                 f"{' or '.join(PRECISIONS)}")
-            compile_kernels(options.dtype)
             dtype = PRECISIONS[options.dtype]
         table = param_table(cfg)
         self.cfg, self.flat = cfg, flat
@@ -1250,8 +1249,11 @@ class Model:
         return self.a.logits
 
     def gradient(self, tokens, targets, weight):
-        """g += ..., as `run_batch`; weight may be (P,), for every sequence."""
-        self.ce += self.run(GRADIENT, tokens, targets, weight).sum(0)
+        """g += ..., as `run_batch`; weight may be (P,), for every sequence.  Heads behind the last
+        that has a weight are left out, and take no time."""
+        weighed = np.atleast_2d(weight).any(0)
+        heads = 1 + int(np.flatnonzero(weighed).max(initial=0))
+        self.ce[:heads] += self.run(GRADIENT, tokens, targets, weight, heads).sum(0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
@@ -1324,8 +1326,9 @@ class Engine(Protocol):
     talk: str                                # its verb to talk to what a run wrote
 
     @staticmethod
-    def ready():
-        """What must happen before the first model of a process is made."""
+    def ready(options=None):
+        """What must happen before the first model of a process is made, with the options of a run,
+        or of float32.  They may be refused."""
 
     def __init__(self, cfg, flat, moments=(), options=None):
         """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
@@ -1444,18 +1447,19 @@ def adamw(p, g, m, v, n_decay, hyper):
 #
 # Nobody has to know U and V: an odd polynomial of the matrix acts on the singular values alone,
 #     a X + b (X X^T) X + c (X X^T)^2 X  =  U (a S + b S^3 + c S^5) V^T,
-# and five times 3.4445 x - 4.7750 x^3 + 2.0315 x^5 brings nearly all of [0, 1] into [0.7, 1.2],
-# small ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good
-# enough in bfloat16.
+# and three times 3.4445 x - 4.7750 x^3 + 2.0315 x^5 brings [0.02, 1] into [0.68, 1.21], smaller
+# ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good enough
+# in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
 # q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own.  The
 # embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.  The
 # embedding starts shorter then, beside what the layers add to it from the first step on, and
-# learns faster (bench/NOTES.md has what each of these brought).
+# learns faster; the heads and what writes to the residual stream start at zero (bench/NOTES.md has
+# what each of these brought).
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
-NS_STEPS = 5
+NS_STEPS = 3
 EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
-EMBEDDING_LR = 3             # times the learning rate of AdamW
+EMBEDDING_LR = 4             # times the learning rate of AdamW
 
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
@@ -2031,7 +2035,9 @@ def info(file):
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    optimizer = "adamw"        # no setting, but in TrainOptions
+    optimizer, mtp_until, mtp_from = "adamw", 1.0, 1.0       # no settings, but in TrainOptions
+    dtypes = "f32", "bf16"     # there are
+    unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -2045,7 +2051,17 @@ class Optimization(Settings):
     eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
     save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
     seed: int = setting(1, 0, 1 << 60, "of weights and batches")
-    dtype: str = setting("f32", 0, 0, "f32, or bf16: what only feeds matrix products in bfloat16")
+    dtype: str = setting(DTYPE, 0, 0, "f32, or bf16: what only feeds products in bfloat16")
+
+    def check(self):
+        need(self.dtype in self.dtypes,
+             f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
+        return super().check()
+
+    @classmethod
+    def chosen(cls, **settings):
+        """With the defaults for all other settings."""
+        return cls(**settings).check()
 
 @dataclass
 class Options(Optimization):
@@ -2056,18 +2072,39 @@ class Options(Optimization):
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
+# What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md)
+OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3)
+IN_WORDS = ", ".join(f"{name} {value}" for name, value in OF_ADAMW.items())
+
 @dataclass
 class TrainOptions(Options):
     """Of this program's `train`."""
-    optimizer: str = setting("adamw", 0, 0, "adamw, or muon for the matrices of the layers")
+    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0}
+    lr: float = setting(4e-3, 1e-9, 1, "learning rate of AdamW, times 128 / n_embd")
+    floor: float = setting(0.0, 0, 1, "the cosine ends at this share of lr")
+    warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
+    optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
+                             f"all, by default with {IN_WORDS}")
     muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
     momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
+    mtp_until: float = setting(0.3, 0, 1, "share of the run after which the other heads rest")
+    mtp_from: float = setting(0.9, 0, 1, "and from which they learn again")
 
     def check(self):
         super().check()
         need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
              f"adamw or muon")
         return self
+
+    @classmethod
+    def chosen(cls, **settings):
+        if settings.get("optimizer") != "adamw":
+            return super().chosen(**settings)
+        for name in ("muon_lr", "momentum"):
+            need(name not in settings,
+                 f"{name} is a setting of Muon: drop it, or --optimizer adamw")
+        return super().chosen(**OF_ADAMW | settings)
 
 @dataclass
 class SftOptions(Optimization):
@@ -2158,6 +2195,8 @@ def lock(f):
         return True
     return True
 
+RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
+
 class Run:
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb = "train"                           # of the command line
@@ -2203,7 +2242,10 @@ class Run:
         """Parameters to begin with."""
         flat = init_params(cfg, self.options.seed)
         if self.options.optimizer == "muon":
-            views(flat, param_table(cfg)).wte[:] *= np.float32(EMBEDDING_INIT)
+            p = views(flat, param_table(cfg))
+            p.wte[:] *= np.float32(EMBEDDING_INIT)
+            for written in (p.attn_proj, p.down, p.lm_head):
+                written[:] = 0
         return flat
 
     def rows_of_muon(self):
@@ -2266,7 +2308,14 @@ class Run:
 
     def ce_weights(self, tokens, targets, micro):
         """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
-        return np.tile(loss_weights(targets, self.options.mtp_weight), (self.B, 1)), {}
+        mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
+        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
+
+    def heads_rest(self):
+        """Is the next step one of those without the other heads?  They help in the beginning, and
+        what the model has become until the end they learn in a tenth of the run."""
+        o, s = self.options, self.state
+        return s.n_steps > 0 and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
 
     def advance(self):
         """One step: gradient, clip, AdamW.  Returns its log record."""
@@ -2285,9 +2334,10 @@ class Run:
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
+        trained = weight.any(0)              # of the heads
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
-        return {"step": t, "loss": ce[0], "heads": ce.tolist(), "lr": hyper.lr, "norm": norm,
-                "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
+        return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
+                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **measures}
 
     def validate(self, rows=None):
@@ -2341,14 +2391,19 @@ class Run:
     def learn(self, caught):
         """The training loop.  It ends with the last step, or with the one that a signal met."""
         o, s, first = self.options, self.state, self.state.step
+        seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
         while s.step < (s.n_steps or math.inf) and not caught:
+            resting = self.heads_rest()
             r = self.advance()
             self.record(**r)
             done = s.step - first            # in this sitting
             if done == 1:
                 after_first = self.elapsed()             # which compiles what no cache has
+            else:
+                seconds[resting].append(r["ms"] / 1e3)
             if done == 5 or (done > 5 and s.step % 20 == 0):
-                pace = (self.elapsed() - after_first) / (done - 1)     # with validations, samples
+                everything = self.elapsed() - after_first            # with validations, samples
+                pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
                 in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
                 if not self.data.steps and not in_last_tenth:
                     self.plan(pace)
@@ -2359,6 +2414,16 @@ class Run:
                           f"{self.sample(40)!r}", flush=True)
                 if s.step % o.save_every == 0:
                     self.save()
+
+    def pace(self, seconds):
+        """Seconds that a step takes, the mean of those to come, by those that were."""
+        o, s = self.options, self.state
+        full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
+        full = full or resting / RESTING     # there was none of its kind
+        resting = resting or full * RESTING
+        share = s.step / s.n_steps if s.n_steps else 0.0
+        to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
+        return to_rest * resting + (1 - to_rest) * full
 
     def plan(self, pace):
         """As many steps as the minutes left allow at this pace, seconds a step."""
@@ -2533,7 +2598,7 @@ def resumed(run, out, preset, chosen):
     shape and settings than flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        old = run.Options(**start.state.options).check()
+        old = run.Options(**run.Options.unsaid | start.state.options).check()
     asked = dict(chosen)
     if preset:
         shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
@@ -2573,7 +2638,7 @@ def fresh(run, preset, file, chosen):
         start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
     shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
     settings = {k: v for k, v in chosen.items() if k not in shape}
-    options = run.Options(**settings).check()
+    options = run.Options.chosen(**settings)
     return start._replace(cfg=replace(start.cfg, **shape).check()), options
 
 def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
@@ -2593,7 +2658,7 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
         start, options = fresh(run, preset, file, chosen)
-    engine.ready()
+    engine.ready(options)
     run(out, start, options, engine).go()
 
 # ==== 10 Inference ====
@@ -3430,7 +3495,7 @@ def wait_for(process):
                         f"cd {shlex.quote(HERE)}; {shlex.join(process.args)}")
     print(said, end="", file=sys.stderr)
 
-def compile_kernels(dtype="f32"):
+def compile_kernels(dtype=DTYPE):
     """Nothing if Numba's cache holds the kernels of all verbs, and that which trains in this dtype,
     a key of PRECISIONS; else compiles what it lacks, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently

@@ -14,11 +14,12 @@ A stage is run once for each of --sides, by the loops of nanoeuler.py (Run, SftR
               how far apart one step takes them, all along the way
     cpu       nanoeuler.Model, beside a GPU's ours
 
-All settings of the stage are flags.  Every step is logged in FOLDER/SIDE.jsonl; its learning rate
-is that of ours, whose schedule --minutes plans as it goes.  --half SIDE runs one side, after Ctrl-C
-with --resume the rest of it, and --compare compares what is there (any SIDE.jsonl), so that each
-call may be short, and sides whose --steps are given, or of sft and dpo, may run at once.  Writes
-OUT.json, OUT.md.  --compare of several folders, made with a --seed each, adds the means.
+All settings of the stage are flags; AdamW, float32 and all heads all along go before the CPU's
+defaults, because the twin has no other.  Every step is logged in FOLDER/SIDE.jsonl; its learning
+rate is that of ours, whose schedule --minutes plans as it goes.  --half SIDE runs one side, after
+Ctrl-C with --resume the rest of it, and --compare compares what is there (any SIDE.jsonl), so that
+each call may be short, and sides whose --steps are given, or of sft and dpo, may run at once.
+Writes OUT.json, OUT.md.  --compare of several folders, made with a --seed each, adds the means.
 
 loss      of the head that is read, per step; of dpo that of the preferences.
 exact     held-out questions of skill answered as the key does.  Replies of all sides come from one
@@ -81,7 +82,7 @@ class Twin:
     talk = "chat"
 
     @staticmethod
-    def ready():
+    def ready(options=None):
         """Nothing: run_side has compiled the decoder's kernels."""
 
     def __init__(self, cfg, flat, moments=(), options=None):
@@ -747,9 +748,10 @@ def main(argv=None):
         parser.error("--folder: one of them, but to --compare")
     program = importlib.import_module("nanoeuler_cuda" if args.engine == "gpu" else "nanoeuler")
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for f in (*fields(getattr(program, STAGES[args.stage]).Options), *ne.SHAPE):
+    options = getattr(program, STAGES[args.stage]).Options
+    for f in (*fields(options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
-    chosen = vars(settings.parse_args(rest))
+    chosen = options.unsaid | vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)
     try:
         unseen(args.unseen)                  # too many of them: now, not after the training

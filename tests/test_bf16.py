@@ -291,7 +291,7 @@ def test_what_is_not_finite_is_named():
 
 # ---- runs
 def test_a_run_in_bfloat16_goes_on_to_the_same_bits(elsewhere, text, tmp_path, capsys):
-    flags = ("--data", text, "--dtype", "bf16", *FAST)
+    flags = ("--data", text, "--dtype", "bf16", "--mtp-until", 1, *FAST)
     said = told("train", "--steps", 12, "--out", "whole.bin", *flags)
     assert "bfloat16" in said.splitlines()[0]
     told("train", "--steps", 5, "--out", "parts.bin", *flags)
@@ -300,7 +300,8 @@ def test_a_run_in_bfloat16_goes_on_to_the_same_bits(elsewhere, text, tmp_path, c
     refused(capsys, "train", "--resume", "--steps", 12, "--out", "parts.bin", "--dtype", "f32",
             words=["parts.bin was started with dtype bf16, not f32"])
     run("train", "--resume", "--steps", 12, "--out", "parts.bin")
-    plain = told("train", "--steps", 12, "--out", "plain.bin", *flags[:2], *FAST)
+    plain = told("train", "--steps", 12, "--out", "plain.bin", "--data", text, "--dtype", "f32",
+                 "--mtp-until", 1, *FAST)
     assert "float32" in plain.splitlines()[0]
     whole, parts, f32 = (outcome(tmp_path, name) for name in ("whole", "parts", "plain"))
     assert whole.step == parts.step == 12 and whole.arrays != f32.arrays
@@ -311,7 +312,7 @@ def test_a_run_in_bfloat16_goes_on_to_the_same_bits(elsewhere, text, tmp_path, c
 
 def test_a_type_there_is_not_is_refused(elsewhere, text, capsys):
     refused(capsys, "train", "--data", text, "--dtype", "f16", *FAST,
-            words=["--dtype is f16, expected f32 or bf16"])
+            words=["dtype is f16, expected f32 or bf16"])
 
 
 def test_runs_of_the_spread_begin_apart(text, monkeypatch):

@@ -202,7 +202,7 @@ good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
 rng, reached = random.Random(1), [0]
 header, data = take_apart(good)
 raw = good.read_bytes()
-ne.compile_kernels = lambda: None
+ne.compile_kernels = lambda *dtype: None
 
 class Run(ne.Run):                           # resuming got past every check
     def __init__(self, *args): reached[0] += 1

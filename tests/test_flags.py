@@ -99,7 +99,7 @@ def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
 
 def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
     most, counts = config.NUMBA_NUM_THREADS, []
-    monkeypatch.setattr(ne, "compile_kernels", lambda: counts.append(get_num_threads()))
+    monkeypatch.setattr(ne, "compile_kernels", lambda *dtype: counts.append(get_num_threads()))
     monkeypatch.setattr(ne, "physical_cores", lambda: most)
     for flags in (["--threads", "1"], []):
         set_num_threads(most)

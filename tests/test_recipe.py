@@ -53,7 +53,8 @@ def trained(data, r):
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_runs_are_those_of_nanoeuler(optimizer, recipe, data):
     """Two at once that differ in all that may; float32, four steps, the last bits grow."""
-    common = dict(optimizer=optimizer, steps=STEPS, batch=B, shape="cosine", decay=1.0, warmup=1)
+    common = dict(optimizer=optimizer, steps=STEPS, batch=B, shape="cosine", decay=1.0, warmup=1,
+                  ns_steps=ne.NS_STEPS)
     if optimizer == "muon":
         common["lr_wte"] = ne.EMBEDDING_LR
     recipes = [recipe.Recipe(**common, init_wte=0.3, momentum=0.9),

@@ -313,7 +313,7 @@ def test_what_a_run_prints_and_writes(tuned):
 def test_validation_is_bits_per_byte_of_the_responses(tuned):
     """The same sum from each held-out example alone, without padding."""
     c, nats, size = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin")), 0.0, 0
-    model = ne.Model(c.cfg, c.flat)
+    model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[ne.DTYPE])
     for e in filter(ne.held_out, ADD):
         prompt = c.tokenizer.encode(ne.prompt_of(e))
         row = [*prompt, *c.tokenizer.encode(e["output"]), c.tokenizer.specials["</s>"]]

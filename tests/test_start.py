@@ -160,7 +160,7 @@ def test_three_files_are_the_gpu_program(alone, env, tmp_path):
                                   ("generate", "To", "--weights", "int8"), ("compile",),
                                   ("train", "--resume", "--steps", 99)])
 def test_no_verb_compiles_without_a_word(args, copy, monkeypatch, capsys):
-    def announce():
+    def announce(dtype=""):
         raise ne.UserError("the kernels would be compiled here")
 
     monkeypatch.chdir(copy)
