@@ -17,7 +17,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train chat check test gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train chat check test release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -34,6 +34,9 @@ check: $(RUN_DEPS)  ## every gradient against finite differences
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+release-check: $(TEST_DEPS)  ## is what README and bench/results/ say of the code as it stands?
+	$(PY) -m pytest tests/release_check.py $(ARGS)
+
 gpu-test: $(GPU_DEPS)  ## on a GPU: every kernel, the whole gradient, resume, equal bits
 	$(PY) nanoeuler_cuda.py
 	$(PY) nanoeuler_cuda.py g
@@ -49,7 +52,7 @@ bench: $(BENCH_DEPS)  ## side by side with PyTorch, transformers, nanoGPT's demo
 	$(PY) bench/bench_cpu.py
 	$(PY) bench/bench_bpe.py
 	$(PY) bench/bench_llama.py
-	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/results/nanogpt_demo.json
+	$(PY) bench/nanogpt_demo.py --minutes 3 --out bench/out/nanogpt_demo.json
 
 gpu-bench: $(GPU_BENCH_DEPS)  ## on a GPU: side by side with cuBLAS, SDPA, torch.compile (11 minutes)
 	$(PY) bench/bench_gpu.py $(ARGS)

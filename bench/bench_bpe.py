@@ -3,7 +3,7 @@
     python bench/bench_bpe.py                        on data/shakespeare.txt
     python bench/bench_bpe.py --data corpus.txt      on a larger text
 
-Both write bench/results/bpe.json: name another --out to keep what is there.
+Both write bench/out/bpe.json: name another --out to keep what is there.
 The engines take turns in one process, so that a change of the machine's clock or load reaches all
 of them; code is compiled before, but no word is remembered from one run to the next, and the text
 that is encoded is none that the vocabulary was learned from.  A figure is the median of the rounds
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 
-from common import character_start, cpu_model, versions
+from common import character_start, cpu_model, out_folder, versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MB = 1_000_000
@@ -152,7 +152,7 @@ def main():
     parser.add_argument("--encode-mb", type=int, default=10, help="MB to encode, at most")
     parser.add_argument("--rounds", type=int, default=7, help="of encoding; training has a third")
     parser.add_argument("--only", choices=("encode", "train", "first"), help="one part, not saved")
-    parser.add_argument("--out", default=str(ROOT / "bench" / "results" / "bpe.json"))
+    parser.add_argument("--out", default=str(out_folder() / "bpe.json"))
     args = parser.parse_args()
     os.environ.update(NUMBA_NUM_THREADS="2", RAYON_NUM_THREADS="2")
     sys.path.insert(0, str(ROOT))

@@ -1,6 +1,6 @@
 """Speed on this machine's CPU: NanoEuler beside the same model in PyTorch, in one run.
 
-    python bench/bench_cpu.py                    everything, about 15 minutes; writes bench/results/
+    python bench/bench_cpu.py                    everything, about 15 minutes; writes bench/out/
     python bench/bench_cpu.py --only train small     one part, printed only
 
 One worker process an engine, all warm before anything is timed; then rounds in which the engines
@@ -23,7 +23,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from common import cpu_model
+from common import cpu_model, out_folder
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORKERS = HERE / "workers.py"
@@ -389,7 +389,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2, help="threads of each engine (default 2)")
     parser.add_argument("--lock", metavar="FILE",
                         help="lock FILE in each timed round (shared: while workers start)")
-    parser.add_argument("--out", default=str(HERE / "results"), help="folder (default %(default)s)")
+    parser.add_argument("--out", default=str(out_folder()), help="folder (default %(default)s)")
     args = parser.parse_args()
     parts = [p for p in PARTS if p in args.only] or PARTS
     presets = [p for p in PRESETS if p in args.only] or list(PRESETS)

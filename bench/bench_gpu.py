@@ -2,7 +2,7 @@
 
     python bench/bench_gpu.py [--only matmul attention kernels step ablation decode]
 
-Writes bench/results/gpu_<device>.json and .md.  Without --only everything but decode, some
+Writes bench/out/gpu_<device>.json and .md.  Without --only everything but decode, some
 eleven minutes on an H200, most of them naive attention's and torch.compile's.  Groups that were
 measured before, on the same device with the same commit, stay in the file.
 
@@ -58,6 +58,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 import torch_peer
 from bench.naive_attention import NaiveModel
+from common import out_folder
 from gpu_report import markdown
 from numba import cuda
 
@@ -798,7 +799,7 @@ def main():
     p.add_argument("--match", default="", help="only rows whose names hold this text")
     p.add_argument("--commit", help="of the code, where git does not know")
     p.add_argument("--out", help="path of the results without .json, or a folder "
-                                 "(default bench/results/gpu_<device>)")
+                                 "(default bench/out/gpu_<device>)")
     p.add_argument("--patience", type=float, default=300, help="seconds a row may take")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -809,7 +810,7 @@ def main():
     if a.worker:
         return work(pathlib.Path(a.out), groups,
                     {"modes": a.modes, "match": a.match}, commit)
-    stem = pathlib.Path(a.out or ROOT / "bench/results")
+    stem = pathlib.Path(a.out or out_folder())
     if stem.is_dir():
         name = re.sub(r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")).strip("_")
         stem = stem / f"gpu_{name}"

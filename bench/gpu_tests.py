@@ -2,10 +2,10 @@
 
     python bench/gpu_tests.py [--only kernels gradient tests sanitizer] [--jobs 1]
 
-Writes bench/results/gpu_tests_<device>.txt: what each of these says, and a fingerprint of the code
-that it was said of.  tests/test_results.py fails where no file has that of today's code.  A part
-that was run before, on the same machine, stays in the file; one that fails is not written, and
-the exit code is 1.
+Writes bench/out/gpu_tests_<device>.txt: what each of these says, and a fingerprint of the code
+that it was said of.  `make release-check` fails where no file in bench/results/ has that of today's
+code.  A part that was run before, on the same machine, stays in the file; one that fails is not
+written, and the exit code is 1.
 
 The kernels were held against functions of nanoeuler.py.  These may be written anew, as long as they
 compute the same: of each of their outputs in float64 the file has two numbers, under `twins`.
@@ -31,7 +31,9 @@ import tokenize
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+from common import out_folder
+
 PARTS = ("twins", "kernels", "gradient", "tests", "sanitizer")
 NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
 PROVEN = ("nanoeuler_cuda.py", "bench/naive_attention.py", "tests/test_gpu.py")      # their code
@@ -152,7 +154,7 @@ def main():
                    help=f"of {' '.join(PARTS)} (default: all that can be run)")
     p.add_argument("--jobs", type=int, default=1, help="processes of pytest (default: 1)")
     p.add_argument("--commit", help="of the code, where git does not know")
-    p.add_argument("--out", help="file (default: bench/results/gpu_tests_<device>.txt)")
+    p.add_argument("--out", help="file (default: bench/out/gpu_tests_<device>.txt)")
     p.add_argument("--only-twins", action="store_true", help="print what the CPU computes, and end")
     a = p.parse_args()
     if a.only_twins:
@@ -163,7 +165,7 @@ def main():
                          text=True)
     device, header = machine()
     model = re.sub(r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")).strip("_")
-    path = pathlib.Path(a.out or ROOT / f"bench/results/gpu_tests_{model}.txt")
+    path = pathlib.Path(a.out or out_folder() / f"gpu_tests_{model}.txt")
     code, failed = fingerprint(), []
     for part in a.only or [*NEEDED, *["sanitizer"] * bool(shutil.which("compute-sanitizer"))]:
         result, said = run(part, a.jobs)

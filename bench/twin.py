@@ -53,7 +53,7 @@ from numba import get_num_threads
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
-from common import cpu_model, versions
+from common import cpu_model, out_folder, versions
 from pipeline import KINDS, unseen
 from torch_peer import Peer, make_optimizer, peer_config
 
@@ -737,11 +737,11 @@ def main(argv=None):
     parser.add_argument("--folder", type=pathlib.Path, nargs="+",
                         help="of the logs (default twin_STAGE)")
     parser.add_argument("--commit", help="of the code, where git does not know")
-    parser.add_argument("--out", help="default bench/results/twin_ENGINE_STAGE")
+    parser.add_argument("--out", help="default bench/out/twin_ENGINE_STAGE")
     args, rest = parser.parse_known_args(argv)
     args.argv = argv
     args.folder = args.folder or [pathlib.Path(f"twin_{args.stage}")]
-    args.out = args.out or str(ROOT / f"bench/results/twin_{args.engine}_{args.stage}")
+    args.out = args.out or str(out_folder() / f"twin_{args.engine}_{args.stage}")
     if args.stage != "pretrain" and not args.base and not args.compare:
         parser.error("--base: name the checkpoint to start from")
     if len(args.folder) > 1 and not args.compare:

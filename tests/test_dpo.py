@@ -274,19 +274,3 @@ def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # no
     want, _ = ne.dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
     got = json.loads(run.log_file.getvalue().splitlines()[-1])
     assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})
-
-
-def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
-    """What each verb says before it begins, from the text, the examples and the pairs that ship."""
-    monkeypatch.chdir(ROOT)
-    shown = (ROOT / "README.md").read_text("utf-8").splitlines()
-    cfg, tokenizer, state = ne.PRESETS[ne.Run.preset], None, ne.State(kind="chat", reference=[0.0])
-    for verb in (ne.Run, ne.SftRun, ne.DpoRun):
-        start = ne.Checkpoint(cfg, tokenizer, state, None, ())
-        tokenizer = verb("nanoeuler_test.bin", start, verb.Options().check()).tokenizer
-        cfg = ne.replace(cfg, seq_len=256)
-        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-        said = [line for line in said if line.split()[0] != "writes"]
-        rules = 2 if verb is ne.Run else 1          # pretraining names Muon and AdamW, the others AdamW
-        assert len(said) == 5 + rules
-        assert not [line for line in said if line not in shown]

@@ -1,4 +1,10 @@
-"""README and bench/results/ say what was measured: the JSON beside them."""
+"""What is published is what was measured: README, recorded figures and GPU proofs against the tree.
+
+    make release-check
+
+This is about evidence, and red where a figure has to be taken anew.  Whether the programs are right
+is what `make test` says; it does not run this file.
+"""
 import json
 import sys
 
@@ -170,3 +176,19 @@ def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
             text = text.replace(old, new)
         (tmp_path / source).write_text(text, encoding="utf-8")
     assert (gpu_tests.fingerprint(tmp_path) != gpu_tests.fingerprint()) == changes
+
+
+def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
+    """What each verb says before it begins, from the text, the examples and the pairs that ship."""
+    monkeypatch.chdir(ROOT)
+    shown = README.splitlines()
+    cfg, tokenizer, state = ne.PRESETS[ne.Run.preset], None, ne.State(kind="chat", reference=[0.0])
+    for verb in (ne.Run, ne.SftRun, ne.DpoRun):
+        start = ne.Checkpoint(cfg, tokenizer, state, None, ())
+        tokenizer = verb("nanoeuler_test.bin", start, verb.Options().check()).tokenizer
+        cfg = ne.replace(cfg, seq_len=256)
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+        said = [line for line in said if line.split()[0] != "writes"]
+        optimizers = 3 if verb is ne.Run else 1          # Muon, AdamW, both; or AdamW alone
+        assert len(said) == 5 + optimizers
+        assert not [line for line in said if line not in shown]
