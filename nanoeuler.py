@@ -320,12 +320,19 @@ def tile_rows(architecture, bits):
     """32 vector registers hold 8 x 2 sums and what enters them, 16 hold 6 x 2."""
     return 8 if bits == 512 or architecture in ("aarch64", "arm64") else 6
 
+def faster_dtype(cpu, has_bf16):
+    """What a run computes in if it is not told.  AMD's cores since Zen 4 start as many `vdpbf16ps`
+    a cycle as FMAs of float32, and each does two products a lane.  Intel's start half as many
+    (uops.info): there bfloat16 only adds the work of rounding."""
+    return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
+
 try:
     BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
 except UserError as e:                       # whichever program imports this one: one line
     print(f"nanoeuler: {e}", file=sys.stderr)
     sys.exit(2)
 HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
+DTYPE = faster_dtype(llvm.get_host_cpu_name(), HAS_BF16)
 MR = tile_rows(ARCHITECTURE, BITS)
 TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
 ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
@@ -333,7 +340,6 @@ BR = 32                          # attention takes so many query rows at a time:
 KC = 64                          # a weight gradient sums so many rows of a batch in registers
 NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
 DY_COLUMNS = 8 * MR              # and packs so many columns of dY side by side
-DTYPE = "bf16" if HAS_BF16 else "f32"    # a run's, if it is not told
 i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
 
 def tile_width(dtype):
@@ -1171,8 +1177,7 @@ class Model:
 
     @staticmethod
     def ready(options=None):
-        dtype = options.dtype if options else "f32"
-        compile_kernels(dtype)
+        compile_kernels(options.dtype if options else DTYPE)
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
         if options:
@@ -1278,7 +1283,8 @@ class Model:
         scale = clipping(norm, hyper)
         first = self.p.wte.size
         end = first + sum(x.size for x in self.p[PACKED])
-        of_embedding = slice(0, first), first, hyper._replace(lr=EMBEDDING_LR * hyper.lr)
+        of_embedding = slice(0, first), first, hyper._replace(      # its own rate, the decay of all
+            lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
         of_heads_and_gains = slice(end, None), self.n_decay - end, hyper
         for part, n_decay, chosen in (of_embedding, of_heads_and_gains):
             adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part], n_decay,
@@ -1302,9 +1308,11 @@ class Model:
         return Decoder(self.cfg, self.flat)
 
     def device(self):
-        name = "bfloat16" if self.dtype == BF16 else self.dtype.name
-        slow = self.dtype == BF16 and not HAS_BF16       # float32 instructions stand in
-        note = ", which this CPU cannot multiply: no faster than --dtype f32" if slow else ""
+        name, note = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
+        if self.dtype == BF16 and not HAS_BF16:          # float32 instructions stand in
+            note = ", which this CPU cannot multiply: no faster than --dtype f32"
+        elif self.dtype == np.float32 and DTYPE == "f32":
+            note = " (bfloat16 is no faster on this CPU)"
         return f"{get_num_threads()} threads, {name}{note}"
 
     def first_bad_tensor(self):
@@ -1327,8 +1335,8 @@ class Engine(Protocol):
 
     @staticmethod
     def ready(options=None):
-        """What must happen before the first model of a process is made, with the options of a run,
-        or of float32.  They may be refused."""
+        """What must happen before the first model of a process is made, with the options of a run
+        where there is one.  They may be refused."""
 
     def __init__(self, cfg, flat, moments=(), options=None):
         """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
@@ -1368,17 +1376,17 @@ def lr_at(step, n_steps, lr, warmup, floor):
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
+# The last four are of Muon: muon_lr is 0 where AdamW updates all, and they do not matter then.
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
-                            "momentum", defaults=(0.0, 0.0))
+                            "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
 
-def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, muon_lr=0.0, momentum=0.0):
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **of_muon):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    muon_lr: 0 if AdamW updates all"""
-    return Hyper(lr=float(lr), beta1=float(beta1), beta2=float(beta2), eps=float(eps),
-                 weight_decay=float(weight_decay), clip=float(clip),
-                 correct1=float(1 - beta1 ** t), correct2=float(1 - beta2 ** t),
-                 muon_lr=float(muon_lr), momentum=float(momentum))
+    of_muon: muon_lr, momentum, newton_schulz, embedding_lr; without them AdamW updates all"""
+    settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
+                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **of_muon)
+    return Hyper(**{name: float(x) for name, x in settings.items()})
 
 @jit_parallel
 def gradient_norm(g):
@@ -1457,9 +1465,7 @@ def adamw(p, g, m, v, n_decay, hyper):
 # learns faster; the heads and what writes to the residual stream start at zero (bench/NOTES.md has
 # what each of these brought).
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
-NS_STEPS = 3
 EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
-EMBEDDING_LR = 4             # times the learning rate of AdamW
 
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
@@ -1517,13 +1523,13 @@ def normalize(y):
             row[j] *= factor
 
 @jit
-def orthogonalize(y, other, gram, square, room, small_room, pairs):
+def orthogonalize(y, other, steps, gram, square, room, small_room, pairs):
     """Y (l, s), l >= s, to nearly U V^T, in y or in other: returns which.  Each step is
     Y <- Y (a I + b G + c G G),   G = Y^T Y
     scratch: gram, square (s, s), and of bfloat16, rooms of `operand` and pairs of `turned`"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
-    for _ in range(NS_STEPS):
+    for _ in range(steps):
         low = operand(room, y)
         symmetric_product(gram, turned(pairs, y), low)
         low_gram = operand(small_room, gram)
@@ -1549,7 +1555,8 @@ def muon_matrix(p, g, m, hyper, scale, s):
     gram, square = s.gram[:n].reshape(side, side), s.square[:n].reshape(side, side)
     nesterov(y, g, m, p.dtype.type(scale), hyper.momentum)
     normalize(y)
-    y = orthogonalize(y, other, gram, square, s.room, s.small_room, s.pairs)
+    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, s.room, s.small_room,
+                      s.pairs)
     keep = p.dtype.type(1 - hyper.muon_lr * hyper.weight_decay)
     rate = p.dtype.type(hyper.muon_lr * math.sqrt(max(1.0, N / K)))
     for i in range(N):
@@ -1940,7 +1947,7 @@ OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "attn_norm": ("input_layernorm",),
             "mlp_norm": ("post_attention_layernorm",)}
 
-def tensor_shapes(cfg, moments=False):
+def tensor_shapes(cfg):
     """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
     into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
     model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
@@ -1959,51 +1966,88 @@ def tensor_shapes(cfg, moments=False):
             for l in range(n_layer):
                 for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
                     shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
-    if moments:
-        shapes |= {"adamw.m": (n_params(cfg),), "adamw.v": (n_params(cfg),)}
     return shapes
 
-def named(cfg, flat, *moments):
-    """name -> view of the flat buffer, and the moments (m, v) if they are given."""
+def named(cfg, flat):
+    """name -> view of the flat buffer"""
     shapes = tensor_shapes(cfg)
-    tensors = dict(zip(shapes, slices(flat, shapes.values()), strict=True))
-    if moments:
-        tensors["adamw.m"], tensors["adamw.v"] = moments
-    return tensors
+    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
+
+def place_of_muon(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down."""
+    first, *sizes = (math.prod(shape) for _, shape, _ in param_table(cfg)[:PACKED.stop])
+    return slice(first, first + sum(sizes))
+
+def moment_shapes(cfg, optimizer):
+    """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
+    N, place = n_params(cfg), place_of_muon(cfg)
+    n = place.stop - place.start
+    if optimizer == "muon":
+        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
+    return {"adamw.m": (N,), "adamw.v": (N,)}
+
+def named_moments(cfg, optimizer, m, v):
+    """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
+    place = place_of_muon(cfg)
+    if optimizer == "muon":
+        return {"muon.momentum": m[place], "adamw.m": np.delete(m, place),
+                "adamw.v": np.delete(v, place)}
+    return {"adamw.m": m, "adamw.v": v}
+
+def moments_of(cfg, tensors):
+    """(m, v), each (N,), of these tensors of a checkpoint"""
+    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
+    of_adamw = np.ones(n_params(cfg), bool)
+    if "muon.momentum" in tensors:
+        place = place_of_muon(cfg)
+        m[place], of_adamw[place] = tensors["muon.momentum"], False
+    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
+    return m, v
 
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     """Everything that a run needs to go on, in one file, in float32."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
-    buffers = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
-    write_tensors(path, meta, named(cfg, *buffers), "free space or choose another --out")
+    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
+    tensors = named(cfg, flat)
+    if moments:
+        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
+    write_tensors(path, meta, tensors, "free space or choose another --out")
 
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
 
 def read_checkpoint(path, moments=True):
     """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
-    AdamW's moments, twice its memory."""
+    the optimizer's moments, twice its memory."""
     with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
         meta, tensors = map_tensors(path)
         need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
+        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
+        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
+             "its moments are another optimizer's")
+        expected, remembered = tensor_shapes(cfg), moment_shapes(cfg, optimizer)
         has_moments = "adamw.m" in tensors
+        if has_moments:
+            expected |= remembered
         shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
-        need(shapes == tensor_shapes(cfg, has_moments),
-             "its tensors are not those of its configuration")
-        n_buffers = 3 if has_moments and moments else 1
-        buffers = [aligned((n_params(cfg),), np.float32) for _ in range(n_buffers)]
-        for name, x in named(cfg, *buffers).items():
+        need(shapes == expected, "its tensors are not those of its configuration")
+        flat = aligned((n_params(cfg),), np.float32)
+        for name, x in named(cfg, flat).items():
             x[...] = tensors[name]
             need_finite(name, x)
+        kept = ()
+        if has_moments and moments:
+            for name in remembered:
+                need_finite(name, tensors[name])
+            kept = moments_of(cfg, tensors)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    flat, *moments = buffers
-    return Checkpoint(cfg, tokenizer, state, flat, moments)
+    return Checkpoint(cfg, tokenizer, state, flat, kept)
 
 def keep(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
@@ -2028,14 +2072,14 @@ def info(file):
         ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text),
-        ("AdamW moments", "yes" if c.moments else "no"),
+        ("moments", "yes" if c.moments else "no"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
 # ==== 9 Training ====
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    optimizer, mtp_until, mtp_from = "adamw", 1.0, 1.0       # no settings, but in TrainOptions
+    optimizer, mtp_until, mtp_from = "adamw", 1.0, 1.0       # settings of pretraining
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
@@ -2069,17 +2113,21 @@ class Options(Optimization):
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    mtp_until: float = setting(1.0, 0, 1, "share of the run after which the other heads rest")
+    mtp_from: float = setting(1.0, 0, 1, "and from which they learn again")
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
 # What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md)
 OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3)
 IN_WORDS = ", ".join(f"{name} {value}" for name, value in OF_ADAMW.items())
+OF_MUON = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
 class TrainOptions(Options):
     """Of this program's `train`."""
-    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0}
+    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
+              "newton_schulz": 5, "embedding_lr": 3.0}
     lr: float = setting(4e-3, 1e-9, 1, "learning rate of AdamW, times 128 / n_embd")
     floor: float = setting(0.0, 0, 1, "the cosine ends at this share of lr")
     warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
@@ -2088,6 +2136,8 @@ class TrainOptions(Options):
                              f"all, by default with {IN_WORDS}")
     muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
     momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
+    newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
+    embedding_lr: float = setting(4.0, 1e-3, 1e3, "with Muon: the embedding's, times lr")
     mtp_until: float = setting(0.3, 0, 1, "share of the run after which the other heads rest")
     mtp_from: float = setting(0.9, 0, 1, "and from which they learn again")
 
@@ -2101,7 +2151,7 @@ class TrainOptions(Options):
     def chosen(cls, **settings):
         if settings.get("optimizer") != "adamw":
             return super().chosen(**settings)
-        for name in ("muon_lr", "momentum"):
+        for name in OF_MUON:
             need(name not in settings,
                  f"{name} is a setting of Muon: drop it, or --optimizer adamw")
         return super().chosen(**OF_ADAMW | settings)
@@ -2232,9 +2282,7 @@ class Run:
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
             *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
-            *self.rows_of_muon(),
-            ("AdamW", f"lr {self.lr:.2g}, warm-up {o.warmup} steps, cosine to {o.floor:g} of it, "
-                      f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}"),
+            *self.rows_of_optimizer(),
             ("length", f"{steps:,} steps" if steps else f"{o.minutes:g} minutes"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
 
@@ -2248,13 +2296,17 @@ class Run:
                 written[:] = 0
         return flat
 
-    def rows_of_muon(self):
+    def rows_of_optimizer(self):
         """What the table says of it."""
-        o = self.options
+        o, of_adamw = self.options, f"lr {self.lr:.2g}"
+        rest = (f"warm-up {o.warmup} steps, cosine to {o.floor:g} of it, decay {o.weight_decay:g}, "
+                f"clip {o.clip:g}, seed {o.seed}")
         if o.optimizer == "adamw":
-            return []
-        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices; "
-                         f"for the others:")]
+            return [("AdamW", f"{of_adamw}, {rest}")]
+        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
+                ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
+                          f"others"),
+                ("both", rest)]
 
     def hyper(self):
         """The Hyper of the next step."""
@@ -2266,7 +2318,7 @@ class Run:
 
         of_muon = {}
         if o.optimizer == "muon":
-            of_muon = dict(muon_lr=rate(o.muon_lr), momentum=o.momentum)
+            of_muon = {name: getattr(o, name) for name in OF_MUON} | {"muon_lr": rate(o.muon_lr)}
         return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
                         weight_decay=o.weight_decay, **of_muon)
 
@@ -2591,14 +2643,20 @@ def print_done(out, s, engine):
           f"    python {engine.program} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
+OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
 
 def resumed(run, out, preset, chosen):
     """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
     shape and settings than flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
+    stored, has = run.Options.unsaid | start.state.options, {f.name for f in fields(run.Options)}
+    optimizer = stored.get("optimizer", "adamw")
+    need("optimizer" in has or optimizer == "adamw",
+         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        old = run.Options(**run.Options.unsaid | start.state.options).check()
+        old = run.Options(**{name: value for name, value in stored.items()
+                             if name in has or name not in OF_ONE_ENGINE}).check()
     asked = dict(chosen)
     if preset:
         shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
@@ -2654,7 +2712,7 @@ def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chose
         s = start.state
         if s.step >= (options.steps or s.n_steps or math.inf):
             return print_done(out, s, engine)
-        need(start.moments, f"{out} has no AdamW moments to go on with; start with --out NAME")
+        need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
     else:
         keep(out, force, "--resume goes on with it, --out NAME keeps it")
         start, options = fresh(run, preset, file, chosen)
@@ -2784,7 +2842,7 @@ class Decoder:
 
     @staticmethod
     def ready():
-        compile_kernels()
+        fill_cache(SPEECH)
 
     def __init__(self, cfg, flat, weights="f32"):
         get_num_threads()                    # starts the threads; decode_step from a cache does not
@@ -3112,7 +3170,7 @@ def lens(file, prompt):
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     need(len(tokens), "the prompt is empty; give at least one character")
     Model.ready()
-    model = Model(c.cfg, c.flat)
+    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
     model.logits(tokens[None])
     states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
     lm_head = model.p.wte if c.cfg.tie_embeddings else model.p.lm_head[0]
@@ -3458,25 +3516,32 @@ def compile_gradient(dtype="f32"):
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     model.run(GRADIENT, np.zeros((1, 8), np.int32))
 
+def compile_speech():
+    """The decoder of each type of weights, and the tokenizer."""
+    for weights in ("f32", "bf16", "int8"):
+        Decoder(SPECK, init_params(SPECK, 0), weights).step(0)
+    bpe.train(b"a b a b", 258).encode(b"a b")
+
 def compile_rest(dtype="f32"):
-    """Optimizers, decoder of each type of weights, tokenizer: about as long as `run_batch`."""
+    """The optimizers, and what speaks: about as long as `run_batch`."""
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     for muon_lr in (0.0, 1.0):
         model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0,
                               muon_lr=muon_lr))
-    for weights in ("f32", "bf16", "int8"):
-        Decoder(SPECK, model.flat, weights).step(0)
-    bpe.train(b"a b a b", 258).encode(b"a b")
+    compile_speech()
 
-# The kernels that take long, and how their argument types read: check.py may have left those of
-# float64.  Each holds what it calls.  Two depend on what a run trains in.
-LONG = [(adamw_update, "Array(float32,"), (decode_step, "Params(array(float32,"),
-        (decode_step, "Params(array(uint16,"), (decode_step, "Params(array(int8,"),
-        (bpe.encode_range, "")]
-GRADIENTS = {"f32": (run_batch, "Panels(array(float32,"),
-             "bf16": (run_batch, "Panels(array(int32,")}
-MUON = {"f32": (muon, "array(float32, 4d"),
-        "bf16": (muon, "array(int32, 4d")}
+# What a process of its own compiles -> those of its kernels that take long, and how their argument
+# types read: check.py may have left those of float64.  Each holds what it calls.
+SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
+                               (decode_step, "Params(array(uint16,"),
+                               (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]}
+
+def of_training(dtype):
+    """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
+    panels = {"f32": "array(float32, 4d", "bf16": "array(int32, 4d"}[dtype]
+    return {f"compile_gradient({dtype!r})": [(run_batch, f"Panels({panels}")],
+            f"compile_rest({dtype!r})": [(adamw_update, "Array(float32,"), (muon, panels),
+                                         *SPEECH["compile_speech()"]]}
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -3496,18 +3561,18 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def compile_kernels(dtype=DTYPE):
-    """Nothing if Numba's cache holds the kernels of all verbs, and that which trains in this dtype,
-    a key of PRECISIONS; else compiles what it lacks, and says so.
+    """What training in this dtype needs, and chat."""
+    fill_cache(of_training(dtype))
+
+def fill_cache(parts):
+    """Compiles those of SPEECH or `of_training` that Numba's cache lacks, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently
     from one that loads it, which changes last bits: a first run must compute the same as a second.
     """
     if not bpe.JIT["cache"]:
         return
-    calls = []
-    if not in_cache(*GRADIENTS[dtype]):
-        calls.append(f"compile_gradient({dtype!r})")
-    if not all(in_cache(kernel, words) for kernel, words in [*LONG, MUON[dtype]]):
-        calls.append(f"compile_rest({dtype!r})")
+    calls = [call for call, kernels in parts.items()
+             if not all(in_cache(kernel, words) for kernel, words in kernels)]
     if not calls:
         return
     began, processes = time.perf_counter(), []

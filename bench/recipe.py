@@ -294,7 +294,8 @@ class Runs:
         v.mul_(beta2).add_((1 - beta2) * g * g)
         m_hat, v_hat = m / wide(self.now("correct1")), v / wide(self.now("correct2"))
         if name not in GAINS:
-            p.mul_(1 - lr * wide(self.fixed["decay_adamw"]))
+            common = wide(self.now("lr_adamw")) if name == "wte" else lr         # not its own rate
+            p.mul_(1 - common * wide(self.fixed["decay_adamw"]))
         p.sub_(lr * m_hat / (v_hat.sqrt() + 1e-8))
 
     def muon(self, name, g):

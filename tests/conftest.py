@@ -32,7 +32,8 @@ def pytest_configure(config):
     if "NANOEULER_BITS" in os.environ:       # of other widths, compiled anew and not kept
         return
     if not hasattr(config, "workerinput"):
-        ne.compile_kernels()
+        for dtype in {"f32", ne.DTYPE}:
+            ne.compile_kernels(dtype)
     ne.compile_gradient()
     ne.compile_rest()
 

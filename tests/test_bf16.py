@@ -325,3 +325,11 @@ def test_runs_of_the_spread_begin_apart(text, monkeypatch):
         options = ne.TrainOptions(steps=3, batch=64, dtype="f32", data=str(text))
         ends.append(spread.bits_per_byte(options, k))
     assert ends[0] == ends[1] != ends[2] and abs(ends[0] - ends[2]) < 1e-4
+
+
+@pytest.mark.parametrize("cpu, has_bf16, expected", [
+    ("znver5", True, "bf16"), ("znver4", True, "bf16"), ("znver4", False, "f32"),
+    ("znver3", False, "f32"), ("sapphirerapids", True, "f32"), ("cooperlake", True, "f32"),
+    ("apple-m1", False, "f32")])
+def test_what_a_run_computes_in_where_it_is_not_told(cpu, has_bf16, expected):
+    assert ne.faster_dtype(cpu, has_bf16) == expected

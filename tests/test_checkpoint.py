@@ -15,6 +15,11 @@ import nanoeuler as ne
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def tensors_of(c):
+    """name -> view of what a checkpoint of AdamW holds"""
+    return ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "adamw", *c.moments)
+
+
 def take_apart(path):
     """(header as a dict, data bytes) of a safetensors file."""
     raw = path.read_bytes()
@@ -202,7 +207,7 @@ good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
 rng, reached = random.Random(1), [0]
 header, data = take_apart(good)
 raw = good.read_bytes()
-ne.compile_kernels = lambda *dtype: None
+ne.fill_cache = lambda parts: None
 
 class Run(ne.Run):                           # resuming got past every check
     def __init__(self, *args): reached[0] += 1
@@ -269,7 +274,10 @@ def mutated(i):
         meta["config"] = json.dumps(config)
         with contextlib.suppress(Exception):
             if config["n_layer"] < 100 and config["n_mtp"] <= 16:
-                shapes = ne.tensor_shapes(ne.Config(**config), "adamw.m" in h)
+                cfg = ne.Config(**config)
+                shapes = ne.tensor_shapes(cfg)
+                if "adamw.m" in h:
+                    shapes |= ne.moment_shapes(cfg, "adamw")
                 h, end = {{"__metadata__": meta}}, 0
                 for name, shape in shapes.items():
                     start, end = end, end + 4 * math.prod(shape)
@@ -399,7 +407,7 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint(checkpoint):
     kills = json.loads(ok(subprocess.run([sys.executable, "-c", script], capture_output=True,
                                          encoding="utf-8", timeout=240)))
     names, new, left = zip(*kills)
-    writes = 2 * (2 + len(ne.named(c.cfg, c.flat, *c.moments)))          # two parts are the header
+    writes = 2 * (2 + len(tensors_of(c)))                # two parts are the header
     assert names == ("write",) * writes + ("before fsync", "after fsync", "before replace",
                                            "after replace")
     assert new == (False,) * (len(kills) - 1) + (True,)
@@ -451,7 +459,7 @@ def test_what_a_killed_process_left_is_removed_in_time(checkpoint):
                                       ("model.norm.weight", (2,)), ("adamw.v", (100,))])
 def test_the_tensor_that_is_not_finite_is_named(name, at, value, checkpoint, capsys):
     c = ne.read_checkpoint(str(checkpoint))
-    ne.named(c.cfg, c.flat, *c.moments)[name][at] = value
+    tensors_of(c)[name][at] = value
     ne.write_checkpoint(str(checkpoint), c.cfg, c.tokenizer, c.state, c.flat, c.moments)
     refused(capsys, "info", checkpoint, words=[checkpoint, f"{name}{list(at)} is {value}"])
 

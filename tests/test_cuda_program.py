@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 from dry_gpu import Dispatcher, blank, step
-from helpers import ROOT, TINY, complains, nanoeuler
+from helpers import FAST, ROOT, TINY, complains, nanoeuler, run
 from numba import cuda
 
 import nanoeuler as ne
@@ -58,6 +58,22 @@ def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
         assert verb("c", *args, "--tokens", 5) == 0
         said = capsys.readouterr().out
         assert "answers what you type" in said and said.count("\n> ") == 4
+
+
+def test_a_run_of_the_cpu_goes_on_here_and_there_again(life, text, capsys):
+    """AdamW's, with settings that only one of the engines has; not Muon's."""
+    start = ("train", "--data", text, *FAST, "--steps", 2, "--out")
+    run(*start, "adamw.bin", "--optimizer", "adamw", "--dtype", "f32")
+    run(*start, "muon.bin")
+    assert verb("tr", "--out", "adamw.bin", "--steps", 4) == 0, capsys.readouterr().err
+    assert ne.read_checkpoint("adamw.bin").state.step == 4
+    run("train", "--resume", "--out", "adamw.bin", "--steps", 6)
+    o = ne.read_checkpoint("adamw.bin").state.options
+    assert o["optimizer"] == "adamw" and o["dtype"] == "f32" and o["mtp_until"] == 0.3
+    capsys.readouterr()
+    assert verb("tr", "--out", "muon.bin", "--steps", 4) == 2
+    said = capsys.readouterr().err
+    assert "muon.bin is trained with muon" in said and said.count("\n") == 1
 
 
 def test_a_setting_that_is_none_is_refused_in_a_line(life, capsys):

@@ -19,8 +19,12 @@ CFG = ne.Config(n_embd=37, n_head=3, n_kv_head=1, head_dim=14, n_layer=2, n_hidd
 SETTINGS = dict(beta1=0.9, beta2=0.95, weight_decay=0.1)
 
 
+STEPS, EMBEDDING_LR = ne.TrainOptions.newton_schulz, ne.TrainOptions.embedding_lr
+
+
 def hyper(t, clip=1.0, muon_lr=0.02, momentum=0.95):
-    return ne.hyper_at(t, 4e-3, clip=clip, muon_lr=muon_lr, momentum=momentum, **SETTINGS)
+    return ne.hyper_at(t, 4e-3, clip=clip, muon_lr=muon_lr, momentum=momentum, newton_schulz=STEPS,
+                       embedding_lr=EMBEDDING_LR, **SETTINGS)
 
 
 def model_of(dtype=None, seed=1, cfg=CFG):
@@ -64,9 +68,9 @@ def test_it_equals_pytorch(monkeypatch):
         groups[kind].append(p)
     assert len(groups["muon"]) == 7 * CFG.n_layer and len(groups["gain"]) == 2 * CFG.n_layer + 1
     muon = torch.optim.Muon(groups["muon"], lr=0.02, weight_decay=0.1, momentum=0.95,
-                            ns_steps=ne.NS_STEPS)
-    adamw = torch.optim.AdamW([dict(params=groups["embedding"], weight_decay=0.1,
-                                    lr=ne.EMBEDDING_LR * 4e-3),
+                            ns_steps=STEPS)
+    adamw = torch.optim.AdamW([dict(params=groups["embedding"], weight_decay=0.1 / EMBEDDING_LR,
+                                    lr=EMBEDDING_LR * 4e-3),
                                dict(params=groups["head"], weight_decay=0.1),
                                dict(params=groups["gain"], weight_decay=0.0)],
                               lr=4e-3, betas=(0.9, 0.95), eps=1e-8)
@@ -118,7 +122,7 @@ def test_all_directions_count():
         if is_of_muon(name, x.shape):
             s = np.linalg.svd(gradient[name], compute_uv=False)
             start = s = s / np.linalg.norm(s)
-            for _ in range(ne.NS_STEPS):
+            for _ in range(STEPS):
                 s = a * s + b * s**3 + c * s**5
             N, K = x.shape
             got = np.linalg.svd(x, compute_uv=False) / math.sqrt(max(1, N / K))
@@ -137,9 +141,10 @@ def test_orthogonalize(l, share, seed):
     gram, square = (ne.aligned((side, side), np.float64) for _ in range(2))
     y[...] = U * s @ V.T
     none = ne.aligned((l, 0), np.float64)
-    got = ne.orthogonalize(y, other, gram, square, none, none, ne.aligned((1, 0, side), np.float64))
+    got = ne.orthogonalize(y, other, STEPS, gram, square, none, none,
+                           ne.aligned((1, 0, side), np.float64))
     a, b, c = ne.NEWTON_SCHULZ
-    for _ in range(ne.NS_STEPS):
+    for _ in range(STEPS):
         s = a * s + b * s ** 3 + c * s ** 5
     assert np.allclose(got, U * s @ V.T, rtol=1e-10, atol=1e-12)
 
@@ -313,3 +318,60 @@ def test_heads_without_weight_take_no_part(weight):
 def test_an_optimizer_there_is_not_is_refused(elsewhere, text, capsys):
     refused(capsys, "train", "--data", text, "--optimizer", "sgd", *FAST,
             words=["--optimizer is sgd, expected adamw or muon"])
+
+
+# ---- checkpoints
+def test_a_checkpoint_has_momentum_under_its_own_name(elsewhere, text):
+    """Of the layers' matrices there is no second moment, and none is stored."""
+    run("train", "--data", text, "--steps", 3, "--optimizer", "muon", *FAST)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    _, tensors = ne.map_tensors("nanoeuler.bin")
+    N, n = ne.n_params(c.cfg), sum(rows * columns for _, rows, columns in ne.muon_matrices(c.cfg))
+    assert {name: x.size for name, x in tensors.items() if "model" not in name and "adam" in name
+            or "muon" in name} == {"muon.momentum": n, "adamw.m": N - n, "adamw.v": N - n}
+    m, v = (ne.views(x, ne.param_table(c.cfg)) for x in c.moments)
+    assert all(x.any() for x in (m.qkv, m.down, v.wte, v.lm_head[0], v.final_norm))
+    assert not any(x.any() for x in v[ne.PACKED])
+
+
+def test_moments_of_another_optimizer_are_refused(elsewhere, text, capsys):
+    run("train", "--data", text, "--steps", 2, "--optimizer", "muon", *FAST)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    tensors = ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "muon", *c.moments)
+    meta, _ = ne.map_tensors("nanoeuler.bin")
+    c.state.options["optimizer"] = "adamw"
+    ne.write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
+                     "")
+    refused(capsys, "train", "--resume", "--steps", 4, words=["moments are another optimizer's"])
+
+
+def test_a_run_begun_before_goes_on_as_it_was(elsewhere, text):
+    """With its five steps to an orthogonal matrix, three times the rate for the embedding, heads
+    that never rest, and moments in the two buffers of AdamW."""
+    run("train", "--data", text, "--steps", 4, "--optimizer", "muon", "--dtype", "f32", *FAST)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    meta, _ = ne.map_tensors("nanoeuler.bin")
+    for name in ("newton_schulz", "embedding_lr", "mtp_until", "mtp_from", "dtype"):
+        del c.state.options[name]
+    tensors = ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "adamw", *c.moments)
+    ne.write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
+                     "")
+    run("train", "--resume", "--steps", 6)
+    o = ne.read_checkpoint("nanoeuler.bin").state.options
+    assert (o["newton_schulz"], o["embedding_lr"], o["mtp_until"], o["dtype"]) == (5, 3.0, 1, "f32")
+
+
+def test_settings_of_muon_reach_the_update():
+    """More steps bring singular values nearer to 1; the embedding's rate is its own."""
+    ends = {}
+    for steps, embedding_lr in ((1, 1.0), (5, 1.0), (5, 2.0)):
+        model = model_of()
+        before = model.flat.copy()
+        _, model.g_flat[:] = next(gradients(CFG, 1))
+        model.update(hyper(1)._replace(weight_decay=0.0, newton_schulz=steps,
+                                       embedding_lr=embedding_lr))
+        ends[steps, embedding_lr] = ne.views(model.flat - before, ne.param_table(CFG))
+    q = [np.linalg.svd(x.attn_proj[0], compute_uv=False) / 0.02 for x in ends.values()]
+    assert np.median(abs(q[1] - 1)) < 0.3 < np.median(abs(q[0] - 1))
+    assert np.array_equal(q[1], q[2])
+    assert np.allclose(ends[5, 2.0].wte, 2 * ends[5, 1.0].wte, rtol=1e-9, atol=1e-12)

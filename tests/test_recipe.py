@@ -43,7 +43,8 @@ def trained(data, r):
         share, decay = ne.lr_at(step, STEPS, 1.0, r.warmup, r.floor), r.decay_adamw
         of_muon = {}
         if r.optimizer == "muon":
-            of_muon = dict(muon_lr=r.lr * share, momentum=r.momentum)
+            of_muon = dict(muon_lr=r.lr * share, momentum=r.momentum,
+                           newton_schulz=r.ns_steps, embedding_lr=r.lr_wte)
         ce, _ = model.update(ne.hyper_at(step + 1, r.lr_adamw * share, beta1=r.beta1,
                                          beta2=r.beta2, weight_decay=decay, clip=1.0, **of_muon))
         losses.append(ce[0] / (B * 128))
@@ -54,9 +55,9 @@ def trained(data, r):
 def test_runs_are_those_of_nanoeuler(optimizer, recipe, data):
     """Two at once that differ in all that may; float32, four steps, the last bits grow."""
     common = dict(optimizer=optimizer, steps=STEPS, batch=B, shape="cosine", decay=1.0, warmup=1,
-                  ns_steps=ne.NS_STEPS)
+                  ns_steps=3)
     if optimizer == "muon":
-        common["lr_wte"] = ne.EMBEDDING_LR
+        common["lr_wte"] = 4.0
     recipes = [recipe.Recipe(**common, init_wte=0.3, momentum=0.9),
                recipe.Recipe(**common, seed=2, lr=0.03, lr_adamw=3e-3, weight_decay=0.2,
                              decay_adamw=0.2, floor=0.1, mtp=0.6)]

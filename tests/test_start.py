@@ -36,8 +36,8 @@ sys.addaudithook(guard)
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT))
-    kernels = (*ne.LONG, *ne.GRADIENTS.values(), *ne.MUON.values())
-    folders = {Path(kernel.stats.cache_path) for kernel, _ in kernels}
+    kernels = [kernel for part in ne.of_training(ne.DTYPE).values() for kernel, _ in part]
+    folders = {Path(kernel.stats.cache_path) for kernel in kernels}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
             if path.name.startswith(("bpe.", "nanoeuler."))]
 
@@ -160,11 +160,11 @@ def test_three_files_are_the_gpu_program(alone, env, tmp_path):
                                   ("generate", "To", "--weights", "int8"), ("compile",),
                                   ("train", "--resume", "--steps", 99)])
 def test_no_verb_compiles_without_a_word(args, copy, monkeypatch, capsys):
-    def announce(dtype=""):
+    def announce(parts):
         raise ne.UserError("the kernels would be compiled here")
 
     monkeypatch.chdir(copy)
-    monkeypatch.setattr(ne, "compile_kernels", announce)
+    monkeypatch.setattr(ne, "fill_cache", announce)
     refused(capsys, *args, words=["would be compiled here"])
 
 
@@ -172,7 +172,7 @@ def test_a_gpu_compiles_no_kernel_of_the_cpu(copy, monkeypatch):
     class Engine(ne.Decoder):
         ready = staticmethod(lambda: None)
 
-    monkeypatch.setattr(ne, "compile_kernels", lambda: 1 / 0)
+    monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
     ne.generate_text("To", str(copy / "nanoeuler.bin"), decoder=Engine, tokens=1)
 
 
@@ -183,7 +183,7 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    assert all(ne.in_cache(*entry) for entry in (*ne.LONG, ne.GRADIENTS["f32"], ne.MUON["f32"]))
+    assert all(ne.in_cache(*entry) for part in ne.of_training(ne.DTYPE).values() for entry in part)
     for kernel in (ne.run_batch, ne.decode_step):
         assert not ne.in_cache(kernel, "Params(array(complex64,")
 
