@@ -474,7 +474,29 @@ def at_last():
     return [replace(best, seed=seed, **x) for x in changes for seed in range(1, 9)]
 
 
-PLANS = {plan.__name__: plan for plan in (one_by_one, at_random, near_the_best, cheaper, at_last)}
+def of_today():
+    """What `train` does, and what its flags said before: eight seeds each."""
+    before = Recipe(lr_wte=3.0, momentum=0.9, decay=1.0, shape="cosine", warmup=25, init_wte=0.3)
+    today = replace(before, ns_steps=3, lr_adamw=4e-3, lr_wte=4.0, init_out=0.0, init_head=0.0,
+                    mtp_to=0.3, mtp_late=0.9)
+    return [replace(x, seed=seed) for x in (before, today) for seed in range(1, 9)]
+
+
+def of_peers():
+    """The learning rate of AdamW, and of torch.optim.Muon beside AdamW, from GPT-2's start, in as
+    many steps as PyTorch takes in three minutes of two Zen 3 cores: three seeds each."""
+    start = 0.02 / ne.param_table(ne.PRESETS["small"])[0][2]         # 0.02, over ours
+    usual = Recipe(steps=1400, decay=1.0, shape="cosine",
+                   **{f"init_{x}": start for x in ("wte", "trunk", "out", "head")})
+    adamw = [replace(usual, optimizer="adamw", floor=0.02, lr_adamw=x)
+             for x in (2e-3, 4e-3, 6e-3, 1e-2)]
+    muon = [replace(usual, fused=True, lr=x, lr_adamw=y) for x in (0.01, 0.02, 0.03, 0.05)
+            for y in (3e-3, 6e-3)]
+    return [replace(x, seed=seed) for x in (*adamw, *muon) for seed in (1, 2, 3)]
+
+
+PLANS = {plan.__name__: plan for plan in (one_by_one, at_random, near_the_best, cheaper, at_last,
+                                          of_today, of_peers)}
 
 
 def records(path):
