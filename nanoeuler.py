@@ -2650,7 +2650,8 @@ def resumed(run, out, preset, chosen):
     """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
     shape and settings than flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
-    stored, has = run.Options.unsaid | start.state.options, {f.name for f in fields(run.Options)}
+    stored = Optimization.unsaid | run.Options.unsaid | start.state.options
+    has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
     need("optimizer" in has or optimizer == "adamw",
          f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")

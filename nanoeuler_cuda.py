@@ -2849,6 +2849,7 @@ def gradient_check(preset="base", batch=1):
 class OnGpu:
     """What the GPU's stages are started with beside the CPU's options, some of which differ."""
     dtypes = "bf16", "f32", "f64"
+    unsaid = {}
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
     matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")

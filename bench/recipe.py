@@ -475,11 +475,17 @@ def at_last():
 
 
 def of_today():
-    """What `train` does, and what its flags said before: eight seeds each."""
+    """What the flags of `train` said before, and what is left to choose of its defaults: eight
+    seeds each."""
     before = Recipe(lr_wte=3.0, momentum=0.9, decay=1.0, shape="cosine", warmup=25, init_wte=0.3)
     today = replace(before, ns_steps=3, lr_adamw=4e-3, lr_wte=4.0, init_out=0.0, init_head=0.0,
                     mtp_to=0.3, mtp_late=0.9)
-    return [replace(x, seed=seed) for x in (before, today) for seed in range(1, 9)]
+    shorter = dict(init_trunk=0.75)
+    both = dict(shorter, shape="linear")
+    changes = [{}, shorter, dict(shape="linear"), both, dict(shorter, ns_steps=4),
+               dict(both, ns_steps=4), dict(both, ns_steps=5), dict(both, mtp_to=1.0)]
+    recipes = [before, *(replace(today, **x) for x in changes)]
+    return [replace(x, seed=seed) for x in recipes for seed in range(1, 9)]
 
 
 def of_peers():
