@@ -1594,10 +1594,17 @@ def beside_program(path):
     beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
     return beside if os.path.exists(beside) and not os.path.exists(path) else path
 
+def need_regular(path):
+    """A pipe would be waited for, and a device read, without an end."""
+    need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
+
 def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
-    with reading(path, "name a text with --data"), open(path, "rb") as f:
-        text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    with reading(path, "name a text with --data"):
+        need_regular(path)
+        need(os.path.getsize(path), "it is empty")
+        with open(path, "rb") as f:
+            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         need(text[:LARGE].strip(), "it is empty")
         zero = text.find(b"\0")
         need(zero < 0, f"it is not text, byte {zero} is zero")
@@ -1751,16 +1758,32 @@ PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an i
 def prompt_of(example):
     return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
 
-def held_out(example):
-    """About one example in 50, by a hash: the same question is always on the same side."""
+def question_hash(example):
     question = f"{example['instruction']}\0{example['input']}".encode()
-    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big") % 50 == 0
+    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
+
+def held_out(example, share=0.02):
+    """About this share of all examples, one in 50, by a hash: the same question is always on the
+    same side."""
+    return share > 0 and question_hash(example) % max(1, round(1 / share)) == 0
+
+# What others call the fields of an example -> Alpaca's names
+ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
+
+def as_alpaca(entry):
+    """The fields of an entry under Alpaca's names; null is nothing"""
+    e = {name: x for name, x in entry.items() if x is not None}
+    for theirs, ours in ALSO_CALLED.items():
+        if theirs in e and ours not in e:
+            e[ours] = e.pop(theirs)
+    return {"input": "", **e}
 
 def read_examples(path, *answers):
     """The {instruction, input, *answers} of a JSON list, or one a line, and the file's SHA-256."""
     keys, examples = ("instruction", "input", *answers), []
     remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
     with reading(path, remedy):
+        need_regular(path)
         text = pathlib.Path(path).read_bytes()
         listed = text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"["
         if listed:
@@ -1771,7 +1794,7 @@ def read_examples(path, *answers):
         with reading(f"{path}, {name}", remedy):
             e = entry if listed else json.loads(entry)
             need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
-            e = {"input": "", **e}
+            e = as_alpaca(e)
             for key in keys:
                 need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
                 e[key].encode()              # half a surrogate pair is no text
@@ -1890,6 +1913,7 @@ def write_tensors(path, meta, tensors, remedy):
 def map_tensors(path):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
     No size in the header is believed until the file is known to be that long."""
+    need_regular(path)
     with open(path, "rb") as f:
         size = os.fstat(f.fileno()).st_size
         length = int.from_bytes(f.read(8), "little")
@@ -1903,7 +1927,10 @@ def map_tensors(path):
         need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
         x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
         tensors[name] = x.reshape(t["shape"])
-    end = sum(x.nbytes for x in tensors.values())
+    end = 0                                  # the tensors stand side by side, without a hole
+    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
+        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
+        end = stop
     need(end == data.size, f"{data.size} bytes of data, expected {end}")
     if "sha256" in meta:
         digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
@@ -2100,7 +2127,9 @@ class Optimization(Settings):
     def check(self):
         need(self.dtype in self.dtypes,
              f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
-        return super().check()
+        super().check()
+        need("\0" not in self.data, f"data is {self.data!r}, which names no file")
+        return self
 
     @classmethod
     def chosen(cls, **settings):
@@ -2119,7 +2148,7 @@ class Options(Optimization):
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
 # What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md)
-OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3)
+OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3, mtp_until=1.0)
 IN_WORDS = ", ".join(f"{name} {value}" for name, value in OF_ADAMW.items())
 OF_MUON = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
@@ -2160,6 +2189,8 @@ class TrainOptions(Options):
 class SftOptions(Optimization):
     data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
     epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
+    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
+    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
@@ -2168,6 +2199,8 @@ class SftOptions(Optimization):
 class DpoOptions(Optimization):
     data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
+    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
+    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
@@ -2193,6 +2226,7 @@ def parse_record(line):
 def read_log(path):
     """The records of a JSON-lines log."""
     with reading(path, "name a log that train, sft or dpo wrote"):
+        need_regular(path)
         lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
         records = [r for r in map(parse_record, lines) if r]
         need(records or not lines, "no line of it is the record of a step")
@@ -2211,8 +2245,10 @@ def log_of(out, data):
     need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
          f"--out, or rename one of them")
     if os.path.exists(log):
+        need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
+             f"--out")
         with open(log, "rb") as f:
-            first = f.readline()
+            first = f.readline(1 << 20)
         r = parse_record(first) or {}        # of a step, or of a validation
         need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
              f"and that of {out} would replace it; choose another --out")
@@ -2245,6 +2281,7 @@ def lock(f):
         return True
     return True
 
+MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 
 class Run:
@@ -2264,7 +2301,9 @@ class Run:
         cfg = start.cfg
         s = self.state = replace(start.state, options=asdict(options))
         self.lr = options.lr * 128 / cfg.n_embd
-        self.B = self.R * max(1, round(options.batch / cfg.seq_len / self.R))
+        self.T = self.row_length(start)      # of a sequence in a batch
+        cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
+        self.B = self.R * max(1, round(options.batch / self.T / self.R))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
         self.tokenizer = self.data.tokenizer
         s.text_sha256 = self.data.sha256
@@ -2277,7 +2316,7 @@ class Run:
         self.print_settings()
 
     def print_settings(self):
-        cfg, o, T, steps = self.model.cfg, self.options, self.model.cfg.seq_len, self.data.steps
+        cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
                       f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
@@ -2327,6 +2366,10 @@ class Run:
         path = self.options.data
         shipped = path in (self.larger_data, self.Options.data)
         return beside_program(path) if shipped else path
+
+    def row_length(self, start):
+        """Tokens of a sequence in a batch: those of the context."""
+        return start.cfg.seq_len
 
     def load(self, cfg, tokenizer):
         """The DataSet of a text; it trains the tokenizer if there is none yet."""
@@ -2442,7 +2485,7 @@ class Run:
 
     def learn(self, caught):
         """The training loop.  It ends with the last step, or with the one that a signal met."""
-        o, s, first = self.options, self.state, self.state.step
+        o, s, first, told = self.options, self.state, self.state.step, self.elapsed()
         seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
         while s.step < (s.n_steps or math.inf) and not caught:
             resting = self.heads_rest()
@@ -2453,12 +2496,17 @@ class Run:
                 after_first = self.elapsed()             # which compiles what no cache has
             else:
                 seconds[resting].append(r["ms"] / 1e3)
-            if done == 5 or (done > 5 and s.step % 20 == 0):
+            if done > 1:
                 everything = self.elapsed() - after_first            # with validations, samples
                 pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
-                in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-                if not self.data.steps and not in_last_tenth:
-                    self.plan(pace)
+            else:
+                pace = r["ms"] / 1e3
+            often = done == 5 or (done > 5 and s.step % 20 == 0)
+            in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
+            if often and not self.data.steps and not in_last_tenth:
+                self.plan(pace)
+            if often or self.elapsed() - told > MOST_SILENT:
+                told = self.elapsed()
                 self.report(r, pace)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
@@ -2487,8 +2535,8 @@ class Run:
     def report(self, r, pace):
         """The line of a step: r is its record."""
         s = self.state
-        left = int((s.n_steps - s.step) * pace)
-        print(f"step {s.step:>5}/{s.n_steps}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+        left = max(0, int((s.n_steps - s.step) * pace))
+        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
               f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
 
@@ -2509,6 +2557,12 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
+MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
+
+def tokens_of(pairs):
+    """Of the longest prompt and response; the last token is a target only."""
+    return max(len(prompt) + len(response) - 1 for prompt, response in pairs)
+
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
     verb = "sft"
@@ -2517,46 +2571,64 @@ class SftRun(Run):
     scope = "all held-out responses"
     answers = ["output"]                     # the keys of the R responses
 
-    def load(self, cfg, tokenizer):
-        """The ExampleSet of a file: examples too long for the context, or empty, are left out."""
-        o, T, R, path = self.options, cfg.seq_len, self.R, self.data_file()
-        examples, digest = read_examples(path, *self.answers)
-        self.same_data(digest)
-        rng = np.random.default_rng(o.seed)      # of the cuts
-        end = np.int32(tokenizer.specials[self.state.eos])
+    def row_length(self, start):
+        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
+        o, s, tokenizer = self.options, self.state, start.tokenizer
+        self.cut_rng = np.random.default_rng(o.seed)
+        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
+        self.end = np.int32(tokenizer.specials[s.eos])
+        self.path = self.data_file()
+        examples, self.digest = read_examples(self.path, *self.answers)
+        self.same_data(self.digest)
+        self.encoded = [(e, self.pairs_of(e, tokenizer)) for e in examples]
+        if o.row_len or s.step:              # runs begun before had rows of the context's length
+            return o.row_len or start.cfg.seq_len
+        longest = max(tokens_of(pairs) for _, pairs in self.encoded)
+        T = min(MOST_A_ROW, -(-longest // 32) * 32)
+        s.options["row_len"] = self.options.row_len = T
+        return T
 
-        def pairs_of(example, cuts=0.0):
-            """[(prompt, response)] as ids, for each of its R responses; </s> is a target only"""
-            texts = [prompt_of(example), *(example[key] for key in self.answers)]
-            prompt, *answers = [encode_cut(tokenizer, x.encode(), cuts, rng) for x in texts]
-            return [(prompt, np.append(answer, end)) for answer in answers]
+    def pairs_of(self, example, tokenizer, cuts=0.0):
+        """[(prompt, response)] as ids, for each of its R responses; </s> is a target only"""
+        texts = [prompt_of(example), *(example[key] for key in self.answers)]
+        prompt, *answers = [encode_cut(tokenizer, x.encode(), cuts, self.cut_rng) for x in texts]
+        return [(prompt, np.append(answer, self.end)) for answer in answers]
 
-        def fits(pairs):
-            return max(len(prompt) + len(response) - 1 for prompt, response in pairs) <= T
-
-        train, val = [], []                      # (example, its pairs)
+    def split(self):
+        """((example, its pairs) to learn, those held out, how many are too long, and empty)"""
+        train, val = [], []
         n_long = n_empty = 0
-        for example in examples:
-            pairs = pairs_of(example)
-            if not fits(pairs):
+        for example, pairs in self.encoded:
+            if tokens_of(pairs) > self.T:
                 n_long += 1
             elif not (example["instruction"] and all(example[key] for key in self.answers)):
                 n_empty += 1
-            elif held_out(example):
+            elif held_out(example, self.options.holdout):
                 val.append((example, pairs))
             else:
                 train.append((example, pairs))
+        need(train or val, f"{self.path}: none of {len(self.encoded)} examples can be learned, "
+             f"{n_long} are longer than {self.T} tokens, {n_empty} empty; use others, or a longer "
+             f"--row-len")
+        train, val = train or val, val or train          # of one question alone
+        if val is train and self.options.holdout and len(train) > 1:
+            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
+            train = [x for x in train if x is not val[0]]
+        return train, val, n_long, n_empty
+
+    def load(self, cfg, tokenizer):
+        """The ExampleSet of a file: examples too long for a row, or empty, are left out."""
+        o, T, R = self.options, self.T, self.R
+        train, val, n_long, n_empty = self.split()
         n = len(train)
-        need(train and val, f"{path}: {n} examples to learn, {len(val)} held out, "
-             f"{n_long} longer than {T} tokens; use more, or a longer --seq-len")
         steps = o.steps or math.ceil(o.epochs * R * n / self.B)
 
         def copied(cuts, copies):
             """The pairs to learn, anew in each copy; whole where a cut makes them too long."""
             for _ in range(copies):
                 for example, whole in train:
-                    pairs = pairs_of(example, cuts)
-                    yield from pairs if fits(pairs) else whole
+                    pairs = self.pairs_of(example, tokenizer, cuts)
+                    yield from pairs if tokens_of(pairs) <= T else whole
 
         learned, copies = [pair for _, pairs in train for pair in pairs], 1
         cuts = getattr(o, "cuts", 0.0)           # dpo has none
@@ -2571,12 +2643,14 @@ class SftRun(Run):
 
         learned_bytes = n_bytes(train, self.answers) * copies
         tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
+        held = "none" if val is train else f"{len(val):,}"
+        held += " held out" + ("; validation is on what is learned" if val is train else "")
         return ExampleSet(
-            path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
+            path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
             validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
-            rows=[("examples", f"{path}, {n:,} and {len(val):,} held out"),
-                  ("left out", f"{n_long:,} examples longer than --seq-len {T}, "
+            rows=[("examples", f"{self.path}, {n:,} and {held}"),
+                  ("left out", f"{n_long:,} examples longer than a row of {T} tokens, "
                                f"{n_empty:,} empty")],
             questions=[example for example, _ in val], responses=responses)
 
@@ -2605,6 +2679,10 @@ class DpoRun(SftRun):
             ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
             self.state.reference = ce.tolist()
         n = len(learned.rows)
+        reference = np.array(self.state.reference, object)
+        need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
+             f"{self.out} has a reference of {len(reference)} responses, which are not those of "
+             f"{self.path}; start with --out NAME")
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
         self.tested_reference = np.array(self.state.reference[n:])
 
@@ -2658,6 +2736,13 @@ def resumed(run, out, preset, chosen):
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
         old = run.Options(**{name: value for name, value in stored.items()
                              if name in has or name not in OF_ONE_ENGINE}).check()
+    if "data" in chosen:
+        with reading(chosen["data"], "name another with --data"):
+            need_regular(chosen["data"])
+            with open(chosen["data"], "rb") as f:
+                digest = hashlib.file_digest(f, "sha256").hexdigest()
+        need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
+             f"something else; start with --out NAME")
     asked = dict(chosen)
     if preset:
         shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
@@ -2697,6 +2782,8 @@ def fresh(run, preset, file, chosen):
         start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
     shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
     settings = {k: v for k, v in chosen.items() if k not in shape}
+    if file and "seq_len" in chosen:
+        settings.setdefault("row_len", chosen["seq_len"])
     options = run.Options.chosen(**settings)
     return start._replace(cfg=replace(start.cfg, **shape).check()), options
 
@@ -2869,7 +2956,8 @@ class Decoder:
 
     def step(self, token):
         """`Conversation`'s.  When the context is full its later half is read again, from 0 on."""
-        T = self.cfg.seq_len
+        T, V = self.cfg.seq_len, self.cfg.vocab_size
+        need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
         if len(self.tokens) == T:
             later = self.tokens[T - T // 2:]
             self.truncate(0)
@@ -3231,12 +3319,21 @@ def llama_config(entries, n_mtp=1):
     need(entries.get("model_type"), "it does not say its model_type")
     for key, expected in COMPUTED.items():
         need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
+    need(not c.get("quantization_config"), "its weights are quantized (quantization_config)")
+    kinds, window = set(c.get("layer_types", ())), c.get("sliding_window")
+    need(kinds <= {"full_attention"}, f"its layer_types are {', '.join(map(str, kinds))}, expected "
+         f"full_attention")
+    need(window is None or window >= c["max_position_embeddings"], f"its sliding_window is "
+         f"{window}, less than its context of {c['max_position_embeddings']}")
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
 # ---- Hugging Face
 def llama_of_folder(folder):
     """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
     at = pathlib.Path(folder)
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"):
+        with reading(at / name, "name another directory"):
+            need_regular(at / name)
     tensors = {}
     for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
         tensors |= map_tensors(shard)[1]
@@ -3252,7 +3349,9 @@ def llama_of_folder(folder):
         return token["content"] if isinstance(token, dict) else token
 
     def read(name):
-        return from_bf16(tensors[name])
+        x = tensors[name]
+        need(x.dtype != DTYPES["I32"], f"{name} holds int32, which are no weights")
+        return from_bf16(x)
 
     return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
                  bpe.Tokenizer.load(at / "tokenizer.json"),
@@ -3345,6 +3444,7 @@ def llama_of_gguf(path):
             need(offset + int(count) <= len(self.data), "it ends too early")     # a byte each
             return super()._get(offset, dtype, count, **order)
 
+    need_regular(path)
     file = Reader(path)
     meta = {key: x.contents() for key, x in file.fields.items()}
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}

@@ -314,7 +314,7 @@ def question_of(e, key):
 def answers(run, examples, key, own=True):
     """A record of each held-out question that fits: kind, key, reply and whether it ended; of
     skill, if `own`, the reply of our decoder as well."""
-    T = run.model.cfg.seq_len
+    T = run.T
     stop = run.tokenizer.specials["</s>"]
     prompts = []
     records = []

@@ -483,3 +483,52 @@ def test_who_talks_to_a_model_does_without_its_moments(checkpoint, monkeypatch):
         monkeypatch.setattr(ne, "read_checkpoint", lambda path, moments=True: (
             pytest.fail(f"{args[0]} reads the moments") if moments else c))
         run(*args)
+
+
+# ---- what is well-formed and wrong
+def rewritten(path, change):
+    """The checkpoint after change(its header, its state), with a checksum that fits."""
+    header, data = take_apart(path)
+    state = json.loads(header["__metadata__"]["state"])
+    change(header, state)
+    header["__metadata__"]["state"] = json.dumps(state)
+    put_together(path, header, data)
+
+
+def test_tensors_that_overlap_and_leave_a_hole_are_refused(checkpoint, capsys):
+    """As many bytes as there should be: two gains are the same one, and its neighbour's are no
+    tensor's."""
+    def overlap(header, state):
+        gains = [name for name in header if "input_layernorm" in name]
+        header[gains[0]]["data_offsets"] = header[gains[1]]["data_offsets"]
+
+    rewritten(checkpoint, overlap)
+    refused(capsys, "info", checkpoint, words=["begins a tensor, expected"])
+
+
+def test_a_name_of_data_with_a_zero_byte_is_refused(checkpoint, capsys):
+    rewritten(checkpoint, lambda header, state: state["options"].update(data="a\0b"))
+    refused(capsys, "train", "--resume", "--out", checkpoint, "--steps", 9, words=["names no file"])
+
+
+def test_no_token_from_outside_reads_beyond_the_table(checkpoint):
+    c = ne.read_checkpoint(str(checkpoint))
+    decoder = ne.Decoder(c.cfg, c.flat)
+    for token in (-1, c.cfg.vocab_size, 1 << 40):
+        with pytest.raises(ne.UserError, match=f"token {token} is none of"):
+            decoder.step(token)
+    assert decoder.tokens == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_pipes_and_devices_are_not_read(checkpoint, tmp_path, capsys):
+    """They would be waited for, or read until memory is gone."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    (folder / "config.json").symlink_to("/dev/zero")
+    (tmp_path / "x.jsonl").symlink_to("/dev/zero")
+    for args in (("info", pipe), ("train", "--data", pipe), ("plot", pipe),
+                 ("sft", checkpoint, "--data", pipe), ("import", folder, tmp_path / "y.bin"),
+                 ("train", "--data", "/dev/zero"), ("train", "--out", tmp_path / "x.bin")):
+        refused(capsys, *args, words=["no regular file"])

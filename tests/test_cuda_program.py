@@ -69,7 +69,7 @@ def test_a_run_of_the_cpu_goes_on_here_and_there_again(life, text, capsys):
     assert ne.read_checkpoint("adamw.bin").state.step == 4
     run("train", "--resume", "--out", "adamw.bin", "--steps", 6)
     o = ne.read_checkpoint("adamw.bin").state.options
-    assert o["optimizer"] == "adamw" and o["dtype"] == "f32" and o["mtp_until"] == 0.3
+    assert o["optimizer"] == "adamw" and o["dtype"] == "f32" and o["mtp_until"] == 1
     capsys.readouterr()
     assert verb("tr", "--out", "muon.bin", "--steps", 4) == 2
     said = capsys.readouterr().err

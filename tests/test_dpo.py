@@ -191,7 +191,7 @@ def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,  # no
     bad = [{**GOOD, "chosen": ""}, {**GOOD, "rejected": "x" * 900}, {**GOOD, "rejected": "y" * 900}]
     monkeypatch.chdir(write(copy_of(base, tmp_path), [*bad, *PAIRS]))
     said = told(*RUN, "--steps", 1)
-    assert re.search(r"left out +2 examples longer than --seq-len 160, 1 empty", said)
+    assert re.search(r"left out +2 examples longer than a row of 160 tokens, 1 empty", said)
 
 
 def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):  # noqa: F811
@@ -274,3 +274,15 @@ def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # no
     want, _ = ne.dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
     got = json.loads(run.log_file.getvalue().splitlines()[-1])
     assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})
+
+
+def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch,  # noqa: F811
+                                                   capsys):
+    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+    run(*RUN[:4], "--steps", 1, *RUN[-4:])
+    c = ne.read_checkpoint("nanoeuler_dpo.bin")
+    whole = list(c.state.reference)
+    for wrong in (whole[:-1], [str(x) for x in whole]):
+        c.state.reference[:] = wrong
+        ne.write_checkpoint("nanoeuler_dpo.bin", *c)
+        refused(capsys, "dpo", "--resume", "--steps", 2, words=["has a reference of", "pairs.jsonl"])

@@ -436,3 +436,17 @@ def test_hundreds_of_mutated_models(tokenizer, tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     counts = json.loads(result.stdout.splitlines()[-1])
     assert counts["refused"] > 200 and counts["read"] > 10, counts
+
+
+@pytest.mark.parametrize("entries, words", [
+    (dict(quantization_config={"bits": 4}), "quantization_config"),
+    (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
+    (dict(sliding_window=16, max_position_embeddings=64), "sliding_window is 16")])
+def test_a_config_that_would_compute_something_else_is_refused(entries, words):
+    """A window as long as the context changes nothing."""
+    config = {"model_type": "llama", "num_attention_heads": 2, "hidden_size": 8,
+              "intermediate_size": 12, "num_hidden_layers": 2, "vocab_size": 262}
+    ne.llama_config({**config, "sliding_window": 64, "max_position_embeddings": 64,
+                     "layer_types": ["full_attention"] * 2})
+    with pytest.raises(ne.UserError, match=words):
+        ne.llama_config({**config, **entries})

@@ -274,7 +274,7 @@ def test_the_embedding_starts_shorter_and_what_writes_at_zero():
 
 def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
     o = ne.TrainOptions.chosen(optimizer="adamw", lr=1e-3)
-    assert (o.lr, o.floor, o.warmup, o.weight_decay) == (1e-3, 0.02, 50, 0.3)
+    assert (o.lr, o.floor, o.warmup, o.weight_decay, o.mtp_until) == (1e-3, 0.02, 50, 0.3, 1)
     o = ne.TrainOptions.chosen(seed=3)
     assert (o.optimizer, o.lr, o.floor, o.warmup, o.weight_decay) == ("muon", 4e-3, 0, 25, 0.1)
     refused(capsys, "train", "--data", text, "--optimizer", "adamw", "--momentum", 0.9, *FAST,

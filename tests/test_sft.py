@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,7 +222,8 @@ def begin(base, tmp_path, examples, seq_len=160, **chosen):
     start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
     start = start._replace(cfg=ne.replace(start.cfg, seq_len=seq_len), moments=(),
                            state=ne.State(kind="chat"))
-    options = ne.SftOptions(data=str(tmp_path / "some.json"), batch=320, **chosen)
+    options = ne.SftOptions(data=str(tmp_path / "some.json"), batch=320,
+                            **{"row_len": seq_len} | chosen)
     return ne.SftRun(str(tmp_path / "x.bin"), start, options.check())
 
 
@@ -244,6 +246,84 @@ def test_which_examples_are_left_out(base, tmp_path, capsys):
     assert not np.array_equal(cut.data.batches.rows[:n], run.data.batches.rows)
     begin(base, tmp_path, ADD, T - 1)
     assert f"left out         {sizes.count(T)} examples" in capsys.readouterr().out
+
+
+def test_rows_are_as_long_as_the_examples_need(base, tmp_path, capsys):
+    """Rounded up to 32; the context grows with them, and does not shrink."""
+    tokenizer = ne.read_checkpoint(str(base / "nanoeuler.bin")).tokenizer
+    need = max(len(tokenizer.encode(ne.prompt_of(e))) + len(tokenizer.encode(e["output"]))
+               for e in ADD)
+    for context in (16, 1000):
+        run = begin(base, tmp_path, ADD, context, row_len=0)
+        assert need <= run.T < need + 32 and run.T % 32 == 0
+        assert run.model.cfg.seq_len == max(context, run.T)
+        assert run.options.row_len == run.state.options["row_len"] == run.T
+        assert "left out         0 examples" in capsys.readouterr().out
+    long = {**ADD[0], "output": "x" * 3 * ne.MOST_A_ROW}
+    assert begin(base, tmp_path, [*ADD, long], row_len=0).T == ne.MOST_A_ROW
+    assert f"1 examples longer than a row of {ne.MOST_A_ROW} tokens" in capsys.readouterr().out
+
+
+def test_a_run_begun_before_keeps_the_rows_it_had(base, tmp_path, monkeypatch):
+    """Those of the context's length: its checkpoint says nothing of rows."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    run("sft", "--data", "add.json", "--seq-len", 192, "--steps", 2, *FLAGS[:4])
+    c = ne.read_checkpoint("nanoeuler_chat.bin")
+    assert c.state.options.pop("row_len") == 192 and c.state.options.pop("holdout") == 0.02
+    ne.write_checkpoint("nanoeuler_chat.bin", *c)
+    rows = []
+    monkeypatch.setattr(ne.SftRun, "go", lambda self: rows.append(self.T))
+    run("sft", "--resume", "--steps", 3)
+    assert rows == [192]
+
+
+def test_an_end_that_is_no_token_is_refused(base, tmp_path, monkeypatch, capsys):
+    """Of a checkpoint that is whole: its checksum fits."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    run("sft", "--data", "add.json", "--steps", 1, *FLAGS[:4])
+    c = ne.read_checkpoint("nanoeuler_chat.bin")
+    c.state.eos = "<end>"
+    ne.write_checkpoint("nanoeuler_chat.bin", *c)
+    refused(capsys, "sft", "--resume", "--steps", 2, words=["has no token '<end>'"])
+
+
+@pytest.mark.parametrize("n, holdout, learned, held", [
+    (10, 0.02, 9, 1), (2, 0.02, 1, 1), (1, 0.02, 1, 1), (10, 0.0, 10, 10), (10, 0.5, None, None)])
+def test_a_few_questions_are_enough(n, holdout, learned, held, base, tmp_path, capsys):
+    """One of them is held out, where the hash chose none; the only one is learned and measured."""
+    few = [dict(instruction=f"Say {word}.", output=word) for word in "abcdefghij"[:n]]
+    run = begin(base, tmp_path, few, row_len=0, holdout=holdout)
+    rows, tested = len(run.data.batches.rows), len(run.data.responses.rows)
+    said = capsys.readouterr().out
+    if learned is None:                      # by the hash, about a half
+        assert rows + tested == n and 2 <= tested <= 8
+        return
+    assert (rows, tested) == (learned, held)
+    assert ("validation is on what is learned" in said) == (n == 1 or holdout == 0)
+
+
+def test_names_that_others_give_to_the_fields(tmp_path):
+    path, want = tmp_path / "a.jsonl", dict(instruction="Hi?", input="", output="Ho.")
+    for e in (dict(prompt="Hi?", completion="Ho."), dict(prompt="Hi?", output="Ho."),
+              dict(instruction="Hi?", input=None, output="Ho.")):
+        path.write_text(json.dumps(e), encoding="utf-8")
+        [got], _ = ne.read_examples(str(path), "output")
+        assert {key: got[key] for key in want} == want
+    pair = dict(prompt="Hi?", chosen="Ho.", rejected="No.")
+    path.write_text(json.dumps(pair), encoding="utf-8")
+    [got], _ = ne.read_examples(str(path), "chosen", "rejected")
+    assert got == dict(instruction="Hi?", input="", chosen="Ho.", rejected="No.")
+
+
+def test_other_data_than_a_run_learns_are_refused(base, tmp_path, monkeypatch, capsys):
+    """Also where it is complete: nothing that is asked for is passed over in silence."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "mine.json").write_text(json.dumps(ADD[:30]), encoding="utf-8")
+    shutil.copy("add.json", "moved.json")
+    run("sft", "--data", "add.json", "--steps", 1, *FLAGS[:4])
+    refused(capsys, "sft", "--resume", "--data", tmp_path / "mine.json",
+            words=["nanoeuler_chat.bin learns add.json", "mine.json", "--out NAME"])
+    assert "is complete" in told("sft", "--resume", "--data", "moved.json")
 
 
 def test_responses_are_measured_in_bytes(base, tmp_path):
