@@ -47,7 +47,8 @@ import codecs
 import contextlib
 import glob
 import hashlib
-import importlib
+import importlib.util
+import inspect
 import json
 import math
 import mmap
@@ -62,7 +63,7 @@ import time
 import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
@@ -3044,6 +3045,8 @@ def is_chatml(template):
     rest = SYSTEM.sub("", line_ends_spelled(template))
     return template == "chatml" or re.sub(r"'[^']*'| +", squeezed, rest) == CHATML
 
+OTHER_TEMPLATE = "choose --template chatml or alpaca"
+
 def jinja(template):
     """A template as transformers compiles it.  It is a stranger's program: the sandbox keeps it
     from files and from Python, ImmutableSandboxedEnvironment from changing what it is given."""
@@ -3066,80 +3069,213 @@ def jinja(template):
     written = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", written)
     return environment.from_string(written)
 
-def render(template, messages, state):
-    """The text of messages [(role, content)] with what begins the next answer.
+def render_lines(seconds, memory, longest):
+    """What the process that renders does.  A line of JSON asks [template, variables of each text];
+    a line answers [texts, ""] or [[], what went wrong].
+    seconds: of CPU for a line     memory: bytes     longest: characters of one text"""
+    import functools
+
+    def limit(name, most):
+        # Windows has no such module, macOS no limit of memory
+        with contextlib.suppress(ImportError, ValueError):
+            import resource
+            what = getattr(resource, name)
+            hard = resource.getrlimit(what)[1]
+            if hard == resource.RLIM_INFINITY or most < hard:
+                resource.setrlimit(what, (most, hard))
+
+    limit("RLIMIT_CORE", 0)                  # at its limit a process ends with a core dump
+    limit("RLIMIT_AS", memory)
+    compiled = functools.lru_cache(jinja)
+    for line in sys.stdin:
+        limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
+        try:
+            template, each = json.loads(line)
+            texts = []
+            for variables in each:
+                pieces, length = [], 0
+                for piece in compiled(template).generate(**variables):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > longest:
+                        raise OverflowError(f"its text is longer than {longest} characters")
+                texts.append("".join(pieces))
+            answer = json.dumps([texts, ""])
+        except Exception as e:               # a template is a program: it may fail in any way
+            answer = json.dumps([[], f"{type(e).__name__}: {e}"])
+        print(answer, flush=True)
+
+# A real template takes milliseconds.  A context of a million tokens is some 4 million characters,
+# three times as many with marks.
+TEMPLATE_SECONDS, TEMPLATE_MEMORY, TEMPLATE_LONGEST = 2, 1 << 29, 1 << 24
+
+@cache
+def renderer():
+    """Another process, which renders: only the system can set a program's time and memory a limit.
+    It is given the source of two functions, and starts in a tenth of a second; to import this file
+    would take ten times as long.  It ends when its input does.  Ctrl-C is not meant for it."""
+    source = [f"import sys; sys.path[:] = {sys.path!r}",
+              "import contextlib, json, re, time",
+              inspect.getsource(jinja), inspect.getsource(render_lines),
+              f"render_lines({TEMPLATE_SECONDS}, {TEMPLATE_MEMORY}, {TEMPLATE_LONGEST})"]
+    return subprocess.Popen([sys.executable, "-I", "-c", "\n".join(source)], encoding="utf-8",
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL, start_new_session=True)
+
+def render_jinja(template, each):
+    """The texts of a template that is given each of these variables."""
+    need(importlib.util.find_spec("jinja2"),
+         f"the model's chat template needs jinja2: pip install jinja2, or {OTHER_TEMPLATE}")
+    process, answer = renderer(), ""
+    try:
+        process.stdin.write(json.dumps([template, each]) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:                  # it has ended
+        pass
+    finally:
+        if not answer:       # nor after Ctrl-C: a late answer would be taken for the next one's
+            process.kill()
+            process.wait()
+            renderer.cache_clear()
+    need(answer, f"the model's chat template takes more than {TEMPLATE_SECONDS} s, or more than "
+         f"{TEMPLATE_MEMORY >> 20} MB; {OTHER_TEMPLATE}")
+    texts, error = json.loads(answer)
+    need(not error, f"the model's chat template: {error}; {OTHER_TEMPLATE}".replace("\n", " "))
+    return texts
+
+def render_chatml(template, messages):
+    default = SYSTEM.search(line_ends_spelled(template))
+    if default and messages[0][0] != "system":
+        messages = [("system", default[1]), *messages]
+    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+    return said + "<|im_start|>assistant\n"
+
+def render_each(template, conversations, state):
+    """The text of each conversation, messages [(role, content)], with what begins the next answer.
     Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
     if is_alpaca(template):
-        return PROMPT.format(instruction=messages[-1][1])
+        return [PROMPT.format(instruction=messages[-1][1]) for messages in conversations]
     if is_chatml(template):
-        default = SYSTEM.search(line_ends_spelled(template))
-        if default and messages[0][0] != "system":
-            messages = [("system", default[1]), *messages]
-        said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-        return said + "<|im_start|>assistant\n"
-    try:
-        return jinja(template).render(
-            messages=[dict(role=role, content=text) for role, text in messages],
-            add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
-            tools=None, documents=None)
-    except Exception as e:                   # a template is a program: it may fail in any way
-        raise UserError(f"the model's chat template: {type(e).__name__}: {e}; pip install jinja2, "
-                        f"or choose --template alpaca or chatml".replace("\n", " ")) from None
+        return [render_chatml(template, messages) for messages in conversations]
+    return render_jinja(template, [
+        dict(messages=[dict(role=role, content=text) for role, text in messages],
+             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
+             tools=None, documents=None) for messages in conversations])
 
-BEFORE, AFTER = "\ud800", "\ud801"   # halves of surrogate pairs: alone, no text has them
+def render(template, messages, state):
+    return render_each(template, [messages], state)[0]
+
+BEFORE, AFTER = "\udc00", "\udc01"   # halves of surrogate pairs: alone, no text has them
+SAID = re.compile(f"(?:{BEFORE}[^{BEFORE}{AFTER}]*{AFTER})+")
 
 def marked(text):
-    """The text with a mark on both sides of each character, but for blanks at its ends: a template
-    may strip those."""
-    core = text.strip()
-    start = text.find(core)
-    return text[:start] + "".join(BEFORE + c + AFTER for c in core) + text[start + len(core):]
+    """The text with a mark on both sides of each character."""
+    return "".join(BEFORE + c + AFTER for c in text)
 
 def unmarked(text):
     return text.replace(BEFORE, "").replace(AFTER, "")
 
-def may_touch(text, name):
-    """Could this name stand in a text of which `text` is a part, and take some of that part?"""
-    return name in text or text in name or any(
-        text.endswith(name[:i]) or text.startswith(name[i:]) for i in range(1, len(name)))
+def marked_but(words, text):
+    """The same, but for these words, which a template may look for, and for blanks around them and
+    at the ends of the text, which it may strip."""
+    words = sorted(words, key=len, reverse=True)         # the longest that fits
+    pieces = re.split(f"({'|'.join(map(re.escape, words)) or '(?!)'})", text)
+    for i in range(0, len(pieces), 2):       # what is between the words
+        core = pieces[i].strip()
+        pieces[i] = pieces[i].replace(core, marked(core), 1)
+    return "".join(pieces)
 
-def conversation_text(template, messages, state, names):
-    """The rendered text.  In it, special names that the template did not write bear marks: <s> of
-    a user is B<ABsAB>A, where B is BEFORE and A is AFTER.
+def with_marks(messages, shown):
+    """shown: {role: words that get no marks}"""
+    return [(role, marked_but(shown.get(role, ()), said)) for role, said in messages]
 
-    What users say must never become a special token, and yet a template must see it as it is: it
-    may strip it, quote it, look for a word.  So it is rendered as it is, and again with marks.  If
-    both texts are the same but for the marks, these tell who wrote what.  If not, the template may
-    look into the model's own answers, as Qwen's does for its thoughts: then these go unmarked.  If
-    that does not help either, the words must be such that no name can arise from them."""
+def words_looked_for(template, messages, state):
+    """{role: words}: those of the template's own words, in quotes, that are said, and of which it
+    makes another text if it can see them.  A word of one character it sees between marks, too."""
+    code = "".join(re.findall(r"(?s){[{%].*?[%}]}", template))
+    quoted = {a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", code)}
+    words = sorted(word.replace("\\n", "\n") for word in quoted if len(word) > 1)
+    said = {}
+    for role, text in messages:
+        said[role] = said.get(role, "") + BEFORE + text
+    tries = [(role, word) for role in said for word in words if word in said[role]]
+    shown = [with_marks(messages, {role: [word]}) for role, word in tries]
+    hidden, *texts = render_each(template, [with_marks(messages, {}), *shown], state)
+    found = {role: [] for role in said}
+    for (role, word), text in zip(tries, texts):
+        if unmarked(text) != unmarked(hidden):
+            found[role].append(word)
+    return found
+
+def with_other_letters(messages, known):
+    """Each message says one letter of its own, none of the known, wherever it bears marks."""
+    letters = (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
+    return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
+            for (role, said), letter in zip(messages, letters)]
+
+def frame(text, special):
+    """What a template wrote around what is said: its special names, and for the parts before,
+    between and after them the letters that are said there.
+    special: regular expression of the names"""
+    parts = re.split(f"({special})", text)
+    return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
+
+def conversation_text(template, messages, state, special):
+    """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
+    BEFORE and A is AFTER.  Special names are those without marks: the template's own.
+
+    What users and models say must never become a special token, whatever the template does with
+    it.  And yet a template must see what is said: it may strip it, quote it, cut it where a thought
+    ends.  So it is rendered as it is, and with marks: on all of it; on all but the blanks at its
+    ends; or also without those on a few words that the template looks for.  One of these must be
+    the same text but for the marks.  It is refused unless
+    - the marks come back in pairs;
+    - all outside of them is the same where other letters are said: then it is not made of these;
+    - its special names are those of the text in which all that is said is marked, and no message
+      stands between others of them than there."""
     messages = [(role, unmarked(said)) for role, said in messages]
-    plain = render(template, messages, state)
-    for trusted_roles in [(), ("assistant",)]:
-        with_marks = render(template, [(role, said if role in trusted_roles else marked(said))
-                                       for role, said in messages], state)
-        if unmarked(with_marks) == plain:
-            return with_marks
-    for _, said in messages:
-        core = said.strip()
-        for name in names:
-            need(not core or not may_touch(core, name), f"the model's chat template changes what "
-                 f"is said, and might make the special token {name} of it; say it otherwise, or "
-                 f"choose --template alpaca or chatml")
-    return plain
+    marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
+    plain, *texts = render_each(template, [messages, *marked_messages], state)
+    if plain not in map(unmarked, texts):
+        words = words_looked_for(template, messages, state)
+        marked_messages.append(with_marks(messages, words))
+        texts.append(render(template, marked_messages[-1], state))
+    refusal = (f"the model's chat template changes what is said, and might make a special token "
+               f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
+    same = [i for i, text in enumerate(texts) if unmarked(text) == plain]
+    need(same, refusal)
+    text = texts[same[0]]
+    outside = SAID.sub("", text)
+    need(unmarked(outside) == outside, refusal)
+    known = {*special, *"".join(said for _, said in messages)}
+    in_letters, all_in_letters = render_each(template, [
+        with_other_letters(marked_messages[i], known) for i in (same[0], 0)], state)
+    need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
+    names, said = frame(in_letters, special)
+    names_of_marked, said_of_marked = frame(all_in_letters, special)
+    need(names == names_of_marked, refusal)
+    need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
+    return text
 
-def chat_ids(template, messages, state, tokenizer):
-    """The ids of a conversation.  Only the template makes special tokens, never what users say."""
+def chat_ids(template, messages, state, tokenizer, sampled=None):
+    """The ids of a conversation.  Only the template makes special tokens.
+    sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
     names = sorted(tokenizer.specials, key=len, reverse=True)          # the longest that fits
-    pattern = "|".join(map(re.escape, names)) or "(?!)"  # no names: what matches nothing
-    text = conversation_text(template, messages, state, names)
-    ids = []
-    # marks break up a user's names, but for those of one character: these stand behind a mark
-    for piece in re.split(f"((?<!{BEFORE})(?:{pattern}))", text):
-        if piece in tokenizer.specials:
-            ids.append(tokenizer.specials[piece])
+    special = "|".join(map(re.escape, names)) or "(?!)"  # no names: what matches nothing
+    text = conversation_text(template, messages, state, special)
+    ids, end = [], 0
+    for found in re.finditer(f"{SAID.pattern}|(?P<name>{special})", text):
+        if found["name"]:
+            new = [tokenizer.specials[found["name"]]]
+        elif sampled and unmarked(found[0]) in sampled:
+            new = sampled[unmarked(found[0])]
         else:
-            ids += tokenizer.encode(unmarked(piece)).tolist()
-    need(ids, "the model's chat template makes no text of it; choose --template alpaca or chatml")
+            continue                         # a part of ordinary text
+        ids += [*tokenizer.encode(unmarked(text[end:found.start()])).tolist(), *new]
+        end = found.end()
+    ids += tokenizer.encode(unmarked(text[end:])).tolist()
+    need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
     return ids
 
 def rewind_to(decoder, ids):
@@ -3169,10 +3305,12 @@ class Speaker:
         self.stop = c.tokenizer.specials.get(c.state.eos)
         self.rng = np.random.default_rng(options.seed)
         self.said = []                       # (role, text), user and assistant in turn
+        self.sampled = {}                    # the ids of each answer, by its text
 
     def forget(self):
         self.decoder.truncate(0)
         self.said.clear()
+        self.sampled.clear()
 
     def ids_after(self, question):
         """The ids to continue, the question's alone, or to answer: those of the conversation with
@@ -3186,7 +3324,7 @@ class Speaker:
         room = T - min(self.options.tokens, T // 2)
         said, forgotten = [*self.said, ("user", question)], 0
         while True:
-            ids = chat_ids(self.template, said, self.state, self.tokenizer)
+            ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
             if len(ids) <= room or len(said) == 1:
                 break
             said = said[2:]                  # without the first question and its answer
@@ -3202,15 +3340,30 @@ class Speaker:
 
     def reply(self, ids):
         """Reads the ids and prints the reply as it comes, whole characters only."""
-        o, answer = self.options, ""
-        tokens = generate(self.decoder, ids, o.tokens, self.rng, o, self.stop)
-        pieces = (self.tokenizer.vocab[token] for token in tokens)
-        for piece in codecs.iterdecode(pieces, "utf-8", "replace"):
-            answer += piece
-            if self.answers:                 # now, because Ctrl-C may end it here
-                self.said[-1] = "assistant", answer
-            print(piece, end="", flush=True)
+        o, answer, sampled = self.options, "", []
+
+        def pieces():
+            for token in generate(self.decoder, ids, o.tokens, self.rng, o, self.stop):
+                sampled.append(token)
+                yield self.tokenizer.vocab[token]
+
+        try:
+            for piece in codecs.iterdecode(pieces(), "utf-8", "replace"):
+                answer += piece
+                if self.answers:             # now, because Ctrl-C may end it here
+                    self.said[-1] = "assistant", answer
+                print(piece, end="", flush=True)
+        finally:
+            self.keep_ids(answer, sampled)
         print()
+
+    def keep_ids(self, answer, sampled):
+        """The model's next turn begins with the ids that it said, and the decoder holds them.  An
+        answer with a special token is read as text: there, its name is ordinary tokens."""
+        special = set(sampled) & set(self.tokenizer.specials.values())
+        whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
+        if answer and whole and not special:             # Ctrl-C may end it within a character
+            self.sampled[answer] = sampled
 
     def converse(self):
         """Replies to each line of standard input, until it ends."""
