@@ -2219,9 +2219,33 @@ def log_of(out, data):
     return log
 
 @contextlib.contextmanager
+def alone(out):
+    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
+    the name that links lead to, so that another link is no way around it, and not the checkpoint
+    itself, in whose place each save puts a new file."""
+    folder, name = os.path.split(os.path.realpath(out))
+    path = os.path.join(folder, f".{name}.lock")
+    with contextlib.ExitStack() as end:
+        while True:
+            try:
+                f = end.enter_context(open(path, "ab"))
+            except OSError as e:
+                raise UserError(f"cannot write {out}: {e.strerror}; choose another --out") from None
+            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
+                if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
+                    break
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.remove(path)              # before it is unlocked: the next run makes its own
+
+@contextlib.contextmanager
 def open_log(path, step):
-    """The log of a run that goes on after this step, to append to; no other run may have it open.
-    What a killed run logged and did not save is cut off: all of it if the step is 0."""
+    """The log of a run that goes on after this step, to append to; no other run may have it open,
+    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
+    cut off: all of it if the step is 0."""
     with open(path, "ab+") as f:
         need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
         f.seek(0)
@@ -2266,6 +2290,7 @@ class Run:
         self.lr = options.lr * 128 / cfg.n_embd
         self.B = self.R * max(1, round(options.batch / cfg.seq_len / self.R))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
+        engine.ready(options)                # compiles: not before all is known to be well
         self.tokenizer = self.data.tokenizer
         s.text_sha256 = self.data.sha256
         if self.data.steps:
@@ -2323,10 +2348,13 @@ class Run:
                         weight_decay=o.weight_decay, **of_muon)
 
     def data_file(self):
+        return self.data_of(self.options)
+
+    @classmethod
+    def data_of(cls, options):
         """Where --data is.  The files of the defaults are also found beside the program."""
-        path = self.options.data
-        shipped = path in (self.larger_data, self.Options.data)
-        return beside_program(path) if shipped else path
+        shipped = options.data in (cls.larger_data, cls.Options.data)
+        return beside_program(options.data) if shipped else options.data
 
     def load(self, cfg, tokenizer):
         """The DataSet of a text; it trains the tokenizer if there is none yet."""
@@ -2686,9 +2714,7 @@ def fresh(run, preset, file, chosen):
     """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
     if run.larger_data and os.path.exists(beside_program(run.larger_data)):
         chosen = {"data": run.larger_data, **chosen}
-    elif run.larger_data and "data" not in chosen:
-        print(f"learning {run.Options.data}; {run.larger_data}, of make data, would go first\n")
-    if file:
+    if file is not None:
         start = read_checkpoint(file)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
@@ -2700,25 +2726,37 @@ def fresh(run, preset, file, chosen):
     options = run.Options.chosen(**settings)
     return start._replace(cfg=replace(start.cfg, **shape).check()), options
 
-def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
+def need_data(path, out):
+    """Refuses what no run can read, before anything is compiled."""
+    remedy = f"{out} is to learn it: name another with --data"
+    need(path, f"the name of the data is empty; {remedy}")
+    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
+    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
+
+def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
-    was started with."""
+    was started with.  All that can be refused is, before a kernel is compiled."""
     if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
         chosen.setdefault("steps", 0)
     if "data" in chosen:                     # what is named is not looked for elsewhere
-        need(os.path.exists(chosen["data"]), f"{chosen['data']}: No such file or directory; name "
-             f"another with --data")
-    if resume:
-        start, options = resumed(run, out, preset, chosen)
-        s = start.state
-        if s.step >= (options.steps or s.n_steps or math.inf):
-            return print_done(out, s, engine)
-        need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
-    else:
-        keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        start, options = fresh(run, preset, file, chosen)
-    engine.ready(options)
-    run(out, start, options, engine).go()
+        need_data(chosen["data"], out)
+    with alone(out):                         # before it is read: its run may be about to end
+        if resume:
+            start, options = resumed(run, out, preset, chosen)
+            s = start.state
+            if s.step >= (options.steps or s.n_steps or math.inf):
+                return print_done(out, s, engine)
+            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
+        else:
+            keep(out, force, "--resume goes on with it, --out NAME keeps it")
+            replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
+            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
+                 f"--out")
+            start, options = fresh(run, preset, file, chosen)
+        need_data(run.data_of(options), out)
+        if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
+            print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+        run(out, start, options, engine).go()
 
 # ==== 10 Inference ====
 SMALL_MATRIX = 1 << 16       # bytes; one thread has done with it before two have met, 2 us
