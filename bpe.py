@@ -538,6 +538,10 @@ def need(ok, message):
     if not ok:
         raise UserError(message)
 
+def printable(text):
+    """A text in one line that commands no terminal: what is not printed is shown by its code."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
 @contextlib.contextmanager
 def reading(source, remedy):
     """Whatever is wrong with a file that others made becomes one line that names it."""
@@ -747,5 +751,5 @@ if __name__ == "__main__":
     except BrokenPipeError:                  # the reader of our output is gone: discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (OSError, UserError) as error:
-        print(f"bpe.py: {error}", file=sys.stderr)
+        print(f"bpe.py: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -45,6 +45,7 @@ Threads One sequence is one task of the forward and backward pass, a block of ro
 import argparse
 import codecs
 import contextlib
+import difflib
 import glob
 import hashlib
 import importlib
@@ -80,6 +81,8 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(nanoeuler.main())
 
+__version__ = "0.1.0"                        # pip reads it here
+
 os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % less compile time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
@@ -95,7 +98,7 @@ from numba.extending import intrinsic, overload
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
-from bpe import UserError, need, reading
+from bpe import UserError, need, printable, reading
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 9)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -114,7 +117,8 @@ class Settings:
             need(type(value) in allowed, f"{f.name} is {value!r}, expected {f.type.__name__}")
             if f.type in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                need(low <= value <= high, f"{f.name} is {value}, expected {low:g} to {high:g}")
+                limits = f"{low} to {high}" if f.type is int else f"{low:g} to {high:g}"
+                need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
 
 def setting(default, low, high, text=""):
@@ -1313,7 +1317,7 @@ class Model:
             note = ", which this CPU cannot multiply: no faster than --dtype f32"
         elif self.dtype == np.float32 and DTYPE == "f32":
             note = " (bfloat16 is no faster on this CPU)"
-        return f"{get_num_threads()} threads, {name}{note}"
+        return f"{counted(get_num_threads(), 'thread')}, {name}{note}"
 
     def first_bad_tensor(self):
         """The first entry of a tensor that is a NaN or an infinity; of parameters before what is
@@ -1597,8 +1601,9 @@ def beside_program(path):
 def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     with reading(path, "name a text with --data"), open(path, "rb") as f:
+        need(os.fstat(f.fileno()).st_size, "it is empty")        # of nothing there is no map
         text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is empty")
+        need(text[:LARGE].strip(), "it is blank")
         zero = text.find(b"\0")
         need(zero < 0, f"it is not text, byte {zero} is zero")
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -1705,8 +1710,9 @@ class Batches(Epochs):
 
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
-        need(self.n > 0, f"{len(tokens)} tokens to learn are less than two windows of {T}; use a "
-             f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
+        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) > 1 else ""
+        need(self.n > 0, f"{counted(len(tokens), 'token')} to learn: less than two windows of {T}; "
+             f"use a longer text with --data{shorter}")
         self.tokens, self.P = tokens, P
 
     def take(self, i, B):
@@ -1893,7 +1899,8 @@ def map_tensors(path):
     with open(path, "rb") as f:
         size = os.fstat(f.fileno()).st_size
         length = int.from_bytes(f.read(8), "little")
-        need(length <= min(size - 8, MAX_HEADER), f"{length} bytes of header, {size} in all")
+        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
+             "file, or only the beginning of one")
         header = f.read(length)
         data = np.memmap(f, np.uint8, "r", offset=f.tell())
     entries = json.loads(header)
@@ -2022,7 +2029,7 @@ def read_checkpoint(path, moments=True):
     the optimizer's moments, twice its memory."""
     with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
         meta, tensors = map_tensors(path)
-        need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
+        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
         optimizer = "muon" if "muon.momentum" in tensors else "adamw"
@@ -2054,10 +2061,15 @@ def keep(path, force, remedy="another name keeps it"):
     if os.path.exists(path):
         need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
 
+def counted(n, noun):
+    """So many of them: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
 def print_table(title, rows):
-    print(title)
+    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
+    print(printable(title))
     for name, value in rows:
-        print(f"  {name:<16} {value}")
+        print(f"  {name:<16} {printable(str(value))}")
     print(flush=True)
 
 def info(file):
@@ -2304,12 +2316,17 @@ class Run:
     def print_settings(self):
         cfg, o, T, steps = self.model.cfg, self.options, self.model.cfg.seq_len, self.data.steps
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
-            ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
-                      f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
+            ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
+                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
+                      f"{counted(cfg.n_mtp, 'output head')}"),
             *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             *self.rows_of_optimizer(),
-            ("length", f"{steps:,} steps" if steps else f"{o.minutes:g} minutes"),
+            ("length", counted(steps, "step") if steps else f"{o.minutes:g} minutes"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+        if 0 < steps < o.warmup:
+            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
+                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
+                  file=sys.stderr)
 
     def initial(self, cfg):
         """Parameters to begin with."""
@@ -2324,8 +2341,8 @@ class Run:
     def rows_of_optimizer(self):
         """What the table says of it."""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        rest = (f"warm-up {o.warmup} steps, cosine to {o.floor:g} of it, decay {o.weight_decay:g}, "
-                f"clip {o.clip:g}, seed {o.seed}")
+        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
+                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
         if o.optimizer == "adamw":
             return [("AdamW", f"{of_adamw}, {rest}")]
         return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
@@ -3465,6 +3482,7 @@ def import_llama(source, out, force):
     keep(out, force)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
+        os.stat(source)                      # is it there?  Before the package gguf is asked for
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
                       eos=f.eos, options={"data": source}).check()
@@ -3703,16 +3721,22 @@ def as_text(argument):
     shown and read as U+FFFD, like that of a file or of standard input."""
     return re.sub("[\ud800-\udfff]", "\ufffd", argument)
 
-FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
-CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
-TEXT = arg("prompt", type=as_text, help="text to begin with")
+def file_name(argument):
+    """The name of a file or a folder, which the program would find empty only later."""
+    if not argument:
+        raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
+    return argument
+
+FILE = arg("file", nargs="?", type=file_name, default="nanoeuler.bin", help="checkpoint")
+CHAT = arg("file", nargs="?", type=file_name, default="nanoeuler_chat.bin", help="checkpoint")
+TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 RESUME = arg("--resume", action="store_true", help="go on with --out")
 RUN = RESUME, FORCE
 THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
 
 def out(default):
-    return arg("--out", default=default, help="file to write")
+    return arg("--out", type=file_name, default=default, help="file to write")
 
 def flag(f, default):
     """A setting as a flag.  Where it is not given it is absent: --resume compares those given."""
@@ -3721,9 +3745,23 @@ def flag(f, default):
 
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""
+    flags = ("--help",)                      # all that there are
 
     def error(self, message):
         raise UserError(f"{message}; see {self.prog} --help")
+
+    def need_flags(self, argv):
+        """Names the first flag that there is not.  argparse would complain of the word behind it,
+        in which it sees an argument."""
+        for word in argv:
+            if word == "--":                 # behind it nothing is one
+                break
+            name = word.partition("=")[0]
+            if not name.startswith("--") or " " in word:
+                continue
+            if not any(flag.startswith(name) for flag in self.flags):    # it may be cut short
+                near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
+                self.error(f"there is no flag {name}" + "".join(f", is it {x}?" for x in near))
 
 def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     """A verb that calls `call` with its arguments, and with those settings, of the run and of the
@@ -3734,15 +3772,19 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
         parser.add_argument(*names, **options)
+        parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
     return parser
 
 def parse(declare, text, argv):
     """What argv says, by name: the function of its verb as `call`, and that one's arguments.
     declare(add) declares all verbs: it calls `add`, which is `add_verb`, for each."""
     root = Parser(description=text)
+    root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     verbs = root.add_subparsers(required=True, metavar="VERB")
     declare(partial(add_verb, verbs))
     verb = verbs.choices.get(argv[0]) if argv else None
+    if verb:
+        verb.need_flags(argv[1:])
     if verb and "--" not in argv:
         return vars(verb.parse_intermixed_args(argv[1:]))        # files may stand behind flags
     return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
@@ -3774,7 +3816,7 @@ def run_verb(declare, text, argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UserError, ModuleNotFoundError, MemoryError, OSError) as e:
-        print(f"nanoeuler: {problem(e)}", file=sys.stderr)
+        print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
         return 2
 
 def plot(logs, out):
@@ -3806,11 +3848,12 @@ def add_verbs(add):
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
-        arg("folder", nargs="?", help="directory to write"), FORCE,
+        arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),
         arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
     add("import", import_llama, "a Hugging Face directory or a GGUF file becomes a checkpoint",
-        arg("source", help="directory or .gguf"), arg("out", help="file to write"), FORCE)
+        arg("source", type=file_name, help="directory or .gguf"),
+        arg("out", type=file_name, help="file to write"), FORCE)
     add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
 def main(argv=None):

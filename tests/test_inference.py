@@ -432,6 +432,18 @@ def test_info(trained, said):
         assert word in shown, word
 
 
+def test_info_shows_texts_of_others_in_their_row(tmp_path, capsys):
+    """A checkpoint of a stranger cannot add a row, or command the terminal."""
+    c = ne.read_checkpoint(str(spoken(tmp_path, "Yes!")))
+    state = replace(c.state, kind="base\n  checksum         is whatever", options={
+        "data": "\x1b[2Ja.txt\r\u202e"})
+    ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, state, c.flat)
+    run("info", tmp_path / "a.bin")
+    said = capsys.readouterr().out
+    assert len(re.findall("^  checksum ", said, re.M)) == 1 and r"base\n  checksum" in said
+    assert r"\x1b[2Ja.txt\r\u202e" in said and all(c.isprintable() or c == "\n" for c in said)
+
+
 @pytest.mark.parametrize("args, words", [
     (["generate", "x", "none.bin"], ["none.bin", "train"]),
     (["chat", "none.bin"], ["none.bin", "train, sft, dpo or import"]),
