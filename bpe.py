@@ -719,6 +719,12 @@ class Tokenizer:
             return cls(ids, merges)
 
 # ==== 8 Command line ====
+def need_no_tokenizer(path):
+    """Texts are encoded with the one that is there: it is not replaced unasked."""
+    names = [path] if path.endswith(".json") else [f"{path}/vocab.json", f"{path}/merges.txt"]
+    there = [name for name in names if os.path.exists(name)]
+    need(not there, f"{', '.join(there)} exists; --tokenizer NAME keeps it, --force replaces it")
+
 def main():
     parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -728,7 +734,12 @@ def main():
     parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
     parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
                         "the others: a .json file, or a directory for vocab.json, merges.txt")
+    parser.add_argument("--force", action="store_true", help="train replaces a tokenizer")
     args = parser.parse_intermixed_args()    # the file may stand behind the flags
+    if args.verb == "train" and not args.force:
+        need_no_tokenizer(args.tokenizer)
+    if args.file == "-" and sys.stdin and sys.stdin.isatty():
+        print("note: reading standard input; Ctrl-D ends it", file=sys.stderr)
     source = 0 if args.file == "-" else args.file        # 0 is the number of standard input
     with open(source, "rb") as f:
         data = f.read()

@@ -3168,29 +3168,57 @@ class Speaker:
         return rewind_to(self.decoder, ids)
 
     def reply(self, ids):
-        """Reads the ids and prints the reply as it comes, whole characters only."""
-        o, answer = self.options, ""
-        tokens = generate(self.decoder, ids, o.tokens, self.rng, o, self.stop)
-        pieces = (self.tokenizer.vocab[token] for token in tokens)
-        for piece in codecs.iterdecode(pieces, "utf-8", "replace"):
+        """Reads the ids and prints the reply as it comes, whole characters only.  Returns how many
+        tokens it had."""
+        o, answer, n = self.options, "", 0
+
+        def pieces():
+            nonlocal n
+            for token in generate(self.decoder, ids, o.tokens, self.rng, o, self.stop):
+                n += 1
+                yield self.tokenizer.vocab[token]
+
+        for piece in codecs.iterdecode(pieces(), "utf-8", "replace"):
             answer += piece
             if self.answers:                 # now, because Ctrl-C may end it here
                 self.said[-1] = "assistant", answer
             print(piece, end="", flush=True)
         print()
+        return n
 
     def converse(self):
-        """Replies to each line of standard input, until it ends."""
+        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
+        clears the line, a second one leaves."""
         with contextlib.suppress(ImportError):           # arrow keys
             importlib.import_module("readline")
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            while (text := input("\n> ")).strip() != "/quit":
-                if text.strip() == "/reset":
-                    self.forget()
-                elif text.strip():
-                    with contextlib.suppress(KeyboardInterrupt):
-                        self.answer_line(text)
+        cleared = False
+        while True:
+            try:
+                text = input("\n> ")
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if cleared:
+                    break
+                cleared = True
+                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
+                continue
+            cleared = False
+            if text.strip() == "/quit":
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                self.obey(text)
         print()
+
+    def obey(self, text):
+        """Does what a line asks for: a command, or a reply."""
+        command = text.strip()
+        if command == "/reset":
+            self.forget()
+        elif command == "/help":
+            print(HELP)
+        elif command:
+            self.answer_line(text)
 
     def answer_line(self, text):
         """A reply, or in a line why these words can have none."""
@@ -3201,12 +3229,30 @@ class Speaker:
         else:
             self.reply(ids)
 
+HELP = """/help     this list
+/reset    forgets what was said
+/quit     leaves, as Ctrl-D does
+Ctrl-C    stops a reply; clears a line that is being typed"""
+
+def said_or_read(prompt):
+    """A prompt; that of `-` is read from standard input, without the end of its last line."""
+    if prompt != "-":
+        return prompt
+    need(sys.stdin, "standard input is closed; name the prompt")
+    if sys.stdin.isatty():
+        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n")
+
 def generate_text(prompt, file, decoder=Decoder, **chosen):
     """`generate`: one continuation, after the prompt, or one answer."""
+    prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, Sampling(**chosen).check())
     if not speaker.answers:
         print(prompt, end="")
-    speaker.reply(speaker.ids_after(prompt))
+    n, most = speaker.reply(speaker.ids_after(prompt)), speaker.options.tokens
+    if n < most and not speaker.answers:     # an answer ends where the model ends it
+        print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
+              f"{printable(speaker.state.eos)}", file=sys.stderr)
 
 def chat(file, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
@@ -3222,6 +3268,7 @@ def lens(file, prompt):
 
     For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
     integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     need(len(tokens), "the prompt is empty; give at least one character")
