@@ -22,16 +22,19 @@ import heapq
 import json
 import os
 import pathlib
+import pickle
 import re
 import stat
 import string
 import sys
 import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
 import numpy as np
 from numba import config, get_num_threads, njit
+from numba.core import caching
 
 # ==== 1 Bytes and classes ====
 # GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
@@ -160,6 +163,45 @@ def settle_cache():
     print(f"{trouble}: they are compiled anew at each start, which takes seconds to minutes; "
           f"{remedy}", file=sys.stderr)
     return False
+
+# Numba's files are pickles: an index of each function, and one for each kernel. A damaged one would
+# end every start until somebody deletes it. These replace private methods of Numba 0.68.
+numbas_load_index = caching.IndexDataCacheFile._load_index
+
+def load_index(self):
+    """Numba's; a damaged index is an empty one, and is written anew with the next kernel."""
+    try:
+        return dict(numbas_load_index(self))
+    except OSError:
+        raise
+    except Exception:                           # a pickle may raise anything
+        return {}
+
+def save_data(self, name, data):
+    """Numba's, with a checksum behind the pickle, whose readers do not look there."""
+    pickled = self._dump(data)
+    with self._open_for_write(self._data_path(name)) as f:
+        f.write(pickled + zlib.crc32(pickled).to_bytes(4, "little"))
+
+def pickle_in(path):
+    """The bytes that `save_data` pickled into a file; None if it is not there, or not whole."""
+    try:
+        data = pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    pickled, checksum = data[:-4], data[-4:]
+    return pickled if zlib.crc32(pickled).to_bytes(4, "little") == checksum else None
+
+def load_data(self, name):
+    """Numba's; where a file is damaged, as where there is none, Numba compiles and writes it."""
+    pickled = pickle_in(self._data_path(name))
+    if pickled is None:
+        raise FileNotFoundError(name)
+    return pickle.loads(pickled)
+
+caching.IndexDataCacheFile._load_index = load_index
+caching.IndexDataCacheFile._save_data = save_data
+caching.IndexDataCacheFile._load_data = load_data
 
 CACHE = settle_cache()          # for njit(cache=CACHE): whether compiled kernels are kept
 

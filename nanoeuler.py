@@ -303,7 +303,14 @@ def init_params(cfg, seed, dtype=np.float32):
 # The tile: MR rows x 2 vectors of the output stay in registers while k runs: 2 * MR fused
 # multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a Zen 4 core's
 # peak here, these explicit LLVM vectors 95 %, in float32 and float64.
-_CPU = llvm.get_host_cpu_features()
+def cpu_features(asked):
+    """{name: whether it has it} of the CPU that Numba compiles for: this one, or another that
+    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES, as +avx2,-fma, ask for."""
+    if asked is None:
+        return llvm.get_host_cpu_features()
+    return {name[1:]: name[0] == "+" for name in asked.split(",") if name}
+
+_CPU = cpu_features(numba.config.CPU_FEATURES)
 ARCHITECTURE = llvm.get_process_triple().split("-")[0]   # x86_64, aarch64 or, on a Mac, arm64
 
 def vector_widths(features):
@@ -332,6 +339,8 @@ def faster_dtype(cpu, has_bf16):
 
 try:
     BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
+    need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, and nothing here runs without "
+         "the compiler: unset it")
 except UserError as e:                       # whichever program imports this one: one line
     print(f"nanoeuler: {e}", file=sys.stderr)
     sys.exit(2)
@@ -3564,8 +3573,9 @@ def export(file, folder, gguf, matrices, force):
 
 # ==== 12 Compilation ====
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private.  All that we change in them and read of them stands
-# here (nanoeuler_cuda.py takes `save_compiled` for its own kernels) and holds for Numba 0.68.
+# files.  The classes that do so are private.  What we change in them and read of them holds for
+# Numba 0.68 and stands here (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for
+# damaged files, which section 2 of bpe.py sees to.
 NUMBA = "0.68"
 need(numba.__version__.startswith(f"{NUMBA}."), f"Numba {numba.__version__} is installed, this "
      f"program knows the cache of {NUMBA}: pip install 'numba=={NUMBA}.*'")
@@ -3607,10 +3617,11 @@ caching.IndexDataCacheFile.save = save_compiled
 def in_cache(kernel, words):
     """Whether the cache holds a kernel for this processor and argument types that have `words`."""
     cache, codegen = kernel._cache, kernel.targetctx.codegen()
-    for key in cache._cache_file._load_index():
+    file = cache._cache_file
+    for key, name in file._load_index().items():
         signature = key[0]
         if words in str(signature) and key == cache._index_key(signature, codegen):
-            return True
+            return bpe.pickle_in(file._data_path(name)) is not None
     return False
 
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
@@ -3659,7 +3670,8 @@ def wait_for(process):
     """Until it has ended.  If that was not well, its last line says why."""
     _, said = process.communicate()
     if process.returncode != 0:
-        lines = said.splitlines() or [f"signal {-process.returncode} ended it"]
+        lines = [line for line in said.splitlines() if line.strip()]
+        lines = lines or [f"signal {-process.returncode} ended it"]
         raise UserError(f"the kernels do not compile: {lines[-1]}; the whole story: "
                         f"cd {shlex.quote(HERE)}; {shlex.join(process.args)}")
     print(said, end="", file=sys.stderr)
@@ -3756,7 +3768,12 @@ def physical_cores(root="/"):
 def use_threads(asked):
     most = most_threads()
     need(0 <= asked <= most, f"--threads is {asked}, expected 0 to {most}")
-    set_num_threads(asked or min(physical_cores(), most))
+    try:
+        set_num_threads(asked or min(physical_cores(), most))
+    except ValueError as e:                  # the library that starts the threads is not there
+        said = " ".join(str(e).split())
+        raise UserError(f"NUMBA_THREADING_LAYER is {numba.config.THREADING_LAYER}: {said}; or "
+                        f"unset it") from None
 
 Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
 

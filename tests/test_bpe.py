@@ -734,6 +734,40 @@ def test_a_later_start_compiles_nothing(tmp_path):
     assert kernels(cache) == written
 
 
+def damage(path, how):
+    data = path.read_bytes()
+    path.write_bytes({"emptied": b"", "cut": data[:len(data) // 2], "junk": b"\x93junk" * 99,
+                      "junk inside": data[:-60] + bytes(50) + data[-10:]}[how])
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("how", ["emptied", "cut", "junk", "junk inside"])
+def test_a_damaged_file_of_the_cache_is_none(how, suffix, tmp_path):
+    """It is written anew with the next kernel, and nobody has to delete it."""
+    File = lambda: bpe.caching.IndexDataCacheFile(str(tmp_path), "kernel", 1.0)
+    code = {"code": bytes(range(256))}
+    File().save("key", code)
+    damage(next(tmp_path.glob(f"*{suffix}")), how)
+    assert File().load("key") in (None, code) and (File().load("key") is None or suffix == ".nbi")
+    File().save("key", code)
+    assert File().load("key") == code and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_program_runs_with_a_damaged_cache(tmp_path):
+    cache = tmp_path / "cache"
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    bpe.train(b"a b", 257).save(tmp_path / "t.json")
+    encode = ("encode", "--tokenizer", tmp_path / "t.json")
+    first = run(*encode, data=b"a b", env=env)
+    whole = kernels(cache)
+    for i, path in enumerate(whole):
+        damage(path, ("emptied", "cut", "junk")[i % 3])
+    again = run(*encode, data=b"a b", env=env)
+    assert again.returncode == first.returncode == 0 and again.stdout == first.stdout, again.stderr
+    written = kernels(cache)
+    assert run(*encode, data=b"a b", env=env).stdout == first.stdout and kernels(cache) == written
+
+
 @pytest.fixture
 def nowhere(tmp_path):
     """A copy of bpe.py where no cache of Numba's can be made, even by root: its __pycache__ is a
