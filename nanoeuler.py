@@ -1603,9 +1603,11 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def beside_program(path):
-    """A path as it is, or beside this program if only there is something."""
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
-    return beside if os.path.exists(beside) and not os.path.exists(path) else path
+    """A path as it is, or beside this program if only there is something.  There pip names data/
+    nanoeuler_data/: all programs of everybody stand in one folder."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
+    return next(filter(os.path.exists, places), path)
 
 def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
@@ -2491,7 +2493,7 @@ class Run:
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
-                  f"\n    python {self.model.program} {self.verb} --resume --out "
+                  f"\n    {typed(self.model.program)} {self.verb} --resume --out "
                   f"{shlex.quote(self.out)}")
 
     def learn(self, caught):
@@ -2693,8 +2695,8 @@ class DpoRun(SftRun):
         return f"{self.line.format(**measures)}  {text} of the chosen"
 
 def print_done(out, s, engine):
-    print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
-          f"    python {engine.program} {engine.talk} {shlex.quote(out)}")
+    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
+          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
 OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
@@ -3556,7 +3558,7 @@ def import_llama(source, out, force):
             need_finite(name, x)
     write_checkpoint(out, f.cfg, f.tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {f.cfg.seq_len} tokens.  Talk to it with:\n"
-          f"    python nanoeuler.py chat {shlex.quote(out)}")
+          f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
@@ -3853,6 +3855,12 @@ def parse(declare, text, argv):
         return vars(verb.parse_intermixed_args(argv[1:]))        # files may stand behind flags
     return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
 
+def typed(program):
+    """What starts this program, as its user typed it: the command that pip made, or the file."""
+    command = program.removesuffix(".py").replace("_", "-")
+    started = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    return command if started == command else f"python {program}"
+
 def problem(e):
     """What is wrong and how to mend it, in one line."""
     if isinstance(e, ModuleNotFoundError):   # an extra
@@ -3922,3 +3930,11 @@ def add_verbs(add):
 
 def main(argv=None):
     return run_verb(add_verbs, "A GPT from scratch", argv)
+
+def main_on_gpu():
+    """The command nanoeuler-cuda that pip makes."""
+    try:
+        return importlib.import_module("nanoeuler_cuda").main()
+    except ImportError as e:                 # its extra is not installed, or too old
+        print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
+        return 2
