@@ -1,14 +1,28 @@
-# Two commands set everything up: `make train` and `make test`.  PY=/path/to/python uses that
-# interpreter as it is and installs nothing.
+# Two commands set everything up: `make train` and `make test`.  PYTHON=/path/to/python makes .venv
+# with that interpreter; PY=/path/to/python uses one as it is and installs nothing.
 VENV   := .venv
+PYTHON ?= python3
 PY     ?= $(VENV)/bin/python
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 OUT    ?= nanoeuler.bin
+CHAT   ?= nanoeuler_chat.bin
+DPO    ?= nanoeuler_dpo.bin
 ARGS   ?=
 GB     ?= 1
 
+# Does a run go on with the checkpoint $(1), or begin anew?
+resume  = $(if $(filter --force,$(ARGS)),,$(if $(wildcard $(1)),--resume))
+IS_NEW := import sys; print(sys.version_info >= (3, 11))
+
 # With PY given there is nothing to install.
 ifeq ($(origin PY),file)
+# A .venv whose Python is too old, or gone, would fail for ever: it is made again.
+ifneq ($(wildcard $(VENV)),)
+ifneq ($(shell $(VENV)/bin/python -c '$(IS_NEW)' 2>&1),True)
+$(info $(VENV) has no Python 3.11 or newer: it is made again)
+$(shell rm -rf $(VENV))
+endif
+endif
 RUN_DEPS  := $(VENV)/run
 TEST_DEPS := $(VENV)/test
 BENCH_DEPS := $(VENV)/bench
@@ -17,15 +31,21 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train chat check test release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train sft dpo chat check test release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
 
 train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
-	$(PY) nanoeuler.py train $(if $(filter --force,$(ARGS)),,$(if $(wildcard $(OUT)),--resume)) --out $(OUT) $(ARGS)
+	$(PY) nanoeuler.py train $(call resume,$(OUT)) --out $(OUT) $(ARGS)
 
-chat: $(RUN_DEPS)  ## continue what you type
+sft: $(RUN_DEPS)  ## teach what `train` made to answer; writes nanoeuler_chat.bin
+	$(PY) nanoeuler.py sft $(OUT) $(call resume,$(CHAT)) --out $(CHAT) $(ARGS)
+
+dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
+	$(PY) nanoeuler.py dpo $(CHAT) $(call resume,$(DPO)) --out $(DPO) $(ARGS)
+
+chat: $(RUN_DEPS)  ## continue or answer what you type: OUT=nanoeuler_chat.bin
 	$(PY) nanoeuler.py chat $(OUT) $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences
@@ -71,7 +91,8 @@ clean:  ## remove caches, keep checkpoints and the environment
 	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
-	python3 -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("$(PYTHON) is Python %d.%d, and NanoEuler needs 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable .

@@ -22,16 +22,19 @@ import heapq
 import json
 import os
 import pathlib
+import pickle
 import re
 import stat
 import string
 import sys
 import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
 import numpy as np
 from numba import config, get_num_threads, njit
+from numba.core import caching
 
 # ==== 1 Bytes and classes ====
 # GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
@@ -160,6 +163,45 @@ def settle_cache():
     print(f"{trouble}: they are compiled anew at each start, which takes seconds to minutes; "
           f"{remedy}", file=sys.stderr)
     return False
+
+# Numba's files are pickles: an index of each function, and one for each kernel. A damaged one would
+# end every start until somebody deletes it. These replace private methods of Numba 0.68.
+numbas_load_index = caching.IndexDataCacheFile._load_index
+
+def load_index(self):
+    """Numba's; a damaged index is an empty one, and is written anew with the next kernel."""
+    try:
+        return dict(numbas_load_index(self))
+    except OSError:
+        raise
+    except Exception:                           # a pickle may raise anything
+        return {}
+
+def save_data(self, name, data):
+    """Numba's, with a checksum behind the pickle, whose readers do not look there."""
+    pickled = self._dump(data)
+    with self._open_for_write(self._data_path(name)) as f:
+        f.write(pickled + zlib.crc32(pickled).to_bytes(4, "little"))
+
+def pickle_in(path):
+    """The bytes that `save_data` pickled into a file; None if it is not there, or not whole."""
+    try:
+        data = pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    pickled, checksum = data[:-4], data[-4:]
+    return pickled if zlib.crc32(pickled).to_bytes(4, "little") == checksum else None
+
+def load_data(self, name):
+    """Numba's; where a file is damaged, as where there is none, Numba compiles and writes it."""
+    pickled = pickle_in(self._data_path(name))
+    if pickled is None:
+        raise FileNotFoundError(name)
+    return pickle.loads(pickled)
+
+caching.IndexDataCacheFile._load_index = load_index
+caching.IndexDataCacheFile._save_data = save_data
+caching.IndexDataCacheFile._load_data = load_data
 
 CACHE = settle_cache()          # for njit(cache=CACHE): whether compiled kernels are kept
 
@@ -538,6 +580,10 @@ def need(ok, message):
     if not ok:
         raise UserError(message)
 
+def printable(text):
+    """A text in one line that commands no terminal: what is not printed is shown by its code."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
 @contextlib.contextmanager
 def reading(source, remedy):
     """Whatever is wrong with a file that others made becomes one line that names it."""
@@ -715,6 +761,12 @@ class Tokenizer:
             return cls(ids, merges)
 
 # ==== 8 Command line ====
+def need_no_tokenizer(path):
+    """Texts are encoded with the one that is there: it is not replaced unasked."""
+    names = [path] if path.endswith(".json") else [f"{path}/vocab.json", f"{path}/merges.txt"]
+    there = [name for name in names if os.path.exists(name)]
+    need(not there, f"{', '.join(there)} exists; --tokenizer NAME keeps it, --force replaces it")
+
 def main():
     parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -724,7 +776,12 @@ def main():
     parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
     parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
                         "the others: a .json file, or a directory for vocab.json, merges.txt")
+    parser.add_argument("--force", action="store_true", help="train replaces a tokenizer")
     args = parser.parse_intermixed_args()    # the file may stand behind the flags
+    if args.verb == "train" and not args.force:
+        need_no_tokenizer(args.tokenizer)
+    if args.file == "-" and sys.stdin and sys.stdin.isatty():
+        print("note: reading standard input; Ctrl-D ends it", file=sys.stderr)
     source = 0 if args.file == "-" else args.file        # 0 is the number of standard input
     with open(source, "rb") as f:
         data = f.read()
@@ -747,5 +804,5 @@ if __name__ == "__main__":
     except BrokenPipeError:                  # the reader of our output is gone: discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (OSError, UserError) as error:
-        print(f"bpe.py: {error}", file=sys.stderr)
+        print(f"bpe.py: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)

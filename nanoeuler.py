@@ -45,6 +45,7 @@ Threads One sequence is one task of the forward and backward pass, a block of ro
 import argparse
 import codecs
 import contextlib
+import difflib
 import glob
 import hashlib
 import importlib.util
@@ -81,6 +82,8 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(nanoeuler.main())
 
+__version__ = "0.1.0"                        # pip reads it here
+
 os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % less compile time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
@@ -96,7 +99,7 @@ from numba.extending import intrinsic, overload
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
-from bpe import UserError, need, reading
+from bpe import UserError, need, printable, reading
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 9)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -115,7 +118,8 @@ class Settings:
             need(type(value) in allowed, f"{f.name} is {value!r}, expected {f.type.__name__}")
             if f.type in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                need(low <= value <= high, f"{f.name} is {value}, expected {low:g} to {high:g}")
+                limits = f"{low} to {high}" if f.type is int else f"{low:g} to {high:g}"
+                need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
 
 def setting(default, low, high, text=""):
@@ -300,7 +304,14 @@ def init_params(cfg, seed, dtype=np.float32):
 # The tile: MR rows x 2 vectors of the output stay in registers while k runs: 2 * MR fused
 # multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a Zen 4 core's
 # peak here, these explicit LLVM vectors 95 %, in float32 and float64.
-_CPU = llvm.get_host_cpu_features()
+def cpu_features(asked):
+    """{name: whether it has it} of the CPU that Numba compiles for: this one, or another that
+    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES, as +avx2,-fma, ask for."""
+    if asked is None:
+        return llvm.get_host_cpu_features()
+    return {name[1:]: name[0] == "+" for name in asked.split(",") if name}
+
+_CPU = cpu_features(numba.config.CPU_FEATURES)
 ARCHITECTURE = llvm.get_process_triple().split("-")[0]   # x86_64, aarch64 or, on a Mac, arm64
 
 def vector_widths(features):
@@ -329,6 +340,8 @@ def faster_dtype(cpu, has_bf16):
 
 try:
     BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
+    need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, and nothing here runs without "
+         "the compiler: unset it")
 except UserError as e:                       # whichever program imports this one: one line
     print(f"nanoeuler: {e}", file=sys.stderr)
     sys.exit(2)
@@ -1314,7 +1327,7 @@ class Model:
             note = ", which this CPU cannot multiply: no faster than --dtype f32"
         elif self.dtype == np.float32 and DTYPE == "f32":
             note = " (bfloat16 is no faster on this CPU)"
-        return f"{get_num_threads()} threads, {name}{note}"
+        return f"{counted(get_num_threads(), 'thread')}, {name}{note}"
 
     def first_bad_tensor(self):
         """The first entry of a tensor that is a NaN or an infinity; of parameters before what is
@@ -1591,9 +1604,11 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def beside_program(path):
-    """A path as it is, or beside this program if only there is something."""
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
-    return beside if os.path.exists(beside) and not os.path.exists(path) else path
+    """A path as it is, or beside this program if only there is something.  There pip names data/
+    nanoeuler_data/: all programs of everybody stand in one folder."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
+    return next(filter(os.path.exists, places), path)
 
 def need_regular(path):
     """A pipe would be waited for, and a device read, without an end."""
@@ -1603,10 +1618,10 @@ def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     with reading(path, "name a text with --data"):
         need_regular(path)
-        need(os.path.getsize(path), "it is empty")
+        need(os.path.getsize(path), "it is empty")       # of nothing there is no map
         with open(path, "rb") as f:
             text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is empty")
+        need(text[:LARGE].strip(), "it is blank")
         zero = text.find(b"\0")
         need(zero < 0, f"it is not text, byte {zero} is zero")
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -1713,8 +1728,9 @@ class Batches(Epochs):
 
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
-        need(self.n > 0, f"{len(tokens)} tokens to learn are less than two windows of {T}; use a "
-             f"longer text with --data, or --seq-len {max(1, len(tokens) // 2)}")
+        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) > 1 else ""
+        need(self.n > 0, f"{counted(len(tokens), 'token')} to learn: less than two windows of {T}; "
+             f"use a longer text with --data{shorter}")
         self.tokens, self.P = tokens, P
 
     def take(self, i, B):
@@ -1918,7 +1934,8 @@ def map_tensors(path):
     with open(path, "rb") as f:
         size = os.fstat(f.fileno()).st_size
         length = int.from_bytes(f.read(8), "little")
-        need(length <= min(size - 8, MAX_HEADER), f"{length} bytes of header, {size} in all")
+        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
+             "file, or only the beginning of one")
         header = f.read(length)
         data = np.memmap(f, np.uint8, "r", offset=f.tell())
     entries = json.loads(header)
@@ -2050,7 +2067,7 @@ def read_checkpoint(path, moments=True):
     the optimizer's moments, twice its memory."""
     with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
         meta, tensors = map_tensors(path)
-        need(meta["format"] == "nanoeuler" and meta["sha256"], "another program wrote it")
+        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
         optimizer = "muon" if "muon.momentum" in tensors else "adamw"
@@ -2082,10 +2099,15 @@ def keep(path, force, remedy="another name keeps it"):
     if os.path.exists(path):
         need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
 
+def counted(n, noun):
+    """So many of them: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
 def print_table(title, rows):
-    print(title)
+    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
+    print(printable(title))
     for name, value in rows:
-        print(f"  {name:<16} {value}")
+        print(f"  {name:<16} {printable(str(value))}")
     print(flush=True)
 
 def info(file):
@@ -2256,9 +2278,33 @@ def log_of(out, data):
     return log
 
 @contextlib.contextmanager
+def alone(out):
+    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
+    the name that links lead to, so that another link is no way around it, and not the checkpoint
+    itself, in whose place each save puts a new file."""
+    folder, name = os.path.split(os.path.realpath(out))
+    path = os.path.join(folder, f".{name}.lock")
+    with contextlib.ExitStack() as end:
+        while True:
+            try:
+                f = end.enter_context(open(path, "ab"))
+            except OSError as e:
+                raise UserError(f"cannot write {out}: {e.strerror}; choose another --out") from None
+            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
+                if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
+                    break
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.remove(path)              # before it is unlocked: the next run makes its own
+
+@contextlib.contextmanager
 def open_log(path, step):
-    """The log of a run that goes on after this step, to append to; no other run may have it open.
-    What a killed run logged and did not save is cut off: all of it if the step is 0."""
+    """The log of a run that goes on after this step, to append to; no other run may have it open,
+    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
+    cut off: all of it if the step is 0."""
     with open(path, "ab+") as f:
         need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
         f.seek(0)
@@ -2306,6 +2352,7 @@ class Run:
         cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
+        engine.ready(options)                # compiles: not before all is known to be well
         self.tokenizer = self.data.tokenizer
         s.text_sha256 = self.data.sha256
         if self.data.steps:
@@ -2319,12 +2366,17 @@ class Run:
     def print_settings(self):
         cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
-            ("model", f"{cfg.n_layer} layers, width {cfg.n_embd}, {cfg.n_head}/{cfg.n_kv_head} "
-                      f"heads, SwiGLU {cfg.n_hidden}, {cfg.n_mtp} output heads"),
+            ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
+                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
+                      f"{counted(cfg.n_mtp, 'output head')}"),
             *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             *self.rows_of_optimizer(),
-            ("length", f"{steps:,} steps" if steps else f"{o.minutes:g} minutes"),
+            ("length", counted(steps, "step") if steps else f"{o.minutes:g} minutes"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+        if 0 < steps < o.warmup:
+            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
+                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
+                  file=sys.stderr)
 
     def initial(self, cfg):
         """Parameters to begin with."""
@@ -2339,8 +2391,8 @@ class Run:
     def rows_of_optimizer(self):
         """What the table says of it."""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        rest = (f"warm-up {o.warmup} steps, cosine to {o.floor:g} of it, decay {o.weight_decay:g}, "
-                f"clip {o.clip:g}, seed {o.seed}")
+        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
+                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
         if o.optimizer == "adamw":
             return [("AdamW", f"{of_adamw}, {rest}")]
         return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
@@ -2363,10 +2415,13 @@ class Run:
                         weight_decay=o.weight_decay, **of_muon)
 
     def data_file(self):
+        return self.data_of(self.options)
+
+    @classmethod
+    def data_of(cls, options):
         """Where --data is.  The files of the defaults are also found beside the program."""
-        path = self.options.data
-        shipped = path in (self.larger_data, self.Options.data)
-        return beside_program(path) if shipped else path
+        shipped = options.data in (cls.larger_data, cls.Options.data)
+        return beside_program(options.data) if shipped else options.data
 
     def row_length(self, start):
         """Tokens of a sequence in a batch: those of the context."""
@@ -2481,7 +2536,7 @@ class Run:
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
-                  f"\n    python {self.model.program} {self.verb} --resume --out "
+                  f"\n    {typed(self.model.program)} {self.verb} --resume --out "
                   f"{shlex.quote(self.out)}")
 
     def learn(self, caught):
@@ -2718,8 +2773,8 @@ class DpoRun(SftRun):
         return f"{self.line.format(**measures)}  {text} of the chosen"
 
 def print_done(out, s, engine):
-    print(f"{out} is complete: {s.step:,} of {s.n_steps or s.step:,} steps.  Talk to it with:\n"
-          f"    python {engine.program} {engine.talk} {shlex.quote(out)}")
+    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
+          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
 OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
@@ -2732,16 +2787,15 @@ def resumed(run, out, preset, chosen):
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
-    need("optimizer" in has or optimizer == "adamw",
+    of_texts = "minutes" in stored and "minutes" in has  # not examples
+    need(not of_texts or "optimizer" in has or optimizer == "adamw",
          f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
         old = run.Options(**{name: value for name, value in stored.items()
                              if name in has or name not in OF_ONE_ENGINE}).check()
     if "data" in chosen:
-        with reading(chosen["data"], "name another with --data"):
-            need_regular(chosen["data"])
-            with open(chosen["data"], "rb") as f:
-                digest = hashlib.file_digest(f, "sha256").hexdigest()
+        with open(chosen["data"], "rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
         need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
              f"something else; start with --out NAME")
     asked = dict(chosen)
@@ -2772,9 +2826,7 @@ def fresh(run, preset, file, chosen):
     """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
     if run.larger_data and os.path.exists(beside_program(run.larger_data)):
         chosen = {"data": run.larger_data, **chosen}
-    elif run.larger_data and "data" not in chosen:
-        print(f"learning {run.Options.data}; {run.larger_data}, of make data, would go first\n")
-    if file:
+    if file is not None:
         start = read_checkpoint(file)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
@@ -2788,25 +2840,37 @@ def fresh(run, preset, file, chosen):
     options = run.Options.chosen(**settings)
     return start._replace(cfg=replace(start.cfg, **shape).check()), options
 
-def launch(run, engine=Model, preset="", file="", *, out, resume, force, **chosen):
+def need_data(path, out):
+    """Refuses what no run can read, before anything is compiled."""
+    remedy = f"{out} is to learn it: name another with --data"
+    need(path, f"the name of the data is empty; {remedy}")
+    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
+    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
+
+def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
-    was started with."""
+    was started with.  All that can be refused is, before a kernel is compiled."""
     if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
         chosen.setdefault("steps", 0)
     if "data" in chosen:                     # what is named is not looked for elsewhere
-        need(os.path.exists(chosen["data"]), f"{chosen['data']}: No such file or directory; name "
-             f"another with --data")
-    if resume:
-        start, options = resumed(run, out, preset, chosen)
-        s = start.state
-        if s.step >= (options.steps or s.n_steps or math.inf):
-            return print_done(out, s, engine)
-        need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
-    else:
-        keep(out, force, "--resume goes on with it, --out NAME keeps it")
-        start, options = fresh(run, preset, file, chosen)
-    engine.ready(options)
-    run(out, start, options, engine).go()
+        need_data(chosen["data"], out)
+    with alone(out):                         # before it is read: its run may be about to end
+        if resume:
+            start, options = resumed(run, out, preset, chosen)
+            s = start.state
+            if s.step >= (options.steps or s.n_steps or math.inf):
+                return print_done(out, s, engine)
+            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
+        else:
+            keep(out, force, "--resume goes on with it, --out NAME keeps it")
+            replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
+            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
+                 f"--out")
+            start, options = fresh(run, preset, file, chosen)
+        need_data(run.data_of(options), out)
+        if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
+            print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+        run(out, start, options, engine).go()
 
 # ==== 10 Inference ====
 SMALL_MATRIX = 1 << 16       # bytes; one thread has done with it before two have met, 2 us
@@ -3339,7 +3403,8 @@ class Speaker:
         return rewind_to(self.decoder, ids)
 
     def reply(self, ids):
-        """Reads the ids and prints the reply as it comes, whole characters only."""
+        """Reads the ids and prints the reply as it comes, whole characters only.  Returns how many
+        tokens it had."""
         o, answer, sampled = self.options, "", []
 
         def pieces():
@@ -3356,6 +3421,7 @@ class Speaker:
         finally:
             self.keep_ids(answer, sampled)
         print()
+        return len(sampled)
 
     def keep_ids(self, answer, sampled):
         """The model's next turn begins with the ids that it said, and the decoder holds them.  An
@@ -3366,17 +3432,38 @@ class Speaker:
             self.sampled[answer] = sampled
 
     def converse(self):
-        """Replies to each line of standard input, until it ends."""
+        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
+        clears the line, a second one leaves."""
         with contextlib.suppress(ImportError):           # arrow keys
             importlib.import_module("readline")
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            while (text := input("\n> ")).strip() != "/quit":
-                if text.strip() == "/reset":
-                    self.forget()
-                elif text.strip():
-                    with contextlib.suppress(KeyboardInterrupt):
-                        self.answer_line(text)
+        cleared = False
+        while True:
+            try:
+                text = input("\n> ")
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if cleared:
+                    break
+                cleared = True
+                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
+                continue
+            cleared = False
+            if text.strip() == "/quit":
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                self.obey(text)
         print()
+
+    def obey(self, text):
+        """Does what a line asks for: a command, or a reply."""
+        command = text.strip()
+        if command == "/reset":
+            self.forget()
+        elif command == "/help":
+            print(HELP)
+        elif command:
+            self.answer_line(text)
 
     def answer_line(self, text):
         """A reply, or in a line why these words can have none."""
@@ -3387,12 +3474,30 @@ class Speaker:
         else:
             self.reply(ids)
 
+HELP = """/help     this list
+/reset    forgets what was said
+/quit     leaves, as Ctrl-D does
+Ctrl-C    stops a reply; clears a line that is being typed"""
+
+def said_or_read(prompt):
+    """A prompt; that of `-` is read from standard input, without the end of its last line."""
+    if prompt != "-":
+        return prompt
+    need(sys.stdin, "standard input is closed; name the prompt")
+    if sys.stdin.isatty():
+        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n")
+
 def generate_text(prompt, file, decoder=Decoder, **chosen):
     """`generate`: one continuation, after the prompt, or one answer."""
+    prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, Sampling(**chosen).check())
     if not speaker.answers:
         print(prompt, end="")
-    speaker.reply(speaker.ids_after(prompt))
+    n, most = speaker.reply(speaker.ids_after(prompt)), speaker.options.tokens
+    if n < most and not speaker.answers:     # an answer ends where the model ends it
+        print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
+              f"{printable(speaker.state.eos)}", file=sys.stderr)
 
 def chat(file, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
@@ -3408,6 +3513,7 @@ def lens(file, prompt):
 
     For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
     integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     need(len(tokens), "the prompt is empty; give at least one character")
@@ -3680,6 +3786,7 @@ def import_llama(source, out, force):
     keep(out, force)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
+        os.stat(source)                      # is it there?  Before the package gguf is asked for
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
                       eos=f.eos, options={"data": source}).check()
@@ -3697,7 +3804,7 @@ def import_llama(source, out, force):
             need_finite(name, x)
     write_checkpoint(out, f.cfg, f.tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {f.cfg.seq_len} tokens.  Talk to it with:\n"
-          f"    python nanoeuler.py chat {shlex.quote(out)}")
+          f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 def export(file, folder, gguf, matrices, force):
     """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
@@ -3714,8 +3821,9 @@ def export(file, folder, gguf, matrices, force):
 
 # ==== 12 Compilation ====
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private.  All that we change in them and read of them stands
-# here (nanoeuler_cuda.py takes `save_compiled` for its own kernels) and holds for Numba 0.68.
+# files.  The classes that do so are private.  What we change in them and read of them holds for
+# Numba 0.68 and stands here (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for
+# damaged files, which section 2 of bpe.py sees to.
 NUMBA = "0.68"
 need(numba.__version__.startswith(f"{NUMBA}."), f"Numba {numba.__version__} is installed, this "
      f"program knows the cache of {NUMBA}: pip install 'numba=={NUMBA}.*'")
@@ -3757,10 +3865,11 @@ caching.IndexDataCacheFile.save = save_compiled
 def in_cache(kernel, words):
     """Whether the cache holds a kernel for this processor and argument types that have `words`."""
     cache, codegen = kernel._cache, kernel.targetctx.codegen()
-    for key in cache._cache_file._load_index():
+    file = cache._cache_file
+    for key, name in file._load_index().items():
         signature = key[0]
         if words in str(signature) and key == cache._index_key(signature, codegen):
-            return True
+            return bpe.pickle_in(file._data_path(name)) is not None
     return False
 
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
@@ -3809,7 +3918,8 @@ def wait_for(process):
     """Until it has ended.  If that was not well, its last line says why."""
     _, said = process.communicate()
     if process.returncode != 0:
-        lines = said.splitlines() or [f"signal {-process.returncode} ended it"]
+        lines = [line for line in said.splitlines() if line.strip()]
+        lines = lines or [f"signal {-process.returncode} ended it"]
         raise UserError(f"the kernels do not compile: {lines[-1]}; the whole story: "
                         f"cd {shlex.quote(HERE)}; {shlex.join(process.args)}")
     print(said, end="", file=sys.stderr)
@@ -3906,7 +4016,12 @@ def physical_cores(root="/"):
 def use_threads(asked):
     most = most_threads()
     need(0 <= asked <= most, f"--threads is {asked}, expected 0 to {most}")
-    set_num_threads(asked or min(physical_cores(), most))
+    try:
+        set_num_threads(asked or min(physical_cores(), most))
+    except ValueError as e:                  # the library that starts the threads is not there
+        said = " ".join(str(e).split())
+        raise UserError(f"NUMBA_THREADING_LAYER is {numba.config.THREADING_LAYER}: {said}; or "
+                        f"unset it") from None
 
 Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
 
@@ -3918,16 +4033,22 @@ def as_text(argument):
     shown and read as U+FFFD, like that of a file or of standard input."""
     return re.sub("[\ud800-\udfff]", "\ufffd", argument)
 
-FILE = arg("file", nargs="?", default="nanoeuler.bin", help="checkpoint")
-CHAT = arg("file", nargs="?", default="nanoeuler_chat.bin", help="checkpoint")
-TEXT = arg("prompt", type=as_text, help="text to begin with")
+def file_name(argument):
+    """The name of a file or a folder, which the program would find empty only later."""
+    if not argument:
+        raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
+    return argument
+
+FILE = arg("file", nargs="?", type=file_name, default="nanoeuler.bin", help="checkpoint")
+CHAT = arg("file", nargs="?", type=file_name, default="nanoeuler_chat.bin", help="checkpoint")
+TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 RESUME = arg("--resume", action="store_true", help="go on with --out")
 RUN = RESUME, FORCE
 THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
 
 def out(default):
-    return arg("--out", default=default, help="file to write")
+    return arg("--out", type=file_name, default=default, help="file to write")
 
 def flag(f, default):
     """A setting as a flag.  Where it is not given it is absent: --resume compares those given."""
@@ -3936,9 +4057,23 @@ def flag(f, default):
 
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""
+    flags = ("--help",)                      # all that there are
 
     def error(self, message):
         raise UserError(f"{message}; see {self.prog} --help")
+
+    def need_flags(self, argv):
+        """Names the first flag that there is not.  argparse would complain of the word behind it,
+        in which it sees an argument."""
+        for word in argv:
+            if word == "--":                 # behind it nothing is one
+                break
+            name = word.partition("=")[0]
+            if not name.startswith("--") or " " in word:
+                continue
+            if not any(flag.startswith(name) for flag in self.flags):    # it may be cut short
+                near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
+                self.error(f"there is no flag {name}" + "".join(f", is it {x}?" for x in near))
 
 def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     """A verb that calls `call` with its arguments, and with those settings, of the run and of the
@@ -3949,18 +4084,28 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
         parser.add_argument(*names, **options)
+        parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
     return parser
 
 def parse(declare, text, argv):
     """What argv says, by name: the function of its verb as `call`, and that one's arguments.
     declare(add) declares all verbs: it calls `add`, which is `add_verb`, for each."""
     root = Parser(description=text)
+    root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     verbs = root.add_subparsers(required=True, metavar="VERB")
     declare(partial(add_verb, verbs))
     verb = verbs.choices.get(argv[0]) if argv else None
+    if verb:
+        verb.need_flags(argv[1:])
     if verb and "--" not in argv:
         return vars(verb.parse_intermixed_args(argv[1:]))        # files may stand behind flags
     return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
+
+def typed(program):
+    """What starts this program, as its user typed it: the command that pip made, or the file."""
+    command = program.removesuffix(".py").replace("_", "-")
+    started = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    return command if started == command else f"python {program}"
 
 def problem(e):
     """What is wrong and how to mend it, in one line."""
@@ -3989,7 +4134,7 @@ def run_verb(declare, text, argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UserError, ModuleNotFoundError, MemoryError, OSError) as e:
-        print(f"nanoeuler: {problem(e)}", file=sys.stderr)
+        print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
         return 2
 
 def plot(logs, out):
@@ -4021,12 +4166,21 @@ def add_verbs(add):
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
-        arg("folder", nargs="?", help="directory to write"), FORCE,
+        arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),
         arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
     add("import", import_llama, "a Hugging Face directory or a GGUF file becomes a checkpoint",
-        arg("source", help="directory or .gguf"), arg("out", help="file to write"), FORCE)
+        arg("source", type=file_name, help="directory or .gguf"),
+        arg("out", type=file_name, help="file to write"), FORCE)
     add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
 def main(argv=None):
     return run_verb(add_verbs, "A GPT from scratch", argv)
+
+def main_on_gpu():
+    """The command nanoeuler-cuda that pip makes."""
+    try:
+        return importlib.import_module("nanoeuler_cuda").main()
+    except ImportError as e:                 # its extra is not installed, or too old
+        print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
+        return 2

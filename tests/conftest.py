@@ -2,11 +2,12 @@
 import gc
 import os
 import shutil
+from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
-from helpers import FAST, TEXT, TINY, nanoeuler, ok, random_flat
+from helpers import FAST, ROOT, TEXT, TINY, nanoeuler, ok, random_flat
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -101,6 +102,16 @@ def trained(tmp_path_factory, text):
                        "--save-every", "10", *FAST, cwd=folder)
     (folder / "stdout.txt").write_text(ok(result), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """Numba's files of all kernels, compiled once."""
+    ok(nanoeuler("compile", cwd=ROOT))
+    kernels = [kernel for part in ne.of_training(ne.DTYPE).values() for kernel, _ in part]
+    folders = {Path(kernel.stats.cache_path) for kernel in kernels}
+    return [path for folder in folders for path in folder.glob("*.nb[ic]")
+            if path.name.startswith(("bpe.", "nanoeuler."))]
 
 
 @pytest.fixture

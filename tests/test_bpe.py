@@ -644,6 +644,39 @@ def test_command_line_errors(tmp_path):
     assert not (tmp_path / "o.json").exists()
 
 
+def test_a_tokenizer_is_not_replaced_unasked(tmp_path):
+    (tmp_path / "text").write_bytes(TEXT[:2000])
+    train = ("train", "text", "--vocab-size", 300, "--tokenizer")
+    for path, name in (("t.json", "t.json"), ("t", "t/vocab.json")):
+        assert run(*train, path, cwd=tmp_path).returncode == 0
+        before = (tmp_path / name).read_bytes()
+        again = run(*train[:3], 310, *train[4:], path, cwd=tmp_path)
+        assert again.returncode == 2 and len(again.stderr.splitlines()) == 1
+        assert b"--force" in again.stderr and name.encode() in again.stderr
+        assert (tmp_path / name).read_bytes() == before
+        forced = run(*train[:3], 310, *train[4:], path, "--force", cwd=tmp_path)
+        assert forced.returncode == 0 and (tmp_path / name).read_bytes() != before
+
+
+def test_who_reads_a_terminal_says_so(tmp_path):
+    pty = pytest.importorskip("pty", reason="terminals of POSIX")
+    bpe.train(b"a b", 257).save(tmp_path / "t.json")
+    ours, theirs = pty.openpty()
+    os.write(ours, b"a b\n\x04")                       # Ctrl-D
+    result = subprocess.run([sys.executable, ROOT / "bpe.py", "encode", "--tokenizer", "t.json"],
+                            cwd=tmp_path, stdin=theirs, capture_output=True, timeout=120)
+    os.close(theirs)
+    os.close(ours)
+    assert result.returncode == 0 and len(result.stdout.split()) == 4
+    assert result.stderr == b"note: reading standard input; Ctrl-D ends it\n"
+
+
+def test_a_name_with_a_line_end_is_one_line(tmp_path):
+    result = run("encode", "a\nb", cwd=tmp_path)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert rb"a\nb" in result.stderr
+
+
 def test_a_closed_pipe_is_no_error(tmp_path):
     """bpe.py encode text | head -1"""
     bpe.train(b"a b", 257).save(tmp_path / "t.json")
@@ -680,7 +713,7 @@ def test_a_later_start_compiles_nothing(tmp_path):
     cache, file = tmp_path / "cache", tmp_path / "t.json"
     env = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
     (tmp_path / "t").write_bytes(TEXT[:2000])
-    train = ("train", tmp_path / "t", "--vocab-size", 300, "--tokenizer", file)
+    train = ("train", tmp_path / "t", "--vocab-size", 300, "--tokenizer", file, "--force")
     encode = ("encode", tmp_path / "t", "--tokenizer", file)
     first = [run(*args, env=env) for args in (train, encode)]
     written = kernels(cache)
@@ -701,6 +734,40 @@ def test_a_later_start_compiles_nothing(tmp_path):
     assert kernels(cache) == written
 
 
+def damage(path, how):
+    data = path.read_bytes()
+    path.write_bytes({"emptied": b"", "cut": data[:len(data) // 2], "junk": b"\x93junk" * 99,
+                      "junk inside": data[:-60] + bytes(50) + data[-10:]}[how])
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("how", ["emptied", "cut", "junk", "junk inside"])
+def test_a_damaged_file_of_the_cache_is_none(how, suffix, tmp_path):
+    """It is written anew with the next kernel, and nobody has to delete it."""
+    File = lambda: bpe.caching.IndexDataCacheFile(str(tmp_path), "kernel", 1.0)
+    code = {"code": bytes(range(256))}
+    File().save("key", code)
+    damage(next(tmp_path.glob(f"*{suffix}")), how)
+    assert File().load("key") in (None, code) and (File().load("key") is None or suffix == ".nbi")
+    File().save("key", code)
+    assert File().load("key") == code and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_program_runs_with_a_damaged_cache(tmp_path):
+    cache = tmp_path / "cache"
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    bpe.train(b"a b", 257).save(tmp_path / "t.json")
+    encode = ("encode", "--tokenizer", tmp_path / "t.json")
+    first = run(*encode, data=b"a b", env=env)
+    whole = kernels(cache)
+    for i, path in enumerate(whole):
+        damage(path, ("emptied", "cut", "junk")[i % 3])
+    again = run(*encode, data=b"a b", env=env)
+    assert again.returncode == first.returncode == 0 and again.stdout == first.stdout, again.stderr
+    written = kernels(cache)
+    assert run(*encode, data=b"a b", env=env).stdout == first.stdout and kernels(cache) == written
+
+
 @pytest.fixture
 def nowhere(tmp_path):
     """A copy of bpe.py where no cache of Numba's can be made, even by root: its __pycache__ is a
@@ -717,7 +784,7 @@ def nowhere(tmp_path):
 
     def start(**more):
         return subprocess.run([sys.executable, program / "bpe.py", "train", "t", "--vocab-size",
-                               "300"], cwd=tmp_path, env={**env, **more}, timeout=120,
+                               "300", "--force"], cwd=tmp_path, env={**env, **more}, timeout=120,
                               capture_output=True)
 
     return start, temporary

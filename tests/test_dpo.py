@@ -174,9 +174,9 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
     ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is None"]),
     ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is None", "rejected"]),
     ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])], ["entry 1", "rejected is None"]),
-    (["", " "], ["empty"]), ([json.dumps({**GOOD, "rejected": ""})] * 200, ["0 examples"]),
-    ([json.dumps({**GOOD, "instruction": f"{i}" * 600}) for i in range(200)],
-     ["0 examples", "160 tokens", "--seq-len"]),
+    (["", " "], ["empty"]), ([json.dumps({**GOOD, "rejected": ""})] * 200, ["none of 200 examples"]),
+    ([json.dumps({**GOOD, "instruction": f"{i}" * 9000}) for i in range(100)],
+     ["none of 100 examples", "2048 tokens", "--row-len"]),
 ])
 def test_bad_pairs(lines, words, base, monkeypatch, capsys, tmp_path):  # noqa: F811
     monkeypatch.chdir(copy_of(base, tmp_path))
@@ -190,7 +190,7 @@ def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,  # no
                                                            monkeypatch):
     bad = [{**GOOD, "chosen": ""}, {**GOOD, "rejected": "x" * 900}, {**GOOD, "rejected": "y" * 900}]
     monkeypatch.chdir(write(copy_of(base, tmp_path), [*bad, *PAIRS]))
-    said = told(*RUN, "--steps", 1)
+    said = told(*RUN, "--steps", 1, "--seq-len", 160)
     assert re.search(r"left out +2 examples longer than a row of 160 tokens, 1 empty", said)
 
 

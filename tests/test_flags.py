@@ -2,9 +2,11 @@
 import os
 import re
 import shutil
+import sys
 
+import numpy as np
 import pytest
-from helpers import nanoeuler, ok, refused, run, told
+from helpers import FAST, TINY, nanoeuler, ok, random_flat, refused, run, told
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
@@ -83,7 +85,108 @@ def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
     assert ne.main(args) == 0 and capsys.readouterr().out == "--help\n"
 
 
+# ---- what is said of wrong ones
+@pytest.mark.parametrize("args, said", [
+    (("train", "--stpes", "5"), "there is no flag --stpes, is it --steps?; see "),
+    (("chat", "--temprature=0.5"), "there is no flag --temprature, is it --temperature?; see "),
+    (("train", "--nonsense", "5"), "there is no flag --nonsense; see "),
+    (("generate", "--tokns", "5", "--", "--help"), "there is no flag --tokns, is it --tokens?; ")])
+def test_an_unknown_flag_is_named_first(args, said, elsewhere, capsys):
+    """argparse would take the 5 for a preset."""
+    assert refused(capsys, *args).startswith(f"nanoeuler: {said}")
+
+
+def test_a_flag_may_be_cut_short_and_a_prompt_begin_like_one(copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    assert told("generate", "--tok", 0, "--to be or not") == "--to be or not\n"
+
+
+def test_whole_numbers_are_printed_whole(elsewhere, capsys):
+    refused(capsys, "generate", "To", "--tokens", -3, words=["tokens is -3", f"0 to {1 << 40}"])
+    refused(capsys, "train", "--lr", 2, words=["lr is 2.0", "1e-09 to 1"])
+
+
+@pytest.mark.parametrize("args", [
+    ("sft", ""), ("chat", ""), ("info", ""), ("train", "--out", ""), ("import", "", "a.bin"),
+    ("import", "a", ""), ("generate", "To", ""), ("train", "--data", "")])
+def test_an_empty_name_is_said_to_be_one(args, elsewhere, capsys):
+    """As of a variable of the shell that is not set."""
+    refused(capsys, *args, words=["empty"])
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("args, shown", [
+    (("info", "a\nb\x1b[31m.bin"), r"a\nb\x1b[31m.bin: No such file"),
+    (("train", "--data", "a\rb"), r"a\rb: No such file"),
+    (("train", "--out", "a\n/b.bin"), r"cannot write a\n/b.bin"),
+    (("train", "a\nb"), r"invalid choice: 'a\nb'")])
+def test_a_name_with_a_line_end_is_one_line(args, shown, elsewhere, capsys):
+    assert shown in refused(capsys, *args)
+
+
+def test_a_file_that_is_missing_is_named_before_a_package(elsewhere, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    refused(capsys, "import", "nofile", "x.bin", words=["nofile: No such file"])
+
+
+def test_what_is_no_checkpoint_is_said_to_be_none(elsewhere, capsys):
+    (elsewhere / "README.md").write_text("# A title, and some words\n", encoding="utf-8")
+    line = refused(capsys, "info", "README.md", words=["README.md: it is no checkpoint", "train"])
+    assert not re.search("[0-9]{5}", line)
+
+
+def test_one_of_a_kind():
+    assert ne.counted(1, "thread") == "1 thread" and ne.counted(0, "step") == "0 steps"
+    assert ne.counted(2000, "step") == "2,000 steps"
+    model = ne.Model(TINY, random_flat(TINY, 1, np.float32))
+    assert model.device().startswith("1 thread, ")
+
+
+@pytest.mark.parametrize("flags, word", [
+    (["--lr", "nan"], "lr"), (["--dtype", "fp16"], "fp16"), (["--out", "no/a.bin"], "no/a.bin"),
+    (["--data", "none.txt"], "none.txt"), (["--data", "empty.txt"], "empty.txt: it is empty"),
+    (["--data", "zero.txt"], "byte 3 is zero"), (["--data", "."], "regular file"),
+    (["--data", "short.txt"], "two windows"), (["--data", "short.txt", "--seq-len", 1], "token")])
+def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhere, monkeypatch,
+                                                            capsys):
+    for name, content in (("empty.txt", b""), ("zero.txt", b"abc\0"), ("short.txt", b"ab")):
+        (elsewhere / name).write_bytes(content)
+    before = sorted(os.listdir())
+    monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
+    assert ne.main(["train", "--vocab-size", "257", *map(str, flags)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and word in said.err, said
+    assert "--seq-len 1" not in said.err and "--seq-len 0" not in said.err
+    assert sorted(os.listdir()) == before
+
+
+def test_an_example_file_is_read_before_anything_is_compiled(copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
+    (copy / "bad.json").write_text("nonsense", encoding="utf-8")
+    for data, word in (("bad.json", "JSON"), ("none.json", "No such file")):
+        assert ne.main(["sft", "--data", data]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and data in said.err and word in said.err
+
+
+def test_a_run_that_ends_in_its_warm_up_says_so(text, elsewhere, capsys):
+    start = ("train", "--data", text, *FAST[:-2], "--force")
+    for steps, warmup, noted in ((2, 50, True), (2, 2, False), (3, 2, False)):
+        run(*start, "--steps", steps, "--warmup", warmup)
+        said = capsys.readouterr().err
+        assert (f"ends after {steps} steps, within its warm-up of {warmup}" in said) == noted, said
+
+
 # ---- verbs
+def test_version(capsys):
+    for args in (["--version"], ["--version", "train"]):
+        with pytest.raises(SystemExit) as ended:
+            ne.main(args)
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == f"nanoeuler {ne.__version__}\n"
+
+
 @pytest.mark.parametrize("error, code, line", [
     (KeyboardInterrupt(), 130, ""), (MemoryError("9 GiB"), 2, "out of memory (9 GiB); use a small"),
     (OSError(5, "Input/output error", "a.bin"), 2, "a.bin: Input/output error; see --out")])

@@ -369,6 +369,54 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("stops a reply.\nYesYes!\n\n")
 
 
+@pytest.mark.parametrize("typed, answers, told", [
+    (["Well?", KeyboardInterrupt, "Really?", KeyboardInterrupt, KeyboardInterrupt, "No?"], 2, 2),
+    ([KeyboardInterrupt, KeyboardInterrupt, "No?"], 0, 1),
+    ([KeyboardInterrupt, "", KeyboardInterrupt, "Yes?", "/quit", "No?"], 1, 2),
+    ([KeyboardInterrupt, EOFError, "No?"], 0, 1)])
+def test_ctrl_c_at_the_prompt(typed, answers, told, tmp_path, monkeypatch, capsys):
+    """The first clears the line and says how to leave, the second in a row leaves."""
+    path, lines = spoken(tmp_path, "Yes!", "chat"), iter(typed)
+
+    def type_next(prompt):
+        line = next(lines)
+        if not isinstance(line, str):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", type_next)
+    run("chat", path, "--temperature", 0)
+    said = capsys.readouterr().out
+    assert said.count("Yes!") == answers and said.count("Ctrl-C once more leaves") == told
+    assert said.count("Ctrl-D, /quit") == told
+
+
+def test_help_of_a_chat(tmp_path):
+    path = spoken(tmp_path, "Yes!", "chat")
+    shown = ok(nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path, stdin=" /help\n"))
+    assert re.findall("^(/[a-z]+|Ctrl-C) +[a-z]", shown.split("\n> ")[1], re.M) == [
+        "/help", "/reset", "/quit", "Ctrl-C"]
+    assert "Yes!" not in shown
+
+
+def test_a_prompt_of_standard_input(tmp_path):
+    path = spoken(tmp_path, "Yes!")
+    args = ("generate", "-", path, "--temperature", 0, "--tokens", 4)
+    for given, shown in (("Well?\n", "Well?"), ("Two\nrow", "Two\nrow"), ("a\n\n", "a\n")):
+        result = nanoeuler(*args, cwd=tmp_path, stdin=given)
+        assert ok(result) == f"{shown}Yes!\n" and result.stderr == ""
+    complains(nanoeuler(*args, cwd=tmp_path, stdin=""), "prompt", "empty")
+
+
+def test_fewer_tokens_than_asked_have_a_reason(tmp_path, capsys):
+    """What goes on a text ends where it would go on with </s>; an answer ends there by nature."""
+    for kind, tokens, noted in (("base", 5, True), ("base", 4, False), ("chat", 5, False)):
+        run("generate", "a", spoken(tmp_path, "Yes!", kind), "--temperature", 0, "--tokens", tokens)
+        said = capsys.readouterr().err
+        assert ("note: 4 of 5 tokens: there the model ended the text, by </s>" in said) == noted
+        assert noted or said == ""
+
+
 def test_a_chat_model_answers(tmp_path):
     """The template goes in and is not shown, </s> ends the answer, each question stands alone."""
     path = spoken(tmp_path, "Yes!", "chat")
@@ -430,6 +478,18 @@ def test_info(trained, said):
                  c.tokenizer.hash(), "matches",
                  "n_embd", "128", f"{c.state.bits_per_byte:.4f}"):
         assert word in shown, word
+
+
+def test_info_shows_texts_of_others_in_their_row(tmp_path, capsys):
+    """A checkpoint of a stranger cannot add a row, or command the terminal."""
+    c = ne.read_checkpoint(str(spoken(tmp_path, "Yes!")))
+    state = replace(c.state, kind="base\n  checksum         is whatever", options={
+        "data": "\x1b[2Ja.txt\r\u202e"})
+    ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, state, c.flat)
+    run("info", tmp_path / "a.bin")
+    said = capsys.readouterr().out
+    assert len(re.findall("^  checksum ", said, re.M)) == 1 and r"base\n  checksum" in said
+    assert r"\x1b[2Ja.txt\r\u202e" in said and all(c.isprintable() or c == "\n" for c in said)
 
 
 @pytest.mark.parametrize("args, words", [

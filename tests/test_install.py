@@ -61,6 +61,67 @@ def test_make_names_what_went_wrong(folder):
     assert "Traceback" not in result.stderr
 
 
+def test_make_teaches_what_was_made_before(folder):
+    """What is there goes on, as that of `make train`; the commands alone, which run elsewhere."""
+    for stage, source, out in (("sft", "nanoeuler.bin", "nanoeuler_chat.bin"),
+                               ("dpo", "nanoeuler_chat.bin", "nanoeuler_dpo.bin")):
+        verb = f"nanoeuler.py {stage} {source}"
+        assert f"{verb}  --out {out} --lr 1" in ok(make(folder, "-n", stage, "ARGS=--lr 1"))
+        (folder / out).touch()
+        assert f"{verb} --resume --out {out}" in ok(make(folder, "-n", stage))
+        assert "--resume" not in ok(make(folder, "-n", stage, "ARGS=--force"))
+        (folder / out).unlink()
+
+
+# ---- the environment that make makes
+OLD = """#!/bin/sh
+# A Python 3.10, as far as `-c` code can tell.
+test "$1" = -c || exit 9
+exec {python} -c 'import sys; sys.version_info = (3, 10); exec(sys.argv[1])' "$2"
+"""
+
+
+@pytest.fixture
+def old(tmp_path):
+    """An interpreter that is too old."""
+    if shutil.which("make") is None:
+        pytest.skip("there is no make on this machine")
+    path = tmp_path / "python3.10"
+    path.write_text(OLD.format(python=sys.executable), encoding="utf-8")
+    path.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    return path
+
+
+def make_alone(folder, *args):
+    env = {name: value for name, value in os.environ.items()
+           if name != "PY" and not name.startswith("MAKE")}
+    return subprocess.run(["make", *args], cwd=folder, timeout=120, env=env, capture_output=True,
+                          encoding="utf-8", errors="replace")
+
+
+def test_an_old_python_is_refused_before_there_is_an_environment(old, tmp_path):
+    result = make_alone(tmp_path, f"PYTHON={old}", "train")
+    assert result.returncode == 2 and not (tmp_path / ".venv").exists()
+    assert f"{old} is Python 3.10, and NanoEuler needs 3.11 or newer" in result.stderr
+    assert "Traceback" not in result.stderr and "pip" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("state", ["old", "gone", "new"])
+def test_an_environment_that_cannot_run_is_made_again(state, old, tmp_path):
+    folder = tmp_path / ".venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "run").touch()                 # newer than pyproject.toml: make takes it for done
+    target = {"old": old, "gone": tmp_path / "nothing", "new": sys.executable}[state]
+    (folder / "bin/python").symlink_to(target)
+    os.utime(tmp_path / "pyproject.toml", (1, 1))
+    said = ok(make_alone(tmp_path, "-n", "train"))
+    assert ("-m venv .venv" in said) == ("is made again" in said) == (state != "new")
+    assert folder.exists() == (state == "new")
+    assert "nanoeuler.py train" in said and ("pip install" in said) == (state != "new")
+
+
 def test_make_help_lists_every_target(folder):
     said = {line.split()[0] for line in ok(make(folder, "help")).splitlines()}
     rules = (ROOT / "Makefile").read_text("utf-8")
@@ -82,10 +143,21 @@ def test_make_clean_keeps_checkpoints(tmp_path):
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
 
 
-def test_the_wheel_holds_the_programs_and_nothing_else(tmp_path):
-    """`data` and `bench` would be packages of everybody's."""
+# ---- what pip installs
+SHIPPED = {"shakespeare.txt", "instructions.json", "preferences_sample.jsonl"}
+
+
+def pip(*args):
+    return ok(subprocess.run([sys.executable, "-m", "pip", *args, "--quiet", "--no-deps",
+                              "--no-index"], timeout=120, capture_output=True, text=True))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder of packages into which pip has installed the repository, and the wheel."""
     needs("setuptools")
-    source = tmp_path / "source"
+    folder = tmp_path_factory.mktemp("pip")
+    source, place = folder / "source", folder / "site"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "nanoeuler.py", "nanoeuler_cuda.py",
                  "bpe.py", "check.py"):
@@ -93,17 +165,69 @@ def test_the_wheel_holds_the_programs_and_nothing_else(tmp_path):
     for name in ("data", "bench", "tests"):
         (source / name).mkdir()
         (source / name / "module.py").touch()
-    ok(subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index",
-                       "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)],
-                      timeout=120, capture_output=True, text=True))
-    wheel, = tmp_path.glob("*.whl")
-    modules = [name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name]
-    assert sorted(modules) == ["bpe.py", "check.py", "nanoeuler.py", "nanoeuler_cuda.py"]
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    result = subprocess.run([sys.executable, "-m", "nanoeuler", "info", "none.bin"], cwd=tmp_path,
-                            env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, timeout=120,
-                            capture_output=True, encoding="utf-8")
-    complains(result, "none.bin")
+    for name in SHIPPED:
+        shutil.copy(ROOT / "data" / name, source / "data")
+    (source / "data/pretrain.txt").write_text("large, and somebody's own", encoding="utf-8")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+    wheel, = folder.glob("*.whl")
+    pip("install", "--target", str(place), str(wheel))
+    return place, wheel
+
+
+def installed(site, command, *args, cwd):
+    """A command that pip has made, as a user types it."""
+    place, _ = site
+    env = {**os.environ, "PYTHONPATH": str(place)}
+    env.pop("NUMBA_CACHE_DIR", None)
+    return subprocess.run([str(place / "bin" / command), *map(str, args)], cwd=cwd, timeout=240,
+                          env=env, capture_output=True, encoding="utf-8")
+
+
+def test_the_wheel_holds_the_programs_and_what_they_learn(site):
+    """`data`, `bench` and `check` would be everybody's names."""
+    _, wheel = site
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name]
+    modules = {name for name in names if "/" not in name}
+    assert modules == {"bpe.py", "nanoeuler.py", "nanoeuler_cuda.py"}
+    shipped = {name for name in names if "/" in name and not name.endswith(".py")}
+    assert shipped == {f"nanoeuler_data/{name}" for name in SHIPPED}
+    assert wheel.name.startswith(f"nanoeuler-{ne.__version__}-")
+
+
+def test_the_installed_command_learns_what_came_with_it(site, compiled, tmp_path):
+    """In an empty folder; and what it says to type next can be typed there."""
+    place, _ = site
+    (place / "__pycache__").mkdir(exist_ok=True)
+    for path in compiled:
+        shutil.copy(path, place / "__pycache__")
+    said = ok(installed(site, "nanoeuler", "train", *FAST, "--steps", 1, cwd=tmp_path))
+    assert f"{place}/nanoeuler_data/shakespeare.txt, " in said
+    assert said.endswith("Talk to it with:\n    nanoeuler chat nanoeuler.bin\n")
+    assert ok(installed(site, "nanoeuler", "chat", "nanoeuler.bin", "--tokens", 2, cwd=tmp_path))
+    complains(installed(site, "nanoeuler", "info", "none.bin", cwd=tmp_path), "none.bin")
+    complains(installed(site, "nanoeuler", "dance", cwd=tmp_path), "dance", "see nanoeuler --help")
+    version = installed(site, "nanoeuler", "--version", cwd=tmp_path)
+    assert ok(version) == f"nanoeuler {ne.__version__}\n"
+
+
+def test_the_installed_command_of_the_gpu(site, tmp_path, monkeypatch):
+    """A line says what is missing: a GPU, or the extra."""
+    needs("numba_cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    complains(installed(site, "nanoeuler-cuda", "i", "It was", cwd=tmp_path), "GPU")
+    monkeypatch.setitem(sys.modules, "nanoeuler_cuda", None)
+    assert ne.main_on_gpu() == 2
+
+
+@pytest.mark.parametrize("started, typed", [
+    ("/usr/bin/nanoeuler", "nanoeuler"), ("nanoeuler.exe", "nanoeuler"),
+    ("nanoeuler.py", "python nanoeuler.py"), ("/a/nanoeuler.py", "python nanoeuler.py"),
+    ("nanoeuler-cuda", "python nanoeuler.py"), ("", "python nanoeuler.py")])
+def test_advice_is_what_this_user_types(started, typed, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [started])
+    assert ne.typed("nanoeuler.py") == typed
+    on_gpu = "nanoeuler-cuda" if started == "nanoeuler-cuda" else "python nanoeuler_cuda.py"
+    assert ne.typed("nanoeuler_cuda.py") == on_gpu
 
 
 def test_an_installed_program_runs_in_any_folder(tmp_path):

@@ -1,12 +1,15 @@
 """The map in a docstring is the list of sections, lines end by column 100, files are UTF-8."""
 import ast
 import importlib
+import os
 import re
 import sys
 import tomllib
 
 import pytest
 from helpers import ROOT
+
+import nanoeuler as ne
 
 SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
 SHIPPED += sorted(p for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py"))
@@ -101,12 +104,16 @@ def test_imports_run_one_way(path):
         assert not found & {"tests", "data", *(p.stem for p in (ROOT / "tests").glob("*.py"))}
 
 
-def test_nothing_but_the_programs_is_installed():
-    """`data` and `bench` are folders of the repository: as packages they would be everybody's."""
+def test_nothing_is_installed_by_a_name_that_is_everybodys():
+    """`data`, `bench` and `check` are names of the repository; bpe.py is a part of the programs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     setuptools = project["tool"]["setuptools"]
-    assert sorted(setuptools["py-modules"]) == sorted(name.removesuffix(".py") for name in BELOW)
-    assert setuptools["packages"] == []
+    assert sorted(setuptools["py-modules"]) == ["bpe", "nanoeuler", "nanoeuler_cuda"]
+    assert setuptools["packages"] == ["nanoeuler_data"]
+    shipped = setuptools["package-data"]["nanoeuler_data"]
+    for run in (ne.Run, ne.SftRun, ne.DpoRun):           # what they learn if they are not told
+        assert os.path.basename(run.Options.data) in shipped
+    assert all((ROOT / "data" / name).exists() for name in shipped)
 
 
 MODULES = {"ne": "nanoeuler", "nc": "nanoeuler_cuda", "bpe": "bpe", "check": "check"}

@@ -88,10 +88,87 @@ def test_two_runs_do_not_write_one_output_at_a_time(more, text, copy, monkeypatc
 
     monkeypatch.setattr(ne.Run, "advance", advance_beside_another)
     run("train", "--resume", "--steps", 22)
+    assert not (copy / ".nanoeuler.bin.lock").exists()
     line, = capsys.readouterr().err.splitlines()
-    assert seen == [2] and "another run writes nanoeuler.jsonl" in line
+    assert seen == [2] and "another run writes nanoeuler.bin" in line
     log = ne.read_log("nanoeuler.jsonl")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 23))
+
+
+@pytest.mark.parametrize("way", ["a link", "a link to its folder", "no log"])
+def test_no_way_around_the_lock(way, copy, monkeypatch, capsys):
+    """Another name of the same checkpoint, or a log that somebody has deleted."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    monkeypatch.chdir(copy)
+    (copy / "link.bin").symlink_to("nanoeuler.bin")
+    (copy / "folder").symlink_to(".")
+    out = {"a link": "link.bin", "a link to its folder": "folder/nanoeuler.bin"}.get(
+        way, "nanoeuler.bin")
+    advance, codes = ne.Run.advance, []
+
+    def advance_beside_another(self):
+        if not codes:
+            if way == "no log":
+                (copy / "nanoeuler.jsonl").unlink()
+            codes.append(ne.main(["train", "--resume", "--steps", "30", "--threads", "1", "--out",
+                                  out]))
+        return advance(self)
+
+    monkeypatch.setattr(ne.Run, "advance", advance_beside_another)
+    run("train", "--resume", "--steps", 22)
+    said = capsys.readouterr()
+    assert codes == [2] and f"another run writes {out}" in said.err
+    assert said.out.count("NanoEuler: ") == 1            # it has printed no banner
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 22
+
+
+def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, monkeypatch):
+    """Else the run that is about to end writes a newer one, which this one would replace."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    monkeypatch.chdir(copy)
+    resumed, seen = ne.resumed, []
+
+    def resumed_alone(run, out, *args):
+        with pytest.raises(ne.UserError, match="another run writes"), ne.alone(out):
+            seen.append("two write it")
+        seen.append(out)
+        return resumed(run, out, *args)
+
+    monkeypatch.setattr(ne, "resumed", resumed_alone)
+    run("train", "--resume", "--steps", 21)
+    assert seen == ["nanoeuler.bin"]
+    with ne.alone("nanoeuler.bin"):          # it is free again
+        assert (copy / ".nanoeuler.bin.lock").exists()
+    assert not (copy / ".nanoeuler.bin.lock").exists()
+
+
+def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
+    """Two wait for the file of a run that ends: the first makes its own, which the second finds."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    lock, taken = ne.lock, []
+
+    def lock_late(f):
+        if not taken:
+            taken.append(f)
+            os.remove(".a.bin.lock")
+        return lock(f)
+
+    monkeypatch.setattr(ne, "lock", lock_late)
+    with ne.alone("a.bin"):
+        assert len(taken) == 1 and os.path.exists(".a.bin.lock")
+        with pytest.raises(ne.UserError), ne.alone("./a.bin"):
+            pass
+    assert os.listdir() == []
+
+
+def test_a_run_does_not_replace_what_it_begins_with(copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    (copy / "link.bin").symlink_to("nanoeuler.bin")
+    before = (copy / "nanoeuler.bin").read_bytes()
+    for out in ("nanoeuler.bin", "./nanoeuler.bin", "link.bin"):
+        refused(capsys, "sft", "nanoeuler.bin", "--out", out, "--force",
+                words=[f"{out} would replace nanoeuler.bin", "--out"])
+    assert (copy / "nanoeuler.bin").read_bytes() == before
 
 
 def test_a_link_to_a_checkpoint_stays_one(text, elsewhere):

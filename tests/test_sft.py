@@ -464,14 +464,12 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
     ("7", ["line 1", "int"]),
     ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]), ("\udcff", ["line 1", "decode"]),
     ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["entry 1", "output is 5"]),
-    ([{**GOOD, "input": None}], ["entry 0", "input is None"]),
     ([GOOD, dict(instruction="Sing.")], ["entry 1", "output is None"]),
-    ([dict(prompt="a", output="b")], ["entry 0", "instruction is None"]),
+    ([dict(question="a", output="b")], ["entry 0", "instruction is None"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
-    ([GOOD] * 3, ["3 examples to learn", "0 held out"]),
-    ([{**GOOD, "instruction": f"{i}" * 600} for i in range(100)],
-     ["0 examples", "160 tokens", "longer", "--seq-len"]),
-    ([{**GOOD, "output": ""}] * 200, ["0 examples"]),
+    ([{**GOOD, "instruction": f"{i}" * 9000} for i in range(100)],
+     ["none of 100 examples", "2048 tokens", "longer", "--row-len"]),
+    ([{**GOOD, "output": ""}] * 200, ["none of 200 examples", "200 empty"]),
 ])
 def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(copy_of(base, tmp_path))

@@ -1,5 +1,6 @@
 """How the programs start: alone in a folder, the first time, on few processors, wrongly called."""
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -30,16 +31,6 @@ def guard(event, args):
             raise RuntimeError(f"{{path}} of the repository is opened")
 sys.addaudithook(guard)
 """
-
-
-@pytest.fixture(scope="session")
-def compiled():
-    """Numba's files of all kernels, compiled once."""
-    ok(nanoeuler("compile", cwd=ROOT))
-    kernels = [kernel for part in ne.of_training(ne.DTYPE).values() for kernel, _ in part]
-    folders = {Path(kernel.stats.cache_path) for kernel in kernels}
-    return [path for folder in folders for path in folder.glob("*.nb[ic]")
-            if path.name.startswith(("bpe.", "nanoeuler."))]
 
 
 @pytest.fixture
@@ -186,6 +177,36 @@ def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     assert all(ne.in_cache(*entry) for part in ne.of_training(ne.DTYPE).values() for entry in part)
     for kernel in (ne.run_batch, ne.decode_step):
         assert not ne.in_cache(kernel, "Params(array(complex64,")
+
+
+def test_a_damaged_kernel_is_not_in_the_cache(compiled, tmp_path, monkeypatch):
+    """`fill_cache` then compiles it in another process, and says so."""
+    kernel, words = ne.decode_step, "Params(array(float32,"
+    file = kernel._cache._cache_file
+    for path in compiled:
+        if path.name.startswith("nanoeuler.decode_step-"):
+            shutil.copy(path, tmp_path)
+    monkeypatch.setattr(file, "_cache_path", str(tmp_path))
+    assert ne.in_cache(kernel, words)
+    for path in tmp_path.glob("*.nbc"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert not ne.in_cache(kernel, words)
+    for path in tmp_path.glob("*.nbc"):
+        path.unlink()
+    assert not ne.in_cache(kernel, words)
+
+
+def test_a_damaged_index_of_the_cache_ends_no_start(alone, env, copy):
+    """Of what chat needs, for which other processes compile it."""
+    damaged = sorted((alone / "__pycache__").glob("bpe.encode_range-*.nbi"))
+    assert damaged
+    for path in damaged:
+        path.write_bytes(b"\x80\x04junk")
+    args = ("generate", "To", "--tokens", 3)
+    result = program(alone, *args, cwd=copy, env=env)
+    assert ok(result).startswith("To") and "note: compiled in" in result.stderr
+    again = program(alone, *args, cwd=copy, env=env)
+    assert again.stdout == result.stdout and again.stderr == ""
 
 
 def children(pid):
@@ -421,6 +442,44 @@ def test_what_is_not_installed_is_named(missing, verb, alone, env, tmp_path):
     with open(tmp_path / "guard/sitecustomize.py", "a", encoding="utf-8") as f:
         f.write(f"sys.modules[{missing!r}] = None\n")   # bpe may be installed with the repository
     complains(program(alone, verb, env=env), missing, "bpe.py", f"'numba=={ne.NUMBA}.*'")
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("NUMBA_DISABLE_JIT", "1", ["NUMBA_DISABLE_JIT", "unset it"]),
+    ("NUMBA_THREADING_LAYER", "tbb", ["NUMBA_THREADING_LAYER is tbb", "TBB", "unset it"]),
+    ("NUMBA_THREADING_LAYER", "none", ["NUMBA_THREADING_LAYER is none", "unset it"])])
+def test_an_environment_in_which_nothing_can_run(name, value, words, trained):
+    if value == "tbb" and importlib.util.find_spec("tbb"):
+        pytest.skip("TBB is installed here")
+    for args in (("compile",), ("generate", "To", "--tokens", 1)):
+        complains(nanoeuler(*args, cwd=trained, env=dict(os.environ, **{name: value})), *words)
+
+
+GENERIC = """
+import sys
+sys.path[:0] = [{root!r}]
+import numpy as np, nanoeuler as ne
+assert not ne.HAS_BF16 and ne.BITS == ne.vector_widths(dict())[-1], ne.BITS
+x, w = np.ones((2, 6), np.float32), np.ones((6, 8), np.float32)
+out = np.zeros((2, 8), np.float32)
+ne.matmul(out, ne.to_bf16(x), ne.to_bf16(w))
+assert (out == 6).all(), out
+"""
+
+
+def test_vectors_are_those_of_the_cpu_that_numba_compiles_for(tmp_path):
+    """LLVM ends the process where an instruction is asked for which that CPU does not have."""
+    env = dict(os.environ, NUMBA_CPU_NAME="generic", NUMBA_CACHE_DIR=str(tmp_path))
+    ok(subprocess.run([sys.executable, "-c", GENERIC.format(root=str(ROOT))], cwd=tmp_path, env=env,
+                      capture_output=True, text=True, timeout=200))
+    assert ne.cpu_features("+avx2,-fma") == {"avx2": True, "fma": False}
+
+
+def test_a_process_that_dies_without_a_word():
+    process = subprocess.Popen([sys.executable, "-c", "import os, sys; print(file=sys.stderr, "
+                                "flush=True); os.abort()"], stderr=subprocess.PIPE, text=True)
+    with pytest.raises(ne.UserError, match="do not compile: signal 6 ended it"):
+        ne.wait_for(process)
 
 
 def test_a_setting_that_numba_refuses(tmp_path):
