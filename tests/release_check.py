@@ -191,7 +191,7 @@ def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
 
 
 def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
-    """What `train` says before it begins, of the text that ships.  Its first line is a machine's."""
+    """What `train` says before it begins.  Its first line is a machine's."""
     monkeypatch.chdir(ROOT)
     start = ne.Checkpoint(ne.PRESETS[ne.Run.preset], None, ne.State(), None, ())
     ne.Run("nanoeuler.bin", start, ne.Run.Options().check())

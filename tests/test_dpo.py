@@ -174,7 +174,8 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
     ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is None"]),
     ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is None", "rejected"]),
     ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])], ["entry 1", "rejected is None"]),
-    (["", " "], ["empty"]), ([json.dumps({**GOOD, "rejected": ""})] * 200, ["none of 200 examples"]),
+    (["", " "], ["empty"]),
+    ([json.dumps({**GOOD, "rejected": ""})] * 200, ["none of 200 examples"]),
     ([json.dumps({**GOOD, "instruction": f"{i}" * 9000}) for i in range(100)],
      ["none of 100 examples", "2048 tokens", "--row-len"]),
 ])
@@ -285,4 +286,5 @@ def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch, 
     for wrong in (whole[:-1], [str(x) for x in whole]):
         c.state.reference[:] = wrong
         ne.write_checkpoint("nanoeuler_dpo.bin", *c)
-        refused(capsys, "dpo", "--resume", "--steps", 2, words=["has a reference of", "pairs.jsonl"])
+        refused(capsys, "dpo", "--resume", "--steps", 2,
+                words=["has a reference of", "pairs.jsonl"])
