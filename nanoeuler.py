@@ -340,8 +340,6 @@ def faster_dtype(cpu, has_bf16):
 
 try:
     BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
-    need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, and nothing here runs without "
-         "the compiler: unset it")
 except UserError as e:                       # whichever program imports this one: one line
     print(f"nanoeuler: {e}", file=sys.stderr)
     sys.exit(2)
@@ -1621,7 +1619,7 @@ def read_text(path):
         need(os.path.getsize(path), "it is empty")       # of nothing there is no map
         with open(path, "rb") as f:
             text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is blank")
+        need(text[:LARGE].strip(), "it is empty")
         zero = text.find(b"\0")
         need(zero < 0, f"it is not text, byte {zero} is zero")
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -2787,12 +2785,11 @@ def resumed(run, out, preset, chosen):
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
-    of_texts = "minutes" in stored and "minutes" in has  # not examples
-    need(not of_texts or "optimizer" in has or optimizer == "adamw",
-         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
         old = run.Options(**{name: value for name, value in stored.items()
                              if name in has or name not in OF_ONE_ENGINE}).check()
+    need("optimizer" in has or optimizer == "adamw",
+         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
     if "data" in chosen:
         with open(chosen["data"], "rb") as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
@@ -4124,6 +4121,8 @@ def run_verb(declare, text, argv=None):
         with contextlib.suppress(AttributeError):        # None, or a notebook's
             stream.reconfigure(errors="replace")
     try:
+        need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, and nothing here runs "
+             "without the compiler: unset it")
         chosen = parse(declare, text, sys.argv[1:] if argv is None else argv)
         call = chosen.pop("call")
         use_threads(chosen.pop("threads"))

@@ -15,8 +15,8 @@ nanogpt   nanoGPT's CPU demo (nanogpt_demo.py), its schedule stretched to the mi
 
 All read data/shakespeare.txt, and all but nanoGPT's demo, which has characters, its 512 tokens in
 the same batches.  The clock runs from the text to the end of the validation on the whole held-out
-tail; compilation, ours and PyTorch's, is done before.  Every row is a process of its own.  On an AMD
-CPU with AVX-512, where MKL would not use it, a preloaded stub says that the CPU is Intel's.
+tail; compilation, ours and PyTorch's, is done before.  Every row is a process of its own.  On an
+AMD CPU with AVX-512, where MKL would not use it, a preloaded stub says that the CPU is Intel's.
 """
 import argparse
 import json
@@ -180,8 +180,8 @@ def peer(row, minutes, B=16):
         missing = 256 - len(part)            # one shape, compiled once
         total += nats(ne.np.pad(part, ((0, missing), (0, 0))),
                       ne.np.pad(wanted, ((0, missing), (0, 0)), constant_values=-1), low)
-    return dict(steps=i, bits_per_byte=total / math.log(2) / n_bytes, ms=1e3 * statistics.median(times),
-                dtype="bfloat16" if low else "float32",
+    return dict(steps=i, bits_per_byte=total / math.log(2) / n_bytes,
+                ms=1e3 * statistics.median(times), dtype="bfloat16" if low else "float32",
                 minutes=(time.perf_counter() - start) / 60)
 
 

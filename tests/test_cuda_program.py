@@ -99,7 +99,7 @@ def test_what_the_driver_says_is_one_line_and_a_remedy(life, monkeypatch, capsys
         raise nc.CudaAPIError(700, "Call to cuStreamSynchronize results in\nILLEGAL_ADDRESS")
 
     monkeypatch.setattr(nc.Model, "gradient", broken)
-    assert verb("t", *life, "--steps", 2) == 2
+    assert verb("t", *life, "--steps", 2, "--warmup", 1) == 2
     said = capsys.readouterr().err
     assert said.startswith("nanoeuler: the GPU says: ") and said.count("\n") == 1
     assert "700" in said and "ILLEGAL_ADDRESS" in said and "doctor" in said

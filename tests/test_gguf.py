@@ -100,8 +100,9 @@ def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, t
 def test_gguf_needs_its_package(tokenizer, tmp_path, monkeypatch, capsys):
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer)
     monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "there.gguf").write_bytes(b"GGUF")       # one that is not is named first
     for args in (("export", path, "--gguf", tmp_path / "a.gguf"),
-                 ("import", tmp_path / "a.gguf", tmp_path / "b.bin")):
+                 ("import", tmp_path / "there.gguf", tmp_path / "b.bin")):
         assert "pip install gguf" in refused(capsys, *args)
 
 
