@@ -751,7 +751,8 @@ def main(argv=None):
     options = getattr(program, STAGES[args.stage]).Options
     for f in (*fields(options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
-    chosen = options.unsaid | vars(settings.parse_args(rest))
+    before = {name: x for name, x in options.unsaid.items() if name not in ne.OF_MUON}
+    chosen = before | vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)
     try:
         unseen(args.unseen)                  # too many of them: now, not after the training
