@@ -2350,7 +2350,9 @@ class Run:
         cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
-        engine.ready(options)                # compiles: not before all is known to be well
+        compiling = time.perf_counter()
+        engine.ready(options)                # not before all is known to be well
+        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         self.tokenizer = self.data.tokenizer
         s.text_sha256 = self.data.sha256
         if self.data.steps:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -358,3 +359,13 @@ def test_a_bad_moment_is_not_saved(trained, tmp_path, read_unseen, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     refused(capsys, "train", "--resume", "--steps", 30, words=("step 2", "nan"))
     assert (tmp_path / "nanoeuler.bin").read_bytes() == before
+
+
+def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
+    """A first run has as many minutes to learn as a second."""
+    later, began, clock = [0.0], [], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
+    monkeypatch.setattr(ne.Model, "ready", staticmethod(lambda options=None: later.insert(0, 1e6)))
+    monkeypatch.setattr(ne.Run, "go", lambda run: began.append(run.elapsed()))
+    run("train", "--data", text, "--steps", 1, *FAST)
+    assert 0 < began[0] < 1e5
