@@ -171,19 +171,20 @@ def summary(turns, workers):
 
 
 # ---- what is measured
-def engines(task, avx512, stub):
-    """Row name -> (engine of workers.py, environment)."""
+def engines(task, features, stub):
+    """Row name -> (engine of workers.py, environment); bfloat16 only where the CPU multiplies it."""
     rows = {"NanoEuler": ("nanoeuler", {}), BASE: ("torch", {}),
             "PyTorch eager": ("torch-eager", {})}
     if task == "decode":
         rows["torch.compile, tuned (freezing, max-autotune, C++ wrapper)"] = ("torch-tuned", {})
         return rows
-    if avx512:
+    if "avx512f" in features:
         rows["NanoEuler, 256-bit vectors"] = ("nanoeuler", {"NANOEULER_BITS": "256"})
     if stub:
         rows["torch.compile, MKL made to use AVX-512"] = ("torch", {"LD_PRELOAD": stub})
-    rows["NanoEuler, bfloat16"] = ("nanoeuler-bf16", {})
-    rows["torch.compile, bf16 autocast (other precision)"] = ("torch-bf16", {})
+    if "avx512_bf16" in features:
+        rows["NanoEuler, bfloat16"] = ("nanoeuler-bf16", {})
+        rows["torch.compile, bf16 autocast (other precision)"] = ("torch-bf16", {})
     return rows
 
 
@@ -403,7 +404,7 @@ def main():
         for part in parts:
             for preset in presets:
                 print(f"{part} {preset}", file=sys.stderr, flush=True)
-                rows = engines(part, "avx512f" in results["machine"]["features"], stub)
+                rows = engines(part, results["machine"]["features"], stub)
                 if part in ("train", "decode"):
                     r = run_task(part, preset, args, rows)
                 elif part == "stolen":
