@@ -166,17 +166,6 @@ def settle_cache():
 
 # Numba's files are pickles: an index of each function, and one for each kernel. A damaged one would
 # end every start until somebody deletes it. These replace private methods of Numba 0.68.
-numbas_load_index = caching.IndexDataCacheFile._load_index
-
-def load_index(self):
-    """Numba's; a damaged index is an empty one, and is written anew with the next kernel."""
-    try:
-        return dict(numbas_load_index(self))
-    except OSError:
-        raise
-    except Exception:                           # a pickle may raise anything
-        return {}
-
 def save_data(self, name, data):
     """Numba's, with a checksum behind the pickle, whose readers do not look there."""
     pickled = self._dump(data)
@@ -199,10 +188,24 @@ def load_data(self, name):
         raise FileNotFoundError(name)
     return pickle.loads(pickled)
 
-caching.IndexDataCacheFile._load_index = load_index
-caching.IndexDataCacheFile._save_data = save_data
-caching.IndexDataCacheFile._load_data = load_data
+def survive_damage(cache_file):
+    """Makes a class of Numba's cache files, or of numba-cuda's, drop what is damaged."""
+    numbas_load_index = cache_file._load_index
 
+    def load_index(self):
+        """Numba's; a damaged index is an empty one, and is written anew with the next kernel."""
+        try:
+            return dict(numbas_load_index(self))
+        except OSError:
+            raise
+        except Exception:                       # a pickle may raise anything
+            return {}
+
+    cache_file._load_index = load_index
+    cache_file._save_data = save_data
+    cache_file._load_data = load_data
+
+survive_damage(caching.IndexDataCacheFile)
 CACHE = settle_cache()          # for njit(cache=CACHE): whether compiled kernels are kept
 
 JIT = dict(error_model="numpy", nogil=True, cache=CACHE)        # nogil: threads run side by side
@@ -456,7 +459,10 @@ def lay_out(words):
     weight = np.repeat([0, *words.values()], sizes)
     return ids, weight
 
-def train(text, vocab_size, specials=("</s>",)):
+# What ends a text; in ChatML, what begins a message of a conversation, and what ends it
+SPECIALS = "</s>", "<|im_start|>", "<|im_end|>"
+
+def train(text, vocab_size, specials=SPECIALS[:1]):
     """Tokenizer of vocab_size tokens, or fewer if text has few pairs: bytes, merges, specials."""
     fixed = 256 + len(specials)
     need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
@@ -773,7 +779,7 @@ def main():
     parser.add_argument("verb", choices=["train", "encode", "decode"],
                         help="learn from text, turn text into decimal ids, or ids into text")
     parser.add_argument("file", nargs="?", default="-", help="input, - for standard input")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges and </s>")
+    parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges, specials")
     parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
                         "the others: a .json file, or a directory for vocab.json, merges.txt")
     parser.add_argument("--force", action="store_true", help="train replaces a tokenizer")
@@ -786,9 +792,11 @@ def main():
     with open(source, "rb") as f:
         data = f.read()
     if args.verb == "train":
-        tokenizer = train(data, args.vocab_size)
+        tokenizer = train(data, args.vocab_size, SPECIALS)
         tokenizer.save(args.tokenizer)
-        print(f"{args.tokenizer}: {tokenizer.vocab_size} tokens")
+        fewer = tokenizer.vocab_size < args.vocab_size
+        why = f" of {args.vocab_size}: the text has no more pairs to merge" if fewer else ""
+        print(f"{args.tokenizer}: {tokenizer.vocab_size} tokens{why}")
     elif args.verb == "encode":
         print(*Tokenizer.load(args.tokenizer).encode(data).tolist())
     else:

@@ -13,7 +13,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
-    python nanoeuler.py import DIR|GGUF OUT    a Llama from there
+    python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
     python nanoeuler.py compile                all kernels, before they are needed
 
 Contents
@@ -43,6 +43,7 @@ Threads One sequence is one task of the forward and backward pass, a block of ro
         depend on how many threads there are or which of them takes which task.
 """
 import argparse
+import ast
 import codecs
 import contextlib
 import difflib
@@ -50,6 +51,7 @@ import glob
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import mmap
@@ -1773,8 +1775,29 @@ PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an i
 def prompt_of(example):
     return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
 
+def is_conversation(example):
+    """Does it consist of messages, (role, text)?  Others have one question and texts as answers."""
+    return "asked" in example
+
+def asked_in(example):
+    """The messages before the answer"""
+    question = "\n\n".join(filter(None, (example["instruction"], example["input"])))
+    return example.get("asked", [("user", question)])
+
+def answered_in(example, key):
+    """The messages of an answer; those of a whole conversation are several, and not all its own"""
+    answer = example[key]
+    return [("assistant", answer)] if isinstance(answer, str) else answer
+
+def words_of(messages):
+    """The texts of the answers among messages"""
+    return [text for role, text in messages if role == "assistant"]
+
 def question_hash(example):
-    question = f"{example['instruction']}\0{example['input']}".encode()
+    asked = [example["instruction"]]
+    if is_conversation(example):
+        asked = [text for _, text in example["asked"]]
+    question = "\0".join((*asked, example["input"])).encode()
     return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
 
 def held_out(example, share=0.02):
@@ -1782,61 +1805,133 @@ def held_out(example, share=0.02):
     same side."""
     return share > 0 and question_hash(example) % max(1, round(1 / share)) == 0
 
+ROLES = "system", "user", "assistant", "tool"
+
+def messages_in(listed, name):
+    """[(role, text)] of a list of {"role": ..., "content": ...}"""
+    need(isinstance(listed, list) and listed, f"{name} is {listed!r:.40}, expected messages")
+    messages = []
+    for message in listed:
+        need(isinstance(message, dict), f"{name} holds {message!r:.40}, expected an object with "
+             f"role and content")
+        role, text = message.get("role"), message.get("content")
+        need(role in ROLES, f"a role in {name} is {role!r:.40}, expected {', '.join(ROLES)}")
+        need(isinstance(text, str), f"a content in {name} is {text!r:.40}, expected text")
+        messages.append((role, text))
+    return messages
+
+def conversation(asked, answers):
+    """The example of messages before the answer, and {key: messages of an answer}"""
+    for key, messages in answers.items():
+        need(words_of(messages), f"{key} has no message of the assistant: nothing is to be learned")
+    questions = [text for role, text in asked if role == "user"]
+    return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
+
+def begin_alike(conversations):
+    """The messages with which all of them begin, without the last one of each"""
+    alike = []
+    for messages in zip(*(x[:-1] for x in conversations)):
+        if len({*messages}) > 1:
+            break
+        alike.append(messages[0])
+    return alike
+
+def as_conversation(e, answers):
+    """The example of an entry that consists of messages: {"messages"} of a whole conversation; or
+    {"prompt", answers}; or answers that begin with the same messages, which are what was asked."""
+    key = "messages" if "messages" in e else "output"
+    if answers == ("output",) and not isinstance(e.get("instruction"), list):
+        messages = messages_in(e.get(key), key)
+        roles = [role for role, _ in messages] + ["assistant"]
+        first = roles.index("assistant")
+        return conversation(messages[:first], {"output": messages[first:]})
+    said = {key: messages_in(e.get(key), key) for key in answers}
+    question = e.get("instruction")          # also called prompt
+    if isinstance(question, list):
+        return conversation(messages_in(question, "prompt"), said)
+    asked = begin_alike(said.values())
+    said = {key: messages[len(asked):] for key, messages in said.items()}
+    if not asked and isinstance(question, str):
+        asked = [("user", question)]
+    return conversation(asked, said)
+
 # What others call the fields of an example -> Alpaca's names
 ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
 
-def as_alpaca(entry):
-    """The fields of an entry under Alpaca's names; null is nothing"""
+def as_example(entry, answers):
+    """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
+    consists of messages has `asked` besides, and its answers are lists of messages."""
     e = {name: x for name, x in entry.items() if x is not None}
     for theirs, ours in ALSO_CALLED.items():
         if theirs in e and ours not in e:
             e[ours] = e.pop(theirs)
-    return {"input": "", **e}
+    e = {"input": "", **e}
+    of_messages = answers == ("output",) and "messages" in e and "output" not in e
+    if of_messages or any(isinstance(e.get(key), list) for key in answers):
+        return as_conversation(e, answers)
+    for key in ("instruction", "input", *answers):
+        need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
+    return e
 
-def read_examples(path, *answers):
-    """The {instruction, input, *answers} of a JSON list, or one a line, and the file's SHA-256."""
-    keys, examples = ("instruction", "input", *answers), []
-    remedy = f"give {', '.join(keys)} with --data, as a JSON list or one a line"
+def read_entries(path, remedy):
+    """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
     with reading(path, remedy):
         need_regular(path)
         text = pathlib.Path(path).read_bytes()
-        listed = text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"["
-        if listed:
-            entries = [(f"entry {i}", e) for i, e in enumerate(json.loads(text))]
-        else:
-            entries = [(f"line {i}", e) for i, e in enumerate(text.splitlines(), 1) if e.strip()]
+        digest = hashlib.sha256(text).hexdigest()
+        if os.fspath(path).endswith(".parquet"):
+            import pyarrow.parquet
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+            return [(f"row {i}", lambda row=row: row) for i, row in enumerate(rows)], digest
+        if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
+            entries = json.loads(text)
+            return [(f"entry {i}", lambda e=e: e) for i, e in enumerate(entries)], digest
+        lines = enumerate(text.splitlines(), 1)
+        return [(f"line {i}", partial(json.loads, x)) for i, x in lines if x.strip()], digest
+
+def read_examples(path, *answers):
+    """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
+    fields = f"instruction, input, {', '.join(answers)}"
+    others = "messages" if answers == ("output",) else "prompt, chosen, rejected"
+    remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
+    entries, digest = read_entries(path, remedy)
+    examples = []
     for name, entry in entries:
         with reading(f"{path}, {name}", remedy):
-            e = entry if listed else json.loads(entry)
+            e = entry()
             need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
-            e = as_alpaca(e)
-            for key in keys:
-                need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
-                e[key].encode()              # half a surrogate pair is no text
+            e = as_example(e, answers)
+            texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
+            texts += [text for key in answers for _, text in answered_in(e, key)]
+            for text in texts:
+                text.encode()                # half a surrogate pair is no text
             examples.append(e)
     need(examples, f"{path}: it is empty; {remedy}")
-    return examples, hashlib.sha256(text).hexdigest()
+    return examples, digest
 
 class Examples(Epochs):
-    """One response a row: prompt, response with </s>, then padding.  Rows do not see each other.
-    Targets are the tokens of the response alone, for every head.  The R responses to one prompt
-    stay together.  Where there are copies of all rows, one after the other, epoch e reads copy
-    e % copies."""
+    """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
+    then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
+    every head.  The R rows of one question stay together.  Where there are copies of all rows, one
+    after the other, epoch e reads copy e % copies."""
 
-    def __init__(self, pairs, T, P, seed, R=1, copies=1):
-        """pairs: (prompt, response) as arrays of ids, T + 1 at most together"""
-        super().__init__(len(pairs) // R // copies, T, seed)         # n prompts
+    def __init__(self, rows, T, P, seed, R=1, copies=1):
+        """rows: (asked, answered, asked, answered, ...) as arrays of ids, T + 1 at most together"""
+        super().__init__(len(rows) // R // copies, T, seed)          # n questions
         self.P, self.R, self.copies = P, R, copies
-        self.rows = np.full((len(pairs), T + P), -1, np.int32)
+        self.rows = np.full((len(rows), T + P), -1, np.int32)
         self.answers = self.rows.copy()
-        for i, (prompt, response) in enumerate(pairs):
-            start, end = len(prompt), len(prompt) + len(response)
-            self.rows[i, :start] = prompt
-            self.rows[i, start:end] = response
-            self.answers[i, start:end] = response
+        for i, parts in enumerate(rows):
+            start = 0
+            for part, learned in zip(parts, itertools.cycle((False, True))):
+                end = start + len(part)
+                self.rows[i, start:end] = part
+                if learned:
+                    self.answers[i, start:end] = part
+                start = end
 
     def batch(self, rows):
-        """tokens (B, T), targets (P, B, T), -1 outside of the response; int32"""
+        """tokens (B, T), targets (P, B, T), -1 outside of the answers; int32"""
         return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
 
     def row(self, i):
@@ -1868,7 +1963,7 @@ class DataSet:
 @dataclass
 class ExampleSet(DataSet):
     """What fine-tuning needs besides: responses are held out with the questions they answer."""
-    questions: list            # {instruction, input, ...}, held out
+    questions: list            # examples, held out
     responses: Examples        # all R responses to each of them
 
 # ==== 8 Checkpoint ====
@@ -1978,6 +2073,7 @@ class State(Settings):
     elapsed: float = 0.0       # seconds of training
     bits_per_byte: float = 0.0         # the latest validation, 0: none yet
     text_sha256: str = ""
+    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
     reference: list = field(default_factory=list)      # of dpo: -log ref of every response
 
@@ -2226,13 +2322,23 @@ class DpoOptions(Optimization):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
+def with_progress(parts, what):
+    """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
+    told = time.perf_counter()
+    for i, part in enumerate(parts):
+        if time.perf_counter() - told > MOST_SILENT:
+            told = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part
+
 def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
     Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
     takes `batch` of them at a time."""
     pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
     parts = np.split(pick, range(batch, len(pick), batch))
-    nats = sum(model.losses(tokens[part], targets[part]).sum() for part in parts)
+    nats = sum(model.losses(tokens[part], targets[part]).sum()
+               for part in with_progress(parts, "validation"))
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
     return float(nats / math.log(2) / (n_bytes * share))
 
@@ -2334,6 +2440,7 @@ class Run:
     verb = "train"                           # of the command line
     Options = TrainOptions                   # what its flags set
     preset = "small"                         # where none is named
+    begins_with = None                       # the checkpoint, where none is named
     larger_data = ""                         # which goes before that of Options where it is there
     scope = "the whole held-out tail"        # of the last validation
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
@@ -2346,6 +2453,7 @@ class Run:
         cfg = start.cfg
         s = self.state = replace(start.state, options=asdict(options))
         self.lr = options.lr * 128 / cfg.n_embd
+        self.prepare(start)
         self.T = self.row_length(start)      # of a sequence in a batch
         cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
@@ -2423,6 +2531,9 @@ class Run:
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
 
+    def prepare(self, start):
+        """Reads what decides the shape of a batch: nothing, of a text."""
+
     def row_length(self, start):
         """Tokens of a sequence in a batch: those of the context."""
         return start.cfg.seq_len
@@ -2434,7 +2545,7 @@ class Run:
         digest = self.same_data(hashlib.sha256(text).hexdigest())
         parts = split_text(memoryview(text), o.holdout)
         train, val = parts
-        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size)
+        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
         tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
         batches = Batches(tokens, T, cfg.n_mtp, o.seed)
         tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
@@ -2504,15 +2615,15 @@ class Run:
         write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
     def say(self, n, prompt, **sampling):
-        """What the model says after a prompt, up to </s>: n tokens at most."""
-        rng, ids = np.random.default_rng(self.state.step), self.tokenizer.encode(prompt)
+        """What the model says after a prompt's ids, up to </s>: n tokens at most."""
+        rng = np.random.default_rng(self.state.step)
         stop = self.tokenizer.specials.get(self.state.eos)
-        ids = generate(self.model.decoder(), ids, n, rng, Sampling(**sampling), stop)
+        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), stop)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
     def sample(self, n):
         """What it says of its own accord."""
-        return self.say(n, "\n")
+        return self.say(n, self.tokenizer.encode("\n"))
 
     def record(self, **values):
         self.log_file.write(json.dumps(values).encode() + b"\n")
@@ -2615,57 +2726,107 @@ def signals_caught():
 
 MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
 
-def tokens_of(pairs):
-    """Of the longest prompt and response; the last token is a target only."""
-    return max(len(prompt) + len(response) - 1 for prompt, response in pairs)
+def tokens_of(rows):
+    """Of the longest row; its last token is a target only."""
+    return max(sum(map(len, parts)) - 1 for parts in rows)
+
+def chatml_row(messages, learned_from, tokenizer, encode):
+    """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
+    messages.  Answered are the answers from this message on, each with the token that ends it."""
+    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
+    row, asked = [], []
+    for i, (role, text) in enumerate(messages):
+        if role == "assistant" and i >= learned_from:
+            asked += [start, *encode("assistant\n")]
+            row += [asked, [*encode(text), end]]
+            asked = [*encode("\n")]
+        else:
+            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
+    return [np.array(part, np.int32) for part in row]    # what is asked at the end has no answer
 
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
     verb = "sft"
     Options = SftOptions
+    begins_with = "nanoeuler.bin"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
     answers = ["output"]                     # the keys of the R responses
 
-    def row_length(self, start):
-        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
+    def prepare(self, start):
+        """Reads the examples and encodes them: they decide how long a row is."""
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
-        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
-        self.end = np.int32(tokenizer.specials[s.eos])
         self.path = self.data_file()
         examples, self.digest = read_examples(self.path, *self.answers)
         self.same_data(self.digest)
-        self.encoded = [(e, self.pairs_of(e, tokenizer)) for e in examples]
+        if not s.text_sha256:                # a run that goes on keeps its own
+            s.template = self.template_for(examples, tokenizer)
+            s.eos = CHATML_TOKENS[1] if s.template else s.eos
+        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
+        self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
+
+    def template_for(self, examples, tokenizer):
+        """That of the chat: the model's own if it is ChatML, or ChatML, for messages; "", which is
+        Alpaca's, for others, and for single questions where the tokens of ChatML are missing."""
+        own = self.state.template
+        has_tokens = tokenizer.specials.keys() >= {*CHATML_TOKENS}
+        if not (has_tokens and any(map(is_conversation, examples))):
+            return ""
+        return own if is_chatml(own) else CHATML
+
+    def row_length(self, start):
+        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
+        o, s = self.options, self.state
         if o.row_len or s.step:              # runs begun before had rows of the context's length
             return o.row_len or start.cfg.seq_len
-        longest = max(tokens_of(pairs) for _, pairs in self.encoded)
+        longest = max(tokens_of(rows) for _, rows in self.encoded)
         T = min(MOST_A_ROW, -(-longest // 32) * 32)
         s.options["row_len"] = self.options.row_len = T
         return T
 
-    def pairs_of(self, example, tokenizer, cuts=0.0):
-        """[(prompt, response)] as ids, for each of its R responses; </s> is a target only"""
-        texts = [prompt_of(example), *(example[key] for key in self.answers)]
-        prompt, *answers = [encode_cut(tokenizer, x.encode(), cuts, self.cut_rng) for x in texts]
-        return [(prompt, np.append(answer, self.end)) for answer in answers]
+    def rows_of(self, example, tokenizer, cuts=0.0):
+        """For each of its R responses [asked, answered, ...] as ids: the tokens that end answers
+        are targets only"""
+        def encode(text):
+            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
+
+        asked = asked_in(example)
+        answers = [answered_in(example, key) for key in self.answers]
+        if self.state.template:
+            default = default_system(self.state.template, asked)
+            return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
+                               encode) for answer in answers]
+        single = [role for role, _ in asked] == ["user"] and all(len(x) == 1 for x in answers)
+        need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
+             f"Alpaca's template, which knows one question and one answer: its model has no tokens "
+             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another")
+        prompt = encode(prompt_of(example))
+        end = np.int32(tokenizer.specials[self.state.eos])
+        return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
+
+    def is_empty(self, example):
+        """Is nothing asked, or an answer nothing?"""
+        asked = "".join(text for _, text in asked_in(example))
+        answers = [words_of(answered_in(example, key)) for key in self.answers]
+        return not (asked and all(map(all, answers)))
 
     def split(self):
-        """((example, its pairs) to learn, those held out, how many are too long, and empty)"""
+        """((example, its rows) to learn, those held out, how many are too long, and empty)"""
         train, val = [], []
         n_long = n_empty = 0
-        for example, pairs in self.encoded:
-            if tokens_of(pairs) > self.T:
+        for example, rows in self.encoded:
+            if tokens_of(rows) > self.T:
                 n_long += 1
-            elif not (example["instruction"] and all(example[key] for key in self.answers)):
+            elif self.is_empty(example):
                 n_empty += 1
             elif held_out(example, self.options.holdout):
-                val.append((example, pairs))
+                val.append((example, rows))
             else:
-                train.append((example, pairs))
-        need(train or val, f"{self.path}: none of {len(self.encoded)} examples can be learned, "
-             f"{n_long} are longer than {self.T} tokens, {n_empty} empty; use others, or a longer "
-             f"--row-len")
+                train.append((example, rows))
+        count = counted(len(self.encoded), "example")
+        need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
+             f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
         train, val = train or val, val or train          # of one question alone
         if val is train and self.options.holdout and len(train) > 1:
             val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
@@ -2680,22 +2841,23 @@ class SftRun(Run):
         steps = o.steps or math.ceil(o.epochs * R * n / self.B)
 
         def copied(cuts, copies):
-            """The pairs to learn, anew in each copy; whole where a cut makes them too long."""
+            """The rows to learn, anew in each copy; whole where a cut makes them too long."""
             for _ in range(copies):
                 for example, whole in train:
-                    pairs = self.pairs_of(example, tokenizer, cuts)
-                    yield from pairs if tokens_of(pairs) <= T else whole
+                    rows = self.rows_of(example, tokenizer, cuts)
+                    yield from rows if tokens_of(rows) <= T else whole
 
-        learned, copies = [pair for _, pairs in train for pair in pairs], 1
+        learned, copies = [row for _, rows in train for row in rows], 1
         cuts = getattr(o, "cuts", 0.0)           # dpo has none
         if cuts:                                 # up to 16 epochs, each cut elsewhere
             copies = min(16, math.ceil(steps * self.B / R / n))
             learned = list(copied(cuts, copies))
         batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
-        responses = Examples([pair for _, pairs in val for pair in pairs], T, cfg.n_mtp, o.seed, R)
+        responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
 
         def n_bytes(part, keys):
-            return sum(len(example[key].encode()) for example, _ in part for key in keys)
+            answers = [answered_in(example, key) for example, _ in part for key in keys]
+            return sum(len(text.encode()) for answer in answers for text in words_of(answer))
 
         learned_bytes = n_bytes(train, self.answers) * copies
         tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
@@ -2706,14 +2868,16 @@ class SftRun(Run):
             validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
             rows=[("examples", f"{self.path}, {n:,} and {held}"),
-                  ("left out", f"{n_long:,} examples longer than a row of {T} tokens, "
+                  ("template", "ChatML" if self.state.template else "Alpaca's"),
+                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
                                f"{n_empty:,} empty")],
             questions=[example for example, _ in val], responses=responses)
 
     def sample(self, n):
         """The likeliest answer to a held-out instruction."""
-        e = self.data.questions[self.state.step % len(self.data.questions)]
-        return f"> {e['instruction']} {e['input']}\n{self.say(n, prompt_of(e), temperature=0.0)}"
+        data, i = self.data, self.state.step % len(self.data.questions)
+        e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
+        return f"> {e['instruction']} {e['input']}\n{self.say(n, asked, temperature=0.0)}"
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
@@ -2721,11 +2885,17 @@ class DpoRun(SftRun):
     then, once, and kept in the checkpoint: there is no second model."""
     verb = "dpo"
     Options = DpoOptions
+    begins_with = "nanoeuler_chat.bin"
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+
+    def template_for(self, examples, tokenizer):
+        """The model's own: it knows its questions by that."""
+        own, has_tokens = self.state.template, tokenizer.specials.keys() >= {*CHATML_TOKENS}
+        return own if has_tokens and is_chatml(own) else ""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -2745,7 +2915,7 @@ class DpoRun(SftRun):
     def losses(self, examples, rows, micro=16):
         """-log pi of the responses in these rows, (B,), computed `micro` of them at a time."""
         ce = []
-        for b in range(0, len(rows), micro):
+        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
             tokens, targets = examples.batch(rows[b:b + micro])
             ce.append(self.model.losses(tokens, targets[0]))
         return np.concatenate(ce)
@@ -2780,10 +2950,23 @@ LENGTH = {"steps", "minutes", "epochs"}
 OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
 
-def resumed(run, out, preset, chosen):
+def sha256_of(path):
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+def need_source(file, out, state):
+    """A run that goes on began with `file`, if that is named."""
+    need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
+    began_with = state.source_sha256         # "": nobody wrote it down then
+    need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
+         f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
+
+def resumed(run, out, preset, file, chosen):
     """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
-    shape and settings than flags and preset say, apart from FREE."""
+    model, shape and settings than file, flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
+    if file is not None:
+        need_source(file, out, start.state)
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
@@ -2793,8 +2976,7 @@ def resumed(run, out, preset, chosen):
     need("optimizer" in has or optimizer == "adamw",
          f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
     if "data" in chosen:
-        with open(chosen["data"], "rb") as f:
-            digest = hashlib.file_digest(f, "sha256").hexdigest()
+        digest = sha256_of(chosen["data"])
         need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
              f"something else; start with --out NAME")
     asked = dict(chosen)
@@ -2829,7 +3011,9 @@ def fresh(run, preset, file, chosen):
         start = read_checkpoint(file)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
-        start = start._replace(moments=(), state=State(kind="chat", bos=bos, eos=eos))
+        start = start._replace(moments=(), state=State(
+            kind="chat", bos=bos, eos=eos, template=start.state.template,
+            source_sha256=sha256_of(file)))
     else:
         start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
     shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
@@ -2855,13 +3039,14 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
         need_data(chosen["data"], out)
     with alone(out):                         # before it is read: its run may be about to end
         if resume:
-            start, options = resumed(run, out, preset, chosen)
+            start, options = resumed(run, out, preset, file, chosen)
             s = start.state
             if s.step >= (options.steps or s.n_steps or math.inf):
                 return print_done(out, s, engine)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
             keep(out, force, "--resume goes on with it, --out NAME keeps it")
+            file = file or run.begins_with
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")
@@ -3085,11 +3270,11 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
-# ChatML as Jinja text without blanks but those in quotes, and what may add a system message to it
-# where there is none
-CHATML = (r"{%formessageinmessages%}{{'<|im_start|>'+message['role']+'\n'+message['content']+"
-          r"'<|im_end|>'+'\n'}}{%endfor%}{%ifadd_generation_prompt%}{{'<|im_start|>assistant\n'}}"
-          r"{%endif%}")
+CHATML_TOKENS = bpe.SPECIALS[1:]
+CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+# What may add a system message to it where there is none
 SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
                     r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
 
@@ -3100,13 +3285,23 @@ def line_ends_spelled(template):
     """A template whose line ends are the two characters \\n, as in some they are."""
     return template.replace("\n", "\\n")
 
-def is_chatml(template):
-    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
+def without_blanks(template):
+    """A template without the blanks outside of quotes."""
     def squeezed(part):
         return part[0] if part[0].startswith("'") else ""
 
+    return re.sub(r"'[^']*'| +", squeezed, template)
+
+def is_chatml(template):
+    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
     rest = SYSTEM.sub("", line_ends_spelled(template))
-    return template == "chatml" or re.sub(r"'[^']*'| +", squeezed, rest) == CHATML
+    return template == "chatml" or without_blanks(rest) == without_blanks(CHATML)
+
+def default_system(template, messages):
+    """[the system message] that a spelling of ChatML puts before messages without one"""
+    default = SYSTEM.search(line_ends_spelled(template))
+    has_one = messages and messages[0][0] == "system"
+    return [("system", default[1])] if default and not has_one else []
 
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
@@ -3208,9 +3403,7 @@ def render_jinja(template, each):
     return texts
 
 def render_chatml(template, messages):
-    default = SYSTEM.search(line_ends_spelled(template))
-    if default and messages[0][0] != "system":
-        messages = [("system", default[1]), *messages]
+    messages = [*default_system(template, messages), *messages]
     said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
     return said + "<|im_start|>assistant\n"
 
@@ -3586,10 +3779,12 @@ def llama_config(entries, n_mtp=1):
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
 # ---- Hugging Face
+FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
+
 def llama_of_folder(folder):
     """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
     at = pathlib.Path(folder)
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"):
+    for name in FILES_OF_LLAMA:
         with reading(at / name, "name another directory"):
             need_regular(at / name)
     tensors = {}
@@ -3780,9 +3975,28 @@ def write_gguf(path, c, matrices):
     file.close()
 
 # ---- the verbs
+IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+def folder_of_hub(name):
+    """The directory to which huggingface_hub, an extra, downloads ORG/NAME or ORG/NAME@REVISION,
+    once: its environment variables choose cache, mirror and token."""
+    import huggingface_hub
+    repository, _, revision = name.partition("@")
+    print(f"fetching {name} from the Hugging Face Hub", flush=True)
+    try:
+        return huggingface_hub.snapshot_download(
+            repository, revision=revision or None, ignore_patterns="*/*",
+            allow_patterns=["*.safetensors", *FILES_OF_LLAMA])
+    except Exception as e:                   # of the network, of the Hub, or of its client
+        said = " ".join(str(e).split())
+        raise UserError(f"{name}: no such directory, and the Hugging Face Hub does not give it: "
+                        f"{type(e).__name__}: {said:.300}") from None
+
 def import_llama(source, out, force):
-    """`import`: a Llama in a directory or a GGUF file becomes a checkpoint."""
+    """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
     keep(out, force)
+    if not os.path.exists(source) and IN_HUB.fullmatch(source):
+        source = folder_of_hub(source)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
         os.stat(source)                      # is it there?  Before the package gguf is asked for
@@ -4038,8 +4252,15 @@ def file_name(argument):
         raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
     return argument
 
-FILE = arg("file", nargs="?", type=file_name, default="nanoeuler.bin", help="checkpoint")
-CHAT = arg("file", nargs="?", type=file_name, default="nanoeuler_chat.bin", help="checkpoint")
+def checkpoint(default):
+    return arg("file", nargs="?", type=file_name, default=default, help="checkpoint")
+
+def beginning(run):
+    """The checkpoint that a run begins with.  Where none is named --resume compares none."""
+    return arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
+               help=f"checkpoint to begin with (default: {run.begins_with})")
+
+FILE, CHAT = checkpoint("nanoeuler.bin"), checkpoint("nanoeuler_chat.bin")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 RESUME = arg("--resume", action="store_true", help="go on with --out")
@@ -4155,10 +4376,12 @@ def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
         arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
         out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
-    add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer", FILE,
-        out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions), shape=CONTEXT)
-    add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer", CHAT,
-        out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions), shape=CONTEXT)
+    add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer",
+        beginning(SftRun), out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions),
+        shape=CONTEXT)
+    add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer",
+        beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
+        shape=CONTEXT)
     add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
     add("generate", generate_text, "one continuation or answer", TEXT, FILE,
         settings=fields(Sampling))
@@ -4170,8 +4393,8 @@ def add_verbs(add):
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),
         arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
-    add("import", import_llama, "a Hugging Face directory or a GGUF file becomes a checkpoint",
-        arg("source", type=file_name, help="directory or .gguf"),
+    add("import", import_llama, "a Llama of Hugging Face or in a GGUF file becomes a checkpoint",
+        arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
         arg("out", type=file_name, help="file to write"), FORCE)
     add("compile", compile_kernels, "compile the kernels into Numba's cache")
 
@@ -4183,5 +4406,9 @@ def main_on_gpu():
     try:
         return importlib.import_module("nanoeuler_cuda").main()
     except ImportError as e:                 # its extra is not installed, or too old
+        if {"-h", "--help"} & {*sys.argv[1:]}:
+            source = importlib.util.find_spec("nanoeuler_cuda").loader.get_source("nanoeuler_cuda")
+            print(ast.get_docstring(ast.parse(source)).partition("\n\nContents")[0])
+            return 0
         print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
         return 2

@@ -105,12 +105,16 @@ try:
     from numba.cuda.extending import intrinsic
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
+    if __name__ == "__main__" and {"-h", "--help"} & {*sys.argv[1:]}:
+        print(__doc__.partition("\n\nContents")[0])
+        sys.exit(0)
     if __name__ == "__main__":
         sys.exit(doctor(problem=reason))
     raise ImportError(reason) from None
 
-# Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile.save, a
-# kernel's _cache._py_func (made_once) and _codelibrary (allow_shared).
+# Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile, a kernel's
+# _cache._py_func (made_once) and _codelibrary (allow_shared).
+bpe.survive_damage(caching.IndexDataCacheFile)
 caching.IndexDataCacheFile.save = ne.save_compiled
 kernel = cuda.jit(cache=bpe.CACHE)
 inlined = cuda.jit(device=True, inline="always")
@@ -2898,10 +2902,11 @@ def add_verbs(add):
         **learning).set_defaults(resume=True)
     add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation", TEXT, FILE,
         settings=speech)
-    add("s", stage(SftRun), "fine-tune: learn to answer", FILE, ne.out("nanoeuler_chat.bin"), *RUN,
-        settings=fields(SftRun.Options), shape=ne.CONTEXT)
-    add("d", stage(DpoRun), "tune on preferences: learn the better of two answers", CHAT,
-        ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options), shape=ne.CONTEXT)
+    add("s", stage(SftRun), "fine-tune: learn to answer", ne.beginning(SftRun),
+        ne.out("nanoeuler_chat.bin"), *RUN, settings=fields(SftRun.Options), shape=ne.CONTEXT)
+    add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",
+        ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
+        shape=ne.CONTEXT)
     add("c", on_gpu(ne.chat, decoder=Decoder), "chat", CHAT, settings=speech)
     add("doctor", doctor, "what this machine has, and what it lacks")
 

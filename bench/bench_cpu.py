@@ -172,7 +172,8 @@ def summary(turns, workers):
 
 # ---- what is measured
 def engines(task, features, stub):
-    """Row name -> (engine of workers.py, environment); bfloat16 only where the CPU multiplies it."""
+    """Row name -> (engine of workers.py, environment).  PyTorch emulates bfloat16 on a CPU that
+    does not multiply it: a step of big takes minutes."""
     rows = {"NanoEuler": ("nanoeuler", {}), BASE: ("torch", {}),
             "PyTorch eager": ("torch-eager", {})}
     if task == "decode":

@@ -613,7 +613,9 @@ def test_command_line(tmp_path):
     result = run("train", tmp_path / "text", "--vocab-size", 400, "--tokenizer", out)
     assert result.returncode == 0 and b"400 tokens" in result.stdout, result.stderr
     tokenizer = bpe.Tokenizer.load(out)
-    assert tokenizer.hash() == bpe.train(text, 400).hash()
+    assert tokenizer.hash() == bpe.train(text, 400, bpe.SPECIALS).hash()
+    result = run("train", tmp_path / "text", "--vocab-size", 90_000, "--tokenizer", tmp_path / "b")
+    assert b" tokens of 90000: the text has no more pairs to merge" in result.stdout
     for data in (text, b"", b"\xff \n"):
         ids = run("encode", "--tokenizer", out, data=data)
         assert list(map(int, ids.stdout.split())) == tokenizer.encode(data).tolist()
@@ -633,7 +635,7 @@ def test_command_line_errors(tmp_path):
             (("decode", *t), b"1 x", b"x"), (("decode", *t), b"1 257", b"0 to 256"),
             (("decode", *t), b"9" * 99, b"0 to 256"),
             (("decode", *t), b"9" * 5000, b"decimal token ids"), (("decode", *t), b"-1", b"-1"),
-            (("train", "--vocab-size", "3", "--tokenizer", tmp_path / "o.json"), b"x", b"257"),
+            (("train", "--vocab-size", "3", "--tokenizer", tmp_path / "o.json"), b"x", b"259"),
             (("train", "--vocab-size", 1 << 40, "--tokenizer", tmp_path / "o.json"), b"x",
              b"1048576"),
             (("train", "--tokenizer", tmp_path / "no" / "o.json"), b"x", b"No such file"),
@@ -807,8 +809,8 @@ def test_kernels_go_to_the_temporary_folder(nowhere, tmp_path):
     written = kernels(folder)
     assert written
     assert one_note(start()) == note and kernels(folder) == written         # compiled once
-    assert bpe.Tokenizer.load(tmp_path / "tokenizer.json").hash() == bpe.train(TEXT[:2000],
-                                                                               300).hash()
+    made = bpe.Tokenizer.load(tmp_path / "tokenizer.json")
+    assert made.hash() == bpe.train(TEXT[:2000], 300, bpe.SPECIALS).hash()
 
 
 def test_no_folder_for_kernels_at_all(nowhere):

@@ -118,6 +118,20 @@ def test_two_processes_that_compile_at_once_lose_no_kernel(module, tmp_path):
                                                                                "code of 1"]
 
 
+@CACHES
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("junk", [b"", b"\x93junk" * 99])
+def test_a_damaged_file_is_none(junk, suffix, module, tmp_path):
+    make = importlib.import_module(module).IndexDataCacheFile
+    make(str(tmp_path), "kernel", 1.0).save(0, "code")
+    [path] = tmp_path.glob(f"*.{suffix}")
+    path.write_bytes(junk)
+    file = make(str(tmp_path), "kernel", 1.0)
+    assert file.load(0) is None
+    file.save(0, "code")
+    assert make(str(tmp_path), "kernel", 1.0).load(0) == "code"
+
+
 @pytest.mark.parametrize("error", [ImportError, OSError])
 def test_where_folders_cannot_be_locked_kernels_are_saved(error, tmp_path, monkeypatch):
     class fcntl:

@@ -214,6 +214,19 @@ def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
     names_the_remedy(result, "numba-cuda is not installed", "numba-cuda       not installed")
 
 
+@pytest.mark.parametrize("words", [["--help"], ["t", "-h"]])
+def test_help_without_numba_cuda(words, without_numba_cuda, tmp_path):
+    """Who reads it may want to know whether the package is worth its gigabyte."""
+    result = python("-S", str(ROOT / "nanoeuler_cuda.py"), *words, cwd=tmp_path,
+                    env=without_numba_cuda)
+    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nanoeuler as ne\n"
+    installed = python("-S", "-c", f"{command}sys.exit(ne.main_on_gpu())", *words, cwd=tmp_path,
+                       env=without_numba_cuda)
+    for x in (result, installed):
+        assert x.returncode == 0 and x.stderr == "", x
+        assert "python nanoeuler_cuda.py doctor" in x.stdout and "Contents" not in x.stdout
+
+
 TOO_NEW = {
     "import fails": """
 import sys

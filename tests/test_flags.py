@@ -74,7 +74,7 @@ def test_files_may_stand_behind_flags(copy, monkeypatch, capsys):
     assert len(said) == 1
     refused(capsys, "generate", "To", *flags, words=["nanoeuler.bin"])
     (copy / "text.txt").write_bytes(b"a b a b")
-    for args in (("train", "--vocab-size", 258, "text.txt"), ("encode", "--tokenizer",
+    for args in (("train", "--vocab-size", 260, "text.txt"), ("encode", "--tokenizer",
                                                               "tokenizer.json", "text.txt")):
         assert ok(nanoeuler(*args, cwd=copy, program="bpe.py"))
 
@@ -153,7 +153,7 @@ def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhe
         (elsewhere / name).write_bytes(content)
     before = sorted(os.listdir())
     monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
-    assert ne.main(["train", "--vocab-size", "257", *map(str, flags)]) == 2
+    assert ne.main(["train", "--vocab-size", "259", *map(str, flags)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1 and word in said.err, said
     assert "--seq-len 1" not in said.err and "--seq-len 0" not in said.err

@@ -1,4 +1,5 @@
 """Directories of Hugging Face: transformers reads ours, we run theirs, what is none is refused."""
+import inspect
 import json
 import os
 import subprocess
@@ -450,3 +451,51 @@ def test_a_config_that_would_compute_something_else_is_refused(entries, words):
                      "layer_types": ["full_attention"] * 2})
     with pytest.raises(ne.UserError, match=words):
         ne.llama_config({**config, **entries})
+
+
+# ---- the Hub
+class Hub:
+    """What huggingface_hub is to `import`, without a network."""
+    asked = []
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def snapshot_download(self, repo_id, *, revision, allow_patterns, ignore_patterns):
+        self.asked.append((repo_id, revision))
+        assert "*.safetensors" in allow_patterns and "tokenizer.json" in allow_patterns
+        if self.folder is None:
+            raise ConnectionError("401 Client Error.\nRepository Not Found")
+        return str(self.folder)
+
+
+def test_a_model_of_the_hub(tokenizer, tmp_path, monkeypatch, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(folder))
+    for name, want in (("org/na.me-1", ("org/na.me-1", None)),
+                       ("org/name@v1.0", ("org/name", "v1.0"))):
+        assert f"fetching {name}" in told("import", name, "out.bin", "--force")
+        assert Hub.asked.pop() == want
+    assert ne.read_checkpoint("out.bin").cfg.n_embd == TINY.n_embd
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(None))
+    refused(capsys, "import", "org/name", "new.bin", words=[
+        "org/name: no such directory", "Hub", "ConnectionError: 401 Client Error. Repository"])
+    refused(capsys, "import", "name", "new.bin", words=["name: No such file"])
+    refused(capsys, "import", "a/b/c", "new.bin", words=["a/b/c: No such file"])
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "name").mkdir()      # what is there is not looked for elsewhere
+    refused(capsys, "import", "org/name", "new.bin", words=["org/name", "config.json"])
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    refused(capsys, "import", "org/other", "new.bin", words=["huggingface_hub", "pip install"])
+
+
+def test_the_hubs_client_has_that_function():
+    hub = needs("huggingface_hub")
+    inspect.signature(hub.snapshot_download).bind("org/name", revision=None, allow_patterns=[],
+                                                  ignore_patterns="*/*")
+    from huggingface_hub.utils import filter_repo_objects
+    names = ["config.json", "model.safetensors", "onnx/config.json", "original/x.safetensors"]
+    kept = filter_repo_objects(names, allow_patterns=["*.safetensors", *ne.FILES_OF_LLAMA],
+                               ignore_patterns="*/*")
+    assert list(kept) == names[:2]

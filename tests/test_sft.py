@@ -261,7 +261,7 @@ def test_rows_are_as_long_as_the_examples_need(base, tmp_path, capsys):
         assert "left out         0 examples" in capsys.readouterr().out
     long = {**ADD[0], "output": "x" * 3 * ne.MOST_A_ROW}
     assert begin(base, tmp_path, [*ADD, long], row_len=0).T == ne.MOST_A_ROW
-    assert f"1 examples longer than a row of {ne.MOST_A_ROW} tokens" in capsys.readouterr().out
+    assert f"1 example longer than a row of {ne.MOST_A_ROW} tokens" in capsys.readouterr().out
 
 
 def test_a_run_begun_before_keeps_the_rows_it_had(base, tmp_path, monkeypatch):
@@ -356,7 +356,8 @@ def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_pa
     assert c.moments[0].any() and np.array_equal(run.model.flat, c.flat)
     assert not run.model.m.any() and not run.model.v.any()
     assert run.state == ne.State(kind="chat", bos="<s>", n_steps=run.state.n_steps,
-                                 text_sha256=run.state.text_sha256, options=run.state.options)
+                                 text_sha256=run.state.text_sha256, options=run.state.options,
+                                 source_sha256=ne.sha256_of(tmp_path / "a.bin"))
 
 
 # ---- the run
@@ -502,6 +503,34 @@ def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     flat = ne.init_params(cfg := ne.replace(c.cfg, vocab_size=256), 1)
     ne.write_checkpoint("plain.bin", cfg, plain, ne.State(), flat)
     refused(capsys, "sft", "plain.bin", *data, words=["plain.bin", "</s>"])
+
+
+def test_a_run_goes_on_with_the_model_that_it_began_with(base, tuned, tmp_path,
+                                                            monkeypatch, capsys):
+    """Another one that is named is refused, also where the run is complete."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    shutil.copy(tuned / "nanoeuler_chat.bin", tmp_path)
+    assert "is complete" in told("sft", "nanoeuler.bin", "--resume")
+    assert "is complete" in told("sft", "--resume")
+    shutil.copy("nanoeuler.bin", "same.bin")             # by another name
+    assert "is complete" in told("sft", "same.bin", "--resume")
+    for name, words in (("nanoeuler_chat.bin", "did not begin with nanoeuler_chat.bin"),
+                        ("gone.bin", "gone.bin: No such file")):
+        refused(capsys, "sft", name, "--resume", "--steps", 61,
+                words=[words, "nanoeuler_chat.bin"])
+    os.remove("nanoeuler.bin")               # it is not needed any more
+    assert "is complete" in told("sft", "--resume")
+    c = ne.read_checkpoint("nanoeuler_chat.bin")         # of a time when nobody wrote it down
+    old = ne.replace(c.state, source_sha256="")
+    ne.write_checkpoint("nanoeuler_chat.bin", c.cfg, c.tokenizer, old, c.flat, c.moments)
+    assert "is complete" in told("sft", "same.bin", "--resume")
+
+
+def test_a_long_validation_says_how_far_it_is(base, monkeypatch, capsys):
+    seconds = iter(range(0, 10_000, 6))
+    monkeypatch.setattr(ne.time, "perf_counter", lambda: float(next(seconds)))
+    assert list(ne.with_progress(range(5), "validation")) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().out == "validation: 1 of 5 parts\nvalidation: 3 of 5 parts\n"
 
 
 def test_a_chat_model_can_be_tuned_further(tuned, tmp_path, monkeypatch):
