@@ -19,12 +19,12 @@ bpe.py, its tokenizer, it runs alone.
 Contents
     1    Configuration                        5    Model: forward, backward, the parallel driver
     2    Memory: flat buffers and views       6    Optimizer
-    3    Building blocks: the register tile   7    Data: texts, batches, examples
+    3    Building blocks                      7    Data: texts, batches, examples
     4.1  Matmul                               8    Checkpoint
     4.2  Embedding                            9    Training: from a text, and from examples
     4.3  RMSNorm                              10   Inference: sampling, chat, the lens
     4.4  RoPE                                 11   Import and export
-    4.5  Attention                            12   Compilation
+    4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
     4.6  SwiGLU                               13   Command line
     4.7  Cross-entropy
 
@@ -184,18 +184,28 @@ GAINS = slice(6, 9)          # of the norms
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
-Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x room pairs")
+Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
 Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
-OfMuon = namedtuple("OfMuon", "y other gram square room small_room pairs")
+OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
 # Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
 # (`operand`, `turned`, `pack`).  So do parameters, moments, the residual stream, sums and losses.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
+
+def to_bf16(x):
+    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+def from_bf16(x):
+    """float32 of the bits of bfloat16, uint16; anything else as it is"""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"att", "room"}, OfMuon: {"room", "small_room"}}
+          Scratch: {"att", "workspace"}, OfMuon: {"workspace", "small_workspace"}}
 PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "x", "pairs"}, OfMuon: {"pairs"}}
 
 def act_shapes(cfg, B, T):
@@ -230,12 +240,12 @@ def dact_shapes(cfg, B, T):
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence."""
     D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
-    panels, room, pairs = -(-T // width), 0, 0
+    panels, workspace, pairs = -(-T // width), 0, 0
     longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * D)  # row of a matrix
     if dtype == BF16:                        # as wide as the widest `operand`, and an entry more,
         # which makes the last pair of an odd row whole
         QKV = (cfg.n_head + 2 * cfg.n_kv_head) * D
-        room, pairs = max(cfg.n_embd, cfg.vocab_size, QKV, T) + 1, T
+        workspace, pairs = max(cfg.n_embd, cfg.vocab_size, QKV, T) + 1, T
     return Scratch(norm=(n, T, cfg.n_embd),  # gradients of the outputs of RMSNorm,
                    att=(n, T, cfg.n_head * D),       # attention
                    swiglu=(n, T, cfg.n_hidden),      # and SwiGLU
@@ -245,7 +255,7 @@ def scratch_shapes(cfg, n, T, dtype):
                    vt=(n, panels, D // step, width),
                    dy=(n, 1, KC // step, DY_COLUMNS),        # operands of a weight gradient, packed
                    x=(n, -(-longest // width), KC // step, width),
-                   room=(n, T, room),        # of bfloat16 alone: an operand, rounded,
+                   workspace=(n, T, workspace),        # of bfloat16 alone: an operand, rounded,
                    pairs=(n, 1, BR // step, pairs))          # and one turned
 
 def panel_shapes(cfg, dtype, transposed):
@@ -303,391 +313,25 @@ def init_params(cfg, seed, dtype=np.float32):
     return flat
 
 # ==== 3 Building blocks ====
-# The tile: MR rows x 2 vectors of the output stay in registers while k runs: 2 * MR fused
-# multiply-adds for 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a Zen 4 core's
-# peak here, these explicit LLVM vectors 95 %, in float32 and float64.
-def cpu_features(asked):
-    """{name: whether it has it} of the CPU that Numba compiles for: this one, or another that
-    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES, as +avx2,-fma, ask for."""
-    if asked is None:
-        return llvm.get_host_cpu_features()
-    return {name[1:]: name[0] == "+" for name in asked.split(",") if name}
-
-_CPU = cpu_features(numba.config.CPU_FEATURES)
-ARCHITECTURE = llvm.get_process_triple().split("-")[0]   # x86_64, aarch64 or, on a Mac, arm64
-
-def vector_widths(features):
-    """Bits of the vectors that a CPU with these features has."""
-    known = {128: True, 256: features.get("avx2"), 512: features.get("avx512f")}
-    return [bits for bits, has in known.items() if has]
-
-def vector_bits(asked, features):
-    """The widest vectors, or those that NANOEULER_BITS asks for."""
-    widths = vector_widths(features)
-    if not asked:
-        return widths[-1]
-    need(asked in map(str, widths), f"NANOEULER_BITS is {asked}, expected one of "
-         f"{', '.join(map(str, widths))}, the vectors of this CPU")
-    return int(asked)
-
-def tile_rows(architecture, bits):
-    """32 vector registers hold 8 x 2 sums and what enters them, 16 hold 6 x 2."""
-    return 8 if bits == 512 or architecture in ("aarch64", "arm64") else 6
-
-def faster_dtype(cpu, has_bf16):
-    """What a run computes in if it is not told.  AMD's cores since Zen 4 start as many `vdpbf16ps`
-    a cycle as FMAs of float32, and each does two products a lane.  Intel's start half as many
-    (uops.info): there bfloat16 only adds the work of rounding."""
-    return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
-
-try:
-    BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
-except UserError as e:                       # whichever program imports this one: one line
-    print(f"nanoeuler: {e}", file=sys.stderr)
-    sys.exit(2)
-HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
-DTYPE = faster_dtype(llvm.get_host_cpu_name(), HAS_BF16)
-MR = tile_rows(ARCHITECTURE, BITS)
-TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
-ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
-BR = 32                          # attention takes so many query rows at a time: scores stay in L1
-KC = 64                          # a weight gradient sums so many rows of a batch in registers
-NB = 128                         # a task of a weight gradient has so many rows of dW, which fit L2
-DY_COLUMNS = 8 * MR              # and packs so many columns of dY side by side
-i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
-
-def tile_width(dtype):
-    """Columns of a tile: two vectors of its sums, which are float32 for bfloat16."""
-    return TILE_BYTES // max(4, np.dtype(dtype).itemsize)
-
-def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
-    """The LLVM function of a tile, C = add * base + A B.  In NumPy, each matrix a flat array:
-
-        sums = np.zeros((MR, width))
-        for k in range(K):
-            b = B[k * b_row:][:width]
-            for r in range(MR):                      # rows past the edge read the last row again
-                sums[r] += A[min(r, rows - 1) * a_row + k * a_column] * b
-        for r in range(min(rows, MR)):
-            old = base[r * base_row:][:width] if add else 0
-            C[r * c_row:][:min(cols, width)] = (sums[r] + old)[:cols]
-
-    width = 2 * lanes; rows and cols are what is left of C, more than a tile or less.  c_row and the
-    like are strides, in entries: from a row to the next.  A transposed A costs nothing.
-    Not inlined: copies cost seconds of JIT.
-
-    of_pairs: A and B are bfloat16, and k counts pairs of rows of B: one instruction adds
-    A[r, 2k] B[2k, j] + A[r, 2k + 1] B[2k + 1, j].  The two numbers of A are neighbours in memory;
-    a_row and a_column count single ones.  "panels": so are the two of B, packed as one int32.
-    "rows": B is a matrix of b_count rows, and two of them are interleaved here; if b_count is odd
-    the last is taken twice, and A must have a zero there.
-    narrow: C is bfloat16; add and base are ignored."""
-    vec, name = ir.VectorType(scalar, lanes), f"nanoeuler_tile_{scalar}"
-    words = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
-    a_type = b_type = c_type = scalar
-    if of_pairs:
-        a_type, name = i16, f"{name}_{of_pairs}"
-        b_type = i32 if of_pairs == "panels" else i16
-    if narrow:
-        c_type, name = i16, f"{name}_narrow"
-    matrices = [kind.as_pointer() for kind in (c_type, scalar, a_type, b_type)]
-    fn = cgutils.get_or_insert_function(
-        module, ir.FunctionType(ir.VoidType(), [*matrices, *[i64] * 10]), name)
-    if not fn.is_declaration:
-        return fn
-    fn.linkage = "linkonce_odr"
-    fn.attributes.add("noinline")
-    fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
-    C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_count, K, rows, cols, add = fn.args
-    bd = ir.IRBuilder(fn.append_basic_block())
-    width, halves = i64(2 * lanes), (i64(0), i64(lanes))
-    fma = cgutils.get_or_insert_function(
-        module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
-
-    def vector_at(matrix, offset, kind=vec):
-        return bd.bitcast(bd.gep(matrix, [offset]), kind.as_pointer())
-
-    def load(matrix, offset):                # of any alignment
-        return bd.load(vector_at(matrix, offset), align=size)
-
-    def broadcast(x):
-        kind = ir.VectorType(x.type, lanes)
-        undef, lane0 = kind(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
-        return bd.shuffle_vector(bd.insert_element(undef, x, i32(0)), undef, lane0)
-
-    def load_a(row, k):
-        start = bd.mul(k, a_column)
-        if not of_pairs:
-            return broadcast(bd.load(bd.gep(row, [start])))
-        pair = bd.bitcast(bd.gep(row, [start]), i32.as_pointer())
-        return broadcast(bd.load(pair, align=2))
-
-    def load_b(k):
-        start = bd.mul(k, b_row)
-        if not of_pairs:
-            return [load(B, bd.add(start, half)) for half in halves]
-        if of_pairs == "panels":
-            return [bd.load(vector_at(B, bd.add(start, half), words), align=4) for half in halves]
-        two_vectors = ir.VectorType(i16, 2 * lanes)
-        first_row = bd.add(k, k)
-        has_second = bd.icmp_signed("<", bd.add(first_row, i64(1)), b_count)
-        start = bd.mul(first_row, b_row)
-        first = bd.load(vector_at(B, start, two_vectors), align=2)
-        start = bd.add(start, bd.select(has_second, b_row, i64(0)))
-        second = bd.load(vector_at(B, start, two_vectors), align=2)
-        pairs = []
-        for half in (0, lanes):              # first[0], second[0], first[1], second[1], ...
-            order = [i for lane in range(half, half + lanes) for i in (lane, 2 * lanes + lane)]
-            mask = ir.VectorType(i32, 2 * lanes)(order)
-            pairs.append(bd.bitcast(bd.shuffle_vector(first, second, mask), words))
-        return pairs
-
-    def multiply(a, b, total):
-        if not of_pairs:
-            return bd.call(fma, [a, b, total])
-        if HAS_BF16:
-            dot = cgutils.get_or_insert_function(
-                module, ir.FunctionType(vec, [vec, words, words]),
-                f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
-            return bd.call(dot, [total, a, b])
-        # without it: a float32 is a bfloat16 and 16 zero bits; first the even numbers, then the odd
-        upper, bits = words([0xFFFF0000] * lanes), words([16] * lanes)
-        low = [bd.bitcast(bd.shl(x, bits), vec) for x in (a, b)]
-        high = [bd.bitcast(bd.and_(x, upper), vec) for x in (a, b)]
-        return bd.call(fma, [*high, bd.call(fma, [*low, total])])
-
-    a_rows = [A]
-    for r in range(1, MR):
-        last = a_rows[-1]
-        a_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [a_row]), last))
-    zero = vec([0.0] * lanes)
-    sums = [[cgutils.alloca_once_value(bd, zero) for _ in halves] for _ in range(MR)]
-    with cgutils.for_range(bd, K) as k:
-        b = load_b(k.index)
-        for r in range(MR):
-            a = load_a(a_rows[r], k.index)
-            for b_half, total in zip(b, sums[r]):
-                bd.store(multiply(a, b_half, bd.load(total)), total)
-
-    def stored(total):
-        """A vector of sums as C has it: rounded to the nearest bfloat16, ties to even, if narrow"""
-        if not narrow:
-            return bd.load(total)
-        bits = bd.bitcast(bd.load(total), words)
-        odd = bd.and_(bd.lshr(bits, words([16] * lanes)), words([1] * lanes))
-        nearest = bd.add(bits, bd.add(odd, words([0x7FFF] * lanes)))
-        return bd.trunc(bd.lshr(nearest, words([16] * lanes)), ir.VectorType(i16, lanes))
-
-    edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
-    spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)       # spare tile is written,
-    out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)        # and copied
-    for r in range(MR):
-        with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
-            base_start, out_start = bd.mul(base_row, i64(r)), bd.mul(out_row, i64(r))
-            if not narrow:
-                with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
-                    for half, total in zip(halves, sums[r]):
-                        old = load(base, bd.add(base_start, half))
-                        bd.store(bd.fadd(bd.load(total), old), total)
-            for half, total in zip(halves, sums[r]):
-                x = stored(total)
-                bd.store(x, vector_at(out, bd.add(out_start, half), x.type),
-                         align=2 if narrow else size)
-    with bd.if_then(edge):
-        count = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
-        with cgutils.for_range(bd, count) as r, cgutils.for_range(bd, cols) as c:
-            source = bd.add(bd.mul(r.index, width), c.index)
-            target = bd.add(bd.mul(r.index, c_row), c.index)
-            bd.store(bd.load(bd.gep(spare, [source])), bd.gep(C, [target]))
-    bd.ret_void()
-    return fn
-
-@intrinsic
-def tile(typing, out, base, x, b, m, j, add):
-    """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
-    b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
-    base and b whole vectors are read, also past the end (see `aligned`).
-    For bfloat16, x (M, K) is uint16 with contiguous rows, or int32 (M, K / 2) of pairs; b is uint16
-    or panels of pairs; out is float32, or uint16 where nothing is added."""
-    def codegen(context, bd, sig, args):     # args: the same seven, as LLVM values
-        narrow = sig.args[0].dtype == types.uint16
-        low = sig.args[2].dtype in (types.uint16, types.int32)
-        dtype = types.float32 if low else sig.args[2].dtype
-        scalar, size = context.get_value_type(dtype), dtype.bitwidth // 8
-        lanes = BITS // (8 * size)
-
-        def unpacked(i, entry):
-            """Pointer, shape and strides, in entries, of the array that is argument i."""
-            array = context.make_array(sig.args[i])(context, bd, args[i])
-            strides = cgutils.unpack_tuple(bd, array.strides)
-            return (array.data, cgutils.unpack_tuple(bd, array.shape),
-                    [bd.sdiv(n_bytes, i64(entry)) for n_bytes in strides])
-
-        out_data, out_shape, out_strides = unpacked(0, 2 if narrow else size)
-        base_data, _, base_strides = unpacked(1, size)
-        x_data, x_shape, x_strides = unpacked(2, 2 if low else size)
-        b_size = sig.args[3].dtype.bitwidth // 8
-        b_data, b_shape, b_strides = unpacked(3, b_size)
-        at_m, at_j, add_flag = args[4:]
-        first = at_j                         # entry of b
-        if len(b_strides) == 3:              # of the panel that column j begins
-            first = bd.mul(bd.sdiv(at_j, i64(2 * lanes)), b_strides[0])
-        of_pairs, K = "", x_shape[1]
-        if low:
-            of_pairs = "panels" if len(b_strides) == 3 else "rows"
-            x_data = bd.bitcast(x_data, i16.as_pointer())
-            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side; of an odd
-                # K the last ends in whatever follows the row, a finite number: b has a zero for it
-                K = bd.ashr(bd.add(K, i64(1)), i64(1))
-                x_strides = [x_strides[0], i64(2)]
-        base_row = bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)])
-        bd.call(emit_tile(bd.module, scalar, lanes, size, of_pairs, narrow), [
-            bd.gep(out_data, [bd.add(bd.mul(at_m, out_strides[0]), at_j)]),
-            bd.bitcast(base_row, scalar.as_pointer()),
-            bd.gep(x_data, [bd.mul(at_m, x_strides[0])]),
-            bd.gep(b_data, [first]),
-            out_strides[0], base_strides[0], *x_strides,
-            b_strides[-2],                   # from k to k + 1, in a matrix as in a panel
-            b_shape[-2], K, bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
-        return context.get_dummy_value()
-    return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
-
-@intrinsic
-def next_task(typing, counter, i):
-    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index."""
-    def codegen(context, bd, sig, args):
-        data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "monotonic")
-    return types.int64(counter, types.intp), codegen
-
-@intrinsic
-def larger(typing, x, y):
-    """The larger of two floats, a NaN if one is.  LLVM would not vectorise `max`, which takes ten
-    times as long, and may make anything of a NaN where fastmath says `nnan`."""
-    def codegen(context, bd, sig, args):
-        t = args[0].type
-        fn = cgutils.get_or_insert_function(bd.module, ir.FunctionType(t, [t, t]),
-                                            f"llvm.maximum.f{sig.args[0].bitwidth}")
-        return bd.call(fn, args, fastmath=("nsz",))
-    return x(x, x), codegen
-
-@intrinsic
-def pack_vectors(typing, row, first, second, mask):
-    """row[j] = pair_of(first[j], second[j], mask, row), for the whole vectors in `first`, if its
-    entries are neighbours in memory.  Returns how many j that were: `pack` does the others.  The
-    rows are too short for what LLVM does with a loop before its first vector."""
-    def codegen(context, bd, sig, args):
-        to, of = (array.dtype for array in sig.args[:2])
-        entry, bits = context.get_value_type(to), to.bitwidth
-        lanes = BITS // bits
-        vec, words = ir.VectorType(entry, lanes), ir.VectorType(i32, lanes)
-        arrays = [context.make_array(kind)(context, bd, x) for kind, x in zip(sig.args, args[:3])]
-        pointers = [x.data for x in arrays]
-        [stride], [n] = (cgutils.unpack_tuple(bd, x) for x in (arrays[1].strides, arrays[1].shape))
-        near = bd.icmp_signed("==", stride, i64(of.bitwidth // 8))
-        whole = bd.select(near, bd.sub(n, bd.srem(n, i64(lanes))), i64(0))
-
-        def each(x):
-            return words([x] * lanes)
-
-        def loaded(pointer, kind):
-            place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
-            return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
-
-        def upper_half(pointer):             # `bits_of` those from here on
-            if of == types.uint16:
-                return bd.zext(loaded(pointer, i16), words)
-            x = loaded(pointer, i32)
-            odd = bd.and_(bd.lshr(x, each(16)), each(1))
-            return bd.lshr(bd.add(x, bd.add(odd, each(0x7FFF))), each(16))
-
-        empty = words(ir.Undefined)
-        masks = bd.shuffle_vector(bd.insert_element(empty, args[3], i32(0)), empty, each(0))
-        with cgutils.for_range(bd, bd.sdiv(whole, i64(lanes))) as loop:
-            to_row, *sources = (bd.gep(x, [bd.mul(loop.index, i64(lanes))]) for x in pointers)
-            if to == types.int32:
-                even, odd = map(upper_half, sources)
-                x = bd.or_(even, bd.shl(bd.and_(odd, masks), each(16)))
-            else:
-                x = loaded(sources[0], entry)
-            bd.store(x, bd.bitcast(to_row, vec.as_pointer()), align=bits // 8)
-        return whole
-    return types.intp(row, first, second, mask), codegen
-
-def value(x):
-    """The number that a stored one stands for: uint16 holds the upper half of a float32."""
-    return from_bf16(np.asarray(x))[()]
-
-@overload(value, inline="always")            # what compiled code calls, by the type of x
-def _value(x):
-    if x == types.uint16:
-        return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
-    if x == types.int8:
-        return lambda x: float32(x)
-    return lambda x: x
-
-def bits_of(x):
-    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
-    The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
-    return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
-
-@overload(bits_of, inline="always")
-def _bits_of(x):
-    if x == types.uint16:
-        return lambda x: int32(x)
-
-    def nearest(x):
-        bits = np.float32(x).view(np.int32)
-        even = (bits >> int32(16)) & int32(1)
-        return ((bits + int32(0x7FFF) + even) >> int32(16)) & int32(0xFFFF)
-    return nearest
-
-def rounded(x, like):
-    """A number as an array of the type of `like` holds it."""
-    return np.uint16(bits_of(x)) if like.dtype == BF16 else x
-
-@overload(rounded, inline="always")
-def _rounded(x, like):
-    if like.dtype == types.uint16:
-        return lambda x, like: np.uint16(bits_of(x))
-    return lambda x, like: x
-
-def number(x, like):
-    """A number in the type in which a number of `like` is computed with."""
-    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
-
-@overload(number, inline="always")
-def _number(x, like):
-    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
-    return lambda x, like: dtype(x)
-
-def rows_a_row_of(panels):
-    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
-    return 2 if panels.dtype == np.int32 else 1
-
-@overload(rows_a_row_of, inline="always")
-def _rows_a_row_of(panels):
-    n = 2 if panels.dtype == types.int32 else 1
-    return lambda panels: n
-
-def pair_of(even, odd, mask, like):
-    """What panels have of two rows, the odd one only if the mask is -1; or of one"""
-    return bits_of(even) | (bits_of(odd) & mask) << 16 if like.dtype == np.int32 else even
-
-@overload(pair_of, inline="always")
-def _pair_of(even, odd, mask, like):
-    if like.dtype == types.int32:
-        return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
-    return lambda even, odd, mask, like: even
-
-def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-def from_bf16(x):
-    """float32 of the bits of bfloat16, uint16; anything else as it is"""
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+# Nearly all of the time goes into products of matrices, and each of them is made of one piece:
+#
+#     def tile(out, base, x, b, m, j, add):
+#         rows, columns = slice(m, m + MR), slice(j, j + width)
+#         out[rows, columns] = x[rows] @ b[:, columns] + add * base[rows, columns]
+#
+# The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
+# 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
+# there, vectors written as LLVM 95 %: section 12 builds them.  Two more pieces from there are
+# next_task(counter, i), which is counter[i]++ for many threads, and larger(x, y), the maximum.
+#
+# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16:
+#     value(x)          the number that a stored x stands for
+#     rounded(x, a)     a number as the array a holds it
+#     number(x, a)      a constant, in the type in which the numbers of a are computed with
+# In float32 and float64 they do nothing.
+BR = 32              # attention takes so many query rows at a time: scores stay in L1
+KC = 64              # a weight gradient sums so many rows of a batch in registers
+NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -735,54 +379,19 @@ def pack(panels, b):
             for j in range(n, width):
                 row[j] = 0
 
-# The type of `room` says whether a product is in bfloat16: uint16, or int32 for `turned`.  In
-# float32 it is an empty array, or None, which nothing is written to.
+# A product takes its left side as it is in float32 and float64, which need no workspace.  A run in
+# bfloat16 has some, in whose type the code is compiled (section 12).
 @jit
-def operand(room, x):
-    """x (M, K) as a product takes it: itself, or in bfloat16, in room (M, K or more) of uint16;
-    then a zero makes the last pair of a row whole."""
-    return _as_operand(room, x)
-
-def _as_operand(room, x):
-    """Chosen by the type of the room; this is float32 and float64."""
-    return x
-
-@overload(_as_operand, inline="always")
-def _operand(room, x):
-    if getattr(room, "dtype", None) != types.uint16:
-        return lambda room, x: x
-
-    def in_room(room, x):
-        M, K = x.shape
-        for m in range(M):
-            row, source = room[m, :K], x[m]
-            for k in range(K):
-                row[k] = rounded(source[k], room)
-            if K % 2:                        # behind the row that is returned; `tile` reads it
-                room[m, K] = 0
-        return room[:M, :K]
-    return in_room
-
-def _as_turned(room, x):
-    """Chosen by the type of the room, (1, K / 2, M or more) of int32 for pairs; or as here."""
-    return x.T
-
-@overload(_as_turned, inline="always")
-def _turned(room, x):
-    if getattr(room, "dtype", None) != types.int32:
-        return lambda room, x: x.T
-
-    def paired_up(room, x):
-        K, M = x.shape
-        n = (K + 1) // 2
-        pack(room[:, :n, :M], x)
-        return room[0, :n, :M].T
-    return paired_up
+def operand(workspace, x):
+    """x (M, K) as a product takes it; in bfloat16 rounded into the workspace, (M, K or more) of
+    uint16, where a zero makes the last pair of a row whole"""
+    return _as_operand(workspace, x)
 
 @jit
-def turned(room, x):
-    """x^T, for x (K, M), as a product takes it: itself, or in pairs"""
-    return _as_turned(room, x)
+def turned(workspace, x):
+    """x^T, for x (K, M), as a product takes it; in bfloat16 rounded and paired up, like panels, in
+    the workspace, (1, K / 2, M or more) of int32"""
+    return _as_turned(workspace, x)
 
 @jit
 def matmul(out, x, b):
@@ -928,10 +537,10 @@ def row_max(row):
     return m
 
 @jit
-def attention_forward(o, lse, qkv, D, scores, kt, room=None):
+def attention_forward(o, lse, qkv, D, scores, kt, workspace=None):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt panels of K^T; of bfloat16, room of `operand` for P"""
+    scratch: scores (BR, T), kt panels of K^T; of bfloat16, workspace of `operand` for P"""
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = scores.dtype.type(1 / math.sqrt(D))
@@ -962,10 +571,10 @@ def attention_forward(o, lse, qkv, D, scores, kt, room=None):
                     norm = scores.dtype.type(1) / total
                     for j in range(t1):
                         row[j] *= norm
-                matmul(o[t0:t1, h * D:h * D + D], operand(room, P), qkv[:t1, v:v + D])
+                matmul(o[t0:t1, h * D:h * D + D], operand(workspace, P), qkv[:t1, v:v + D])
 
 @jit
-def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, room=None,
+def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, workspace=None,
                        pairs=None):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
@@ -999,7 +608,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, room=N
                         p[j] = 0
                         ds[j] = 0
                 dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], operand(room, dS), qkv[:t1, k:k + D])
+                matmul(dqkv[t0:t1, q:q + D], operand(workspace, dS), qkv[:t1, k:k + D])
                 matmul_add(dk, dk, turned(pairs, dS), qkv[t0:t1, q:q + D])
                 matmul_add(dv, dv, turned(pairs, P), do[t0:t1, q:q + D])
 
@@ -1065,7 +674,7 @@ def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
         rmsnorm_forward(a.attn_in[b, l], a.attn_rstd[b, l], x, p.attn_norm[l], eps)
         matmul(a.qkv[b, l], a.attn_in[b, l], wt.qkv[l])
         rope(a.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(1))
-        attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt, s.room)
+        attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt, s.workspace)
         matmul_add(x1, x, a.att[b, l], wt.attn_proj[l])
         rmsnorm_forward(a.mlp_in[b, l], a.mlp_rstd[b, l], x1, p.mlp_norm[l], eps)
         matmul(a.gate_up[b, l], a.mlp_in[b, l], wt.gate_up[l])
@@ -1088,21 +697,21 @@ def backward(b, heads, p, w, a, d, s, cos, sin):
     d.x[b, 2 * L] = 0                        # nothing follows it on the residual path
     s.norm[:] = 0
     for k in range(heads):
-        matmul_add(s.norm, s.norm, operand(s.room, a.logits[b, k]), w.lm_head[k])
+        matmul_add(s.norm, s.norm, operand(s.workspace, a.logits[b, k]), w.lm_head[k])
     rmsnorm_backward(d.x[b, 2 * L], d.x[b, 2 * L], d.final_norm[b], s.norm,
                      a.x[b, 2 * L], p.final_norm, a.final_rstd[b])
     for l in range(L - 1, -1, -1):
         dx, dx1, dx2 = d.x[b, 2 * l], d.x[b, 2 * l + 1], d.x[b, 2 * l + 2]
-        matmul(s.swiglu, operand(s.room, dx2), w.down[l])
+        matmul(s.swiglu, operand(s.workspace, dx2), w.down[l])
         swiglu_backward(a.gate_up[b, l], s.swiglu)
         matmul(s.norm, a.gate_up[b, l], w.gate_up[l])
         rmsnorm_backward(dx1, dx2, d.mlp_norm[b, l], s.norm,
                          a.x[b, 2 * l + 1], p.mlp_norm[l], a.mlp_rstd[b, l])
-        matmul(s.att, operand(s.room, dx1), w.attn_proj[l])
+        matmul(s.att, operand(s.workspace, dx1), w.attn_proj[l])
         attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
-                           s.scores, s.dscores, s.kt, s.vt, s.room, s.pairs)
+                           s.scores, s.dscores, s.kt, s.vt, s.workspace, s.pairs)
         rope(d.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(-1))
-        matmul(s.norm, operand(s.room, d.qkv[b, l]), w.qkv[l])
+        matmul(s.norm, operand(s.workspace, d.qkv[b, l]), w.qkv[l])
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
@@ -1130,7 +739,7 @@ def scratch_of(i, s):
     """What thread i has of it."""
     return Scratch(norm=s.norm[i], att=s.att[i], swiglu=s.swiglu[i], scores=s.scores[i],
                    dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i], x=s.x[i],
-                   room=s.room[i], pairs=s.pairs[i])
+                   workspace=s.workspace[i], pairs=s.pairs[i])
 
 @jit_parallel
 def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
@@ -1501,8 +1110,8 @@ def muon_shapes(cfg, n, dtype):
                   other=(n, size),           # and what it becomes
                   gram=(n, side * side),
                   square=(n, side * side),
-                  room=(n, longest, low * (side + 1)),
-                  small_room=(n, side, low * (side + 1)),
+                  workspace=(n, longest, low * (side + 1)),
+                  small_workspace=(n, side, low * (side + 1)),
                   pairs=(n, 1, low * (longest + 1) // 2, side))
 
 @jit
@@ -1537,23 +1146,23 @@ def normalize(y):
             row[j] *= factor
 
 @jit
-def orthogonalize(y, other, steps, gram, square, room, small_room, pairs):
+def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pairs):
     """Y (l, s), l >= s, to nearly U V^T, in y or in other: returns which.  Each step is
     Y <- Y (a I + b G + c G G),   G = Y^T Y
     scratch: gram, square (s, s), and of bfloat16, rooms of `operand` and pairs of `turned`"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
     for _ in range(steps):
-        low = operand(room, y)
+        low = operand(workspace, y)
         symmetric_product(gram, turned(pairs, y), low)
-        low_gram = operand(small_room, gram)
+        low_gram = operand(small_workspace, gram)
         symmetric_product(square, low_gram, low_gram)
         for i in range(len(gram)):
             row, of_gram = square[i], gram[i]
             for j in range(row.size):
                 row[j] = b * of_gram[j] + c * row[j]
             row[i] += a
-        matmul(other, low, operand(small_room, square))
+        matmul(other, low, operand(small_workspace, square))
         y, other = other, y
     return y
 
@@ -1569,8 +1178,8 @@ def muon_matrix(p, g, m, hyper, scale, s):
     gram, square = s.gram[:n].reshape(side, side), s.square[:n].reshape(side, side)
     nesterov(y, g, m, p.dtype.type(scale), hyper.momentum)
     normalize(y)
-    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, s.room, s.small_room,
-                      s.pairs)
+    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, s.workspace,
+                      s.small_workspace, s.pairs)
     keep = p.dtype.type(1 - hyper.muon_lr * hyper.weight_decay)
     rate = p.dtype.type(hyper.muon_lr * math.sqrt(max(1.0, N / K)))
     for i in range(N):
@@ -1590,8 +1199,8 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     counters = np.zeros(8, np.int64)
     for i in prange(len(scratch.y)):
         s = OfMuon(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
-                   square=scratch.square[i], room=scratch.room[i],
-                   small_room=scratch.small_room[i], pairs=scratch.pairs[i])
+                   square=scratch.square[i], workspace=scratch.workspace[i],
+                   small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
         n = next_task(counters, 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
@@ -2239,7 +1848,11 @@ class Optimization(Settings):
     eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
     save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
     seed: int = setting(1, 0, 1 << 60, "of weights and batches")
-    dtype: str = setting(DTYPE, 0, 0, "f32, or bf16: what only feeds products in bfloat16")
+    dtype: str = setting("", 0, 0, "f32, or bf16: what only feeds products in bfloat16; empty: "
+                         "the faster one here")
+
+    def __post_init__(self):
+        self.dtype = self.dtype or DTYPE
 
     def check(self):
         need(self.dtype in self.dtypes,
@@ -4032,7 +3645,424 @@ def export(file, folder, gguf, matrices, force):
     if folder:
         export_folder(c, folder, force)
 
-# ==== 12 Compilation ====
+# ==== 12 Machinery ====
+# How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
+# when it is first called, and looks up then what it calls: so all this may stand behind its users.
+
+# ---- the vectors of this CPU
+def cpu_features(asked):
+    """{name: whether it has it} of the CPU that Numba compiles for: this one, or another that
+    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES, as +avx2,-fma, ask for."""
+    if asked is None:
+        return llvm.get_host_cpu_features()
+    return {name[1:]: name[0] == "+" for name in asked.split(",") if name}
+
+_CPU = cpu_features(numba.config.CPU_FEATURES)
+ARCHITECTURE = llvm.get_process_triple().split("-")[0]   # x86_64, aarch64 or, on a Mac, arm64
+
+def vector_widths(features):
+    """Bits of the vectors that a CPU with these features has."""
+    known = {128: True, 256: features.get("avx2"), 512: features.get("avx512f")}
+    return [bits for bits, has in known.items() if has]
+
+def vector_bits(asked, features):
+    """The widest vectors, or those that NANOEULER_BITS asks for."""
+    widths = vector_widths(features)
+    if not asked:
+        return widths[-1]
+    need(asked in map(str, widths), f"NANOEULER_BITS is {asked}, expected one of "
+         f"{', '.join(map(str, widths))}, the vectors of this CPU")
+    return int(asked)
+
+def tile_rows(architecture, bits):
+    """32 vector registers hold 8 x 2 sums and what enters them, 16 hold 6 x 2."""
+    return 8 if bits == 512 or architecture in ("aarch64", "arm64") else 6
+
+def faster_dtype(cpu, has_bf16):
+    """What a run computes in if it is not told.  AMD's cores since Zen 4 start as many `vdpbf16ps`
+    a cycle as FMAs of float32, and each does two products a lane.  Intel's start half as many
+    (uops.info): there bfloat16 only adds the work of rounding."""
+    return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
+
+try:
+    BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
+except UserError as e:                       # whichever program imports this one: one line
+    print(f"nanoeuler: {e}", file=sys.stderr)
+    sys.exit(2)
+HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
+DTYPE = faster_dtype(llvm.get_host_cpu_name(), HAS_BF16)
+MR = tile_rows(ARCHITECTURE, BITS)
+TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
+ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
+DY_COLUMNS = 8 * MR              # a weight gradient packs so many columns of dY side by side
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
+
+
+def tile_width(dtype):
+    """Columns of a tile: two vectors of its sums, which are float32 for bfloat16."""
+    return TILE_BYTES // max(4, np.dtype(dtype).itemsize)
+
+# ---- the tile, as LLVM
+def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
+    """The LLVM function of a tile, C = add * base + A B.  In NumPy, each matrix a flat array:
+
+        sums = np.zeros((MR, width))
+        for k in range(K):
+            b = B[k * b_row:][:width]
+            for r in range(MR):                      # rows past the edge read the last row again
+                sums[r] += A[min(r, rows - 1) * a_row + k * a_column] * b
+        for r in range(min(rows, MR)):
+            old = base[r * base_row:][:width] if add else 0
+            C[r * c_row:][:min(cols, width)] = (sums[r] + old)[:cols]
+
+    width = 2 * lanes; rows and cols are what is left of C, more than a tile or less.  c_row and the
+    like are strides, in entries: from a row to the next.  A transposed A costs nothing.
+    Not inlined: copies cost seconds of JIT.
+
+    of_pairs: A and B are bfloat16, and k counts pairs of rows of B: one instruction adds
+    A[r, 2k] B[2k, j] + A[r, 2k + 1] B[2k + 1, j].  The two numbers of A are neighbours in memory;
+    a_row and a_column count single ones.  "panels": so are the two of B, packed as one int32.
+    "rows": B is a matrix of b_count rows, and two of them are interleaved here; if b_count is odd
+    the last is taken twice, and A must have a zero there.
+    narrow: C is bfloat16; add and base are ignored."""
+    vec, name = ir.VectorType(scalar, lanes), f"nanoeuler_tile_{scalar}"
+    words = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
+    a_type = b_type = c_type = scalar
+    if of_pairs:
+        a_type, name = i16, f"{name}_{of_pairs}"
+        b_type = i32 if of_pairs == "panels" else i16
+    if narrow:
+        c_type, name = i16, f"{name}_narrow"
+    matrices = [kind.as_pointer() for kind in (c_type, scalar, a_type, b_type)]
+    fn = cgutils.get_or_insert_function(
+        module, ir.FunctionType(ir.VoidType(), [*matrices, *[i64] * 10]), name)
+    if not fn.is_declaration:
+        return fn
+    fn.linkage = "linkonce_odr"
+    fn.attributes.add("noinline")
+    fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
+    C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_count, K, rows, cols, add = fn.args
+    bd = ir.IRBuilder(fn.append_basic_block())
+    width, halves = i64(2 * lanes), (i64(0), i64(lanes))
+    fma = cgutils.get_or_insert_function(
+        module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
+
+    def vector_at(matrix, offset, kind=vec):
+        return bd.bitcast(bd.gep(matrix, [offset]), kind.as_pointer())
+
+    def load(matrix, offset):                # of any alignment
+        return bd.load(vector_at(matrix, offset), align=size)
+
+    def broadcast(x):
+        kind = ir.VectorType(x.type, lanes)
+        undef, lane0 = kind(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
+        return bd.shuffle_vector(bd.insert_element(undef, x, i32(0)), undef, lane0)
+
+    def load_a(row, k):
+        start = bd.mul(k, a_column)
+        if not of_pairs:
+            return broadcast(bd.load(bd.gep(row, [start])))
+        pair = bd.bitcast(bd.gep(row, [start]), i32.as_pointer())
+        return broadcast(bd.load(pair, align=2))
+
+    def load_b(k):
+        start = bd.mul(k, b_row)
+        if not of_pairs:
+            return [load(B, bd.add(start, half)) for half in halves]
+        if of_pairs == "panels":
+            return [bd.load(vector_at(B, bd.add(start, half), words), align=4) for half in halves]
+        two_vectors = ir.VectorType(i16, 2 * lanes)
+        first_row = bd.add(k, k)
+        has_second = bd.icmp_signed("<", bd.add(first_row, i64(1)), b_count)
+        start = bd.mul(first_row, b_row)
+        first = bd.load(vector_at(B, start, two_vectors), align=2)
+        start = bd.add(start, bd.select(has_second, b_row, i64(0)))
+        second = bd.load(vector_at(B, start, two_vectors), align=2)
+        pairs = []
+        for half in (0, lanes):              # first[0], second[0], first[1], second[1], ...
+            order = [i for lane in range(half, half + lanes) for i in (lane, 2 * lanes + lane)]
+            mask = ir.VectorType(i32, 2 * lanes)(order)
+            pairs.append(bd.bitcast(bd.shuffle_vector(first, second, mask), words))
+        return pairs
+
+    def multiply(a, b, total):
+        if not of_pairs:
+            return bd.call(fma, [a, b, total])
+        if HAS_BF16:
+            dot = cgutils.get_or_insert_function(
+                module, ir.FunctionType(vec, [vec, words, words]),
+                f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
+            return bd.call(dot, [total, a, b])
+        # without it: a float32 is a bfloat16 and 16 zero bits; first the even numbers, then the odd
+        upper, bits = words([0xFFFF0000] * lanes), words([16] * lanes)
+        low = [bd.bitcast(bd.shl(x, bits), vec) for x in (a, b)]
+        high = [bd.bitcast(bd.and_(x, upper), vec) for x in (a, b)]
+        return bd.call(fma, [*high, bd.call(fma, [*low, total])])
+
+    a_rows = [A]
+    for r in range(1, MR):
+        last = a_rows[-1]
+        a_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [a_row]), last))
+    zero = vec([0.0] * lanes)
+    sums = [[cgutils.alloca_once_value(bd, zero) for _ in halves] for _ in range(MR)]
+    with cgutils.for_range(bd, K) as k:
+        b = load_b(k.index)
+        for r in range(MR):
+            a = load_a(a_rows[r], k.index)
+            for b_half, total in zip(b, sums[r]):
+                bd.store(multiply(a, b_half, bd.load(total)), total)
+
+    def stored(total):
+        """A vector of sums as C has it: rounded to the nearest bfloat16, ties to even, if narrow"""
+        if not narrow:
+            return bd.load(total)
+        bits = bd.bitcast(bd.load(total), words)
+        odd = bd.and_(bd.lshr(bits, words([16] * lanes)), words([1] * lanes))
+        nearest = bd.add(bits, bd.add(odd, words([0x7FFF] * lanes)))
+        return bd.trunc(bd.lshr(nearest, words([16] * lanes)), ir.VectorType(i16, lanes))
+
+    edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
+    spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)       # spare tile is written,
+    out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)        # and copied
+    for r in range(MR):
+        with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
+            base_start, out_start = bd.mul(base_row, i64(r)), bd.mul(out_row, i64(r))
+            if not narrow:
+                with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
+                    for half, total in zip(halves, sums[r]):
+                        old = load(base, bd.add(base_start, half))
+                        bd.store(bd.fadd(bd.load(total), old), total)
+            for half, total in zip(halves, sums[r]):
+                x = stored(total)
+                bd.store(x, vector_at(out, bd.add(out_start, half), x.type),
+                         align=2 if narrow else size)
+    with bd.if_then(edge):
+        count = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
+        with cgutils.for_range(bd, count) as r, cgutils.for_range(bd, cols) as c:
+            source = bd.add(bd.mul(r.index, width), c.index)
+            target = bd.add(bd.mul(r.index, c_row), c.index)
+            bd.store(bd.load(bd.gep(spare, [source])), bd.gep(C, [target]))
+    bd.ret_void()
+    return fn
+
+@intrinsic
+def tile(typing, out, base, x, b, m, j, add):
+    """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
+    b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
+    base and b whole vectors are read, also past the end (see `aligned`).
+    For bfloat16, x (M, K) is uint16 with contiguous rows, or int32 (M, K / 2) of pairs; b is uint16
+    or panels of pairs; out is float32, or uint16 where nothing is added."""
+    def codegen(context, bd, sig, args):     # args: the same seven, as LLVM values
+        narrow = sig.args[0].dtype == types.uint16
+        low = sig.args[2].dtype in (types.uint16, types.int32)
+        dtype = types.float32 if low else sig.args[2].dtype
+        scalar, size = context.get_value_type(dtype), dtype.bitwidth // 8
+        lanes = BITS // (8 * size)
+
+        def unpacked(i, entry):
+            """Pointer, shape and strides, in entries, of the array that is argument i."""
+            array = context.make_array(sig.args[i])(context, bd, args[i])
+            strides = cgutils.unpack_tuple(bd, array.strides)
+            return (array.data, cgutils.unpack_tuple(bd, array.shape),
+                    [bd.sdiv(n_bytes, i64(entry)) for n_bytes in strides])
+
+        out_data, out_shape, out_strides = unpacked(0, 2 if narrow else size)
+        base_data, _, base_strides = unpacked(1, size)
+        x_data, x_shape, x_strides = unpacked(2, 2 if low else size)
+        b_size = sig.args[3].dtype.bitwidth // 8
+        b_data, b_shape, b_strides = unpacked(3, b_size)
+        at_m, at_j, add_flag = args[4:]
+        first = at_j                         # entry of b
+        if len(b_strides) == 3:              # of the panel that column j begins
+            first = bd.mul(bd.sdiv(at_j, i64(2 * lanes)), b_strides[0])
+        of_pairs, K = "", x_shape[1]
+        if low:
+            of_pairs = "panels" if len(b_strides) == 3 else "rows"
+            x_data = bd.bitcast(x_data, i16.as_pointer())
+            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side; of an odd
+                # K the last ends in whatever follows the row, a finite number: b has a zero for it
+                K = bd.ashr(bd.add(K, i64(1)), i64(1))
+                x_strides = [x_strides[0], i64(2)]
+        base_row = bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)])
+        bd.call(emit_tile(bd.module, scalar, lanes, size, of_pairs, narrow), [
+            bd.gep(out_data, [bd.add(bd.mul(at_m, out_strides[0]), at_j)]),
+            bd.bitcast(base_row, scalar.as_pointer()),
+            bd.gep(x_data, [bd.mul(at_m, x_strides[0])]),
+            bd.gep(b_data, [first]),
+            out_strides[0], base_strides[0], *x_strides,
+            b_strides[-2],                   # from k to k + 1, in a matrix as in a panel
+            b_shape[-2], K, bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
+        return context.get_dummy_value()
+    return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
+
+# ---- other pieces that Numba lacks
+@intrinsic
+def next_task(typing, counter, i):
+    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index."""
+    def codegen(context, bd, sig, args):
+        data = context.make_array(sig.args[0])(context, bd, args[0]).data
+        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "monotonic")
+    return types.int64(counter, types.intp), codegen
+
+@intrinsic
+def larger(typing, x, y):
+    """The larger of two floats, a NaN if one is.  LLVM would not vectorise `max`, which takes ten
+    times as long, and may make anything of a NaN where fastmath says `nnan`."""
+    def codegen(context, bd, sig, args):
+        t = args[0].type
+        fn = cgutils.get_or_insert_function(bd.module, ir.FunctionType(t, [t, t]),
+                                            f"llvm.maximum.f{sig.args[0].bitwidth}")
+        return bd.call(fn, args, fastmath=("nsz",))
+    return x(x, x), codegen
+
+@intrinsic
+def pack_vectors(typing, row, first, second, mask):
+    """row[j] = pair_of(first[j], second[j], mask, row), for the whole vectors in `first`, if its
+    entries are neighbours in memory.  Returns how many j that were: `pack` does the others.  The
+    rows are too short for what LLVM does with a loop before its first vector."""
+    def codegen(context, bd, sig, args):
+        to, of = (array.dtype for array in sig.args[:2])
+        entry, bits = context.get_value_type(to), to.bitwidth
+        lanes = BITS // bits
+        vec, words = ir.VectorType(entry, lanes), ir.VectorType(i32, lanes)
+        arrays = [context.make_array(kind)(context, bd, x) for kind, x in zip(sig.args, args[:3])]
+        pointers = [x.data for x in arrays]
+        [stride], [n] = (cgutils.unpack_tuple(bd, x) for x in (arrays[1].strides, arrays[1].shape))
+        near = bd.icmp_signed("==", stride, i64(of.bitwidth // 8))
+        whole = bd.select(near, bd.sub(n, bd.srem(n, i64(lanes))), i64(0))
+
+        def each(x):
+            return words([x] * lanes)
+
+        def loaded(pointer, kind):
+            place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
+            return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
+
+        def upper_half(pointer):             # `bits_of` those from here on
+            if of == types.uint16:
+                return bd.zext(loaded(pointer, i16), words)
+            x = loaded(pointer, i32)
+            odd = bd.and_(bd.lshr(x, each(16)), each(1))
+            return bd.lshr(bd.add(x, bd.add(odd, each(0x7FFF))), each(16))
+
+        empty = words(ir.Undefined)
+        masks = bd.shuffle_vector(bd.insert_element(empty, args[3], i32(0)), empty, each(0))
+        with cgutils.for_range(bd, bd.sdiv(whole, i64(lanes))) as loop:
+            to_row, *sources = (bd.gep(x, [bd.mul(loop.index, i64(lanes))]) for x in pointers)
+            if to == types.int32:
+                even, odd = map(upper_half, sources)
+                x = bd.or_(even, bd.shl(bd.and_(odd, masks), each(16)))
+            else:
+                x = loaded(sources[0], entry)
+            bd.store(x, bd.bitcast(to_row, vec.as_pointer()), align=bits // 8)
+        return whole
+    return types.intp(row, first, second, mask), codegen
+
+# ---- bfloat16
+# A function without a body of its own for each type is chosen by `overload`: it is given the types
+# of the arguments, and returns what to compile for them.
+def value(x):
+    """The number that a stored one stands for: uint16 holds the upper half of a float32."""
+    return from_bf16(np.asarray(x))[()]
+
+@overload(value, inline="always")            # what compiled code calls, by the type of x
+def _value(x):
+    if x == types.uint16:
+        return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
+    if x == types.int8:
+        return lambda x: float32(x)
+    return lambda x: x
+
+def bits_of(x):
+    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
+    The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
+    return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
+
+@overload(bits_of, inline="always")
+def _bits_of(x):
+    if x == types.uint16:
+        return lambda x: int32(x)
+
+    def nearest(x):
+        bits = np.float32(x).view(np.int32)
+        even = (bits >> int32(16)) & int32(1)
+        return ((bits + int32(0x7FFF) + even) >> int32(16)) & int32(0xFFFF)
+    return nearest
+
+def rounded(x, like):
+    """A number as an array of the type of `like` holds it."""
+    return np.uint16(bits_of(x)) if like.dtype == BF16 else x
+
+@overload(rounded, inline="always")
+def _rounded(x, like):
+    if like.dtype == types.uint16:
+        return lambda x, like: np.uint16(bits_of(x))
+    return lambda x, like: x
+
+def number(x, like):
+    """A number in the type in which a number of `like` is computed with."""
+    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
+
+@overload(number, inline="always")
+def _number(x, like):
+    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
+    return lambda x, like: dtype(x)
+
+def rows_a_row_of(panels):
+    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
+    return 2 if panels.dtype == np.int32 else 1
+
+@overload(rows_a_row_of, inline="always")
+def _rows_a_row_of(panels):
+    n = 2 if panels.dtype == types.int32 else 1
+    return lambda panels: n
+
+def pair_of(even, odd, mask, like):
+    """What panels have of two rows, the odd one only if the mask is -1; or of one"""
+    return bits_of(even) | (bits_of(odd) & mask) << 16 if like.dtype == np.int32 else even
+
+@overload(pair_of, inline="always")
+def _pair_of(even, odd, mask, like):
+    if like.dtype == types.int32:
+        return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
+    return lambda even, odd, mask, like: even
+
+def _as_operand(workspace, x):
+    """What `operand` and `turned` are in float32 and float64, where the workspace is empty"""
+    return x
+
+@overload(_as_operand, inline="always")
+def _operand(workspace, x):
+    if getattr(workspace, "dtype", None) != types.uint16:
+        return lambda workspace, x: x
+
+    def in_workspace(workspace, x):
+        M, K = x.shape
+        for m in range(M):
+            row, source = workspace[m, :K], x[m]
+            for k in range(K):
+                row[k] = rounded(source[k], workspace)
+            if K % 2:                        # behind the row that is returned; `tile` reads it
+                workspace[m, K] = 0
+        return workspace[:M, :K]
+    return in_workspace
+
+def _as_turned(workspace, x):
+    return x.T
+
+@overload(_as_turned, inline="always")
+def _turned(workspace, x):
+    if getattr(workspace, "dtype", None) != types.int32:
+        return lambda workspace, x: x.T
+
+    def paired_up(workspace, x):
+        K, M = x.shape
+        n = (K + 1) // 2
+        pack(workspace[:, :n, :M], x)
+        return workspace[0, :n, :M].T
+    return paired_up
+
+# ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
 # files.  The classes that do so are private.  What we change in them and read of them holds for
 # Numba 0.68 and stands here (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for
