@@ -8,6 +8,7 @@ OUT    ?= nanoeuler.bin
 CHAT   ?= nanoeuler_chat.bin
 DPO    ?= nanoeuler_dpo.bin
 ARGS   ?=
+comma  := ,
 GB     ?= 1
 
 # Does a run go on with the checkpoint $(1), or begin anew?
@@ -98,8 +99,11 @@ $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable .
 	@touch $@
 
+# The GPU program is tried on a GPU that is not there, where numba-cuda can be installed.
+CUDA_WHERE_IT_IS := $(if $(filter Linux,$(shell uname -s)),$(comma)cuda)
+
 $(VENV)/test: pyproject.toml | $(VENV)/bin/python
-	$(PIP) --editable '.[dev,torch]'
+	$(PIP) --editable '.[dev,torch$(CUDA_WHERE_IT_IS)]'
 	@touch $@
 
 $(VENV)/gpu: pyproject.toml | $(VENV)/bin/python

@@ -14,7 +14,8 @@ from helpers import ROOT
 import nanoeuler as ne
 
 RESULTS = ROOT / "bench" / "results"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = "\n".join(path.read_text(encoding="utf-8")             # and what it leads to
+                   for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
 
 
 def measured(name):
