@@ -493,17 +493,71 @@ def rank_of(table, left, right):
     """Rank of the merge of a pair of ids, or NO_RANK: the lower 20 bits of its row, free or not."""
     return table[find_pair(table, left, right)] & NO_RANK
 
+# A tournament of the pairs at n positions: (2n,) int64. tree[n + p] is rank << 40 | p, and tree[k]
+# the smaller of tree[2k] and tree[2k + 1], so that tree[1] is the lowest rank, then the leftmost.
+
+@njit(**INLINE)
+def set_rank(tree, p, rank):
+    """Sets the rank at a position, and the nodes above it as far as they change."""
+    k = len(tree) // 2 + p
+    tree[k] = rank << 40 | p
+    while k > 1:
+        k >>= 1
+        smaller = min(tree[2 * k], tree[2 * k + 1])
+        if tree[k] == smaller:
+            break
+        tree[k] = smaller
+
+@njit(**JIT)
+def merge_by_tree(ids, rank, table, made):
+    """What `merge_word` does, in n log n steps whatever the merges are. A token made keeps the
+    position of its left one, as in training.
+    rank (n,) int64: of the pair of a token and the next     others: as `merge_word` has them"""
+    n = len(ids)
+    before = np.empty(n, np.int64)          # position of the token to the left
+    after = np.empty(n, np.int64)           # position of the token to the right
+    tree = np.empty(2 * n, np.int64)
+    for p in range(n):
+        before[p] = p - 1
+        after[p] = p + 1
+        tree[n + p] = rank[p] << 40 | p
+    for k in range(n - 1, 0, -1):
+        tree[k] = min(tree[2 * k], tree[2 * k + 1])
+    while tree[1] >> 40 != NO_RANK:
+        p = tree[1] & ((1 << 40) - 1)
+        ids[p] = made[tree[1] >> 40]
+        set_rank(tree, after[p], NO_RANK)   # the right token goes
+        after[p] = after[after[p]]
+        new_right = NO_RANK
+        if after[p] < n:
+            before[after[p]] = p
+            new_right = rank_of(table, ids[p], ids[after[p]])
+        set_rank(tree, p, new_right)
+        if p > 0:
+            new_left = rank_of(table, ids[before[p]], ids[p])
+            set_rank(tree, before[p], new_left)
+    p = 0
+    write = 0
+    while p < n:                            # the tokens that stay move to the front
+        ids[write] = ids[p]
+        write += 1
+        p = after[p]
+    return write
+
+PASSES = 16         # over one word: nearly all need fewer, and those that do not are faster so
+
 @njit(**JIT)
 def merge_word(ids, table, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
     stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
-    many passes as different merges, so that a megabyte of one letter is no trap.
+    many passes as different merges, and few for a megabyte of one letter. What is left after PASSES
+    goes to a tree, as a pass may also merge a single pair, and n of them take n^2 steps.
     table: pair table     made (M,) int32: the token that the merge of a rank makes"""
     n = len(ids)
     rank = np.full(n, NO_RANK)              # of the pair of a token and the next
     for k in range(n - 1):
         rank[k] = rank_of(table, ids[k], ids[k + 1])
-    while True:
+    for _ in range(PASSES):
         lowest = NO_RANK
         first = 0                           # where the lowest rank stands first
         for k in range(n):
@@ -533,6 +587,7 @@ def merge_word(ids, table, made):
                 merging = min(new_left, new_right) >= lowest
             write += 1
         n = write
+    return merge_by_tree(ids[:n], rank[:n], table, made)
 
 @njit(**JIT)
 def encode_range(out, text, start, end, classes, byte_id, table, made):

@@ -334,6 +334,27 @@ def test_odd_bytes_survive(wild):
     assert wild.encode("").tolist() == [] and wild.encode("").dtype == np.int32
 
 
+def tokenizer_of(merges):
+    """A tokenizer of the bytes and these merges of strings, any order."""
+    names = [*bpe.CHAR_OF_ID, *dict.fromkeys("".join(pair) for pair in merges)]
+    return bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
+
+
+def naive_encode(text, merges):
+    """Tokens by the definition: the lowest rank of all pairs, the leftmost, again and again."""
+    tokens = list(text)
+    while True:
+        found = [(merges.index(p), i) for i, p in enumerate(zip(tokens, tokens[1:])) if p in merges]
+        if not found:
+            return tokens
+        _, i = min(found)
+        tokens[i:i + 2] = ["".join(tokens[i:i + 2])]
+
+
+def spelled(tokenizer, ids):
+    return [tokenizer.vocab[k].decode() for k in ids]
+
+
 def test_lowest_rank_first_then_leftmost():
     """Against the definition, on merges in random order: ranks that do not follow training."""
     rnd = random.Random(3)
@@ -345,19 +366,58 @@ def test_lowest_rank_first_then_leftmost():
                 merges.append(pair)
                 strings += ["".join(pair)] * ("".join(pair) not in strings)
         rnd.shuffle(merges)
-        names = bpe.CHAR_OF_ID + [s for s in strings if len(s) > 1]
-        ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
+        ours = tokenizer_of(merges)
         for _ in range(20):
-            ids = list("".join(rnd.choice("abc") for _ in range(rnd.choice([1, 2, 5, 9, 40, 300]))))
-            text = "".join(ids)
-            while True:
-                found = [(merges.index(p), i) for i, p in enumerate(zip(ids, ids[1:]))
-                         if p in merges]
-                if not found:
-                    break
-                _, i = min(found)
-                ids[i:i + 2] = ["".join(ids[i:i + 2])]
-            assert [names[k] for k in ours.encode(text)] == ids
+            text = "".join(rnd.choice("abc") for _ in range(rnd.choice([1, 2, 5, 9, 40, 300])))
+            assert spelled(ours, ours.encode(text)) == naive_encode(text, merges)
+
+
+@st.composite
+def merges_in_any_order(draw):
+    strings, merges = ["a", "b", "c"], []
+    index = st.integers(0, 15)
+    for i, j in draw(st.lists(st.tuples(index, index), max_size=12)):
+        pair = strings[i % len(strings)], strings[j % len(strings)]
+        if pair not in merges:
+            merges.append(pair)
+            strings += ["".join(pair)] * ("".join(pair) not in strings)
+    return draw(st.permutations(merges))
+
+
+REPEATED = st.builds(lambda piece, n: piece * n, st.text("abc", min_size=1, max_size=5),
+                     st.integers(1, 25))
+
+
+@settings(max_examples=300)
+@given(merges_in_any_order(), st.lists(REPEATED, min_size=1, max_size=4).map("".join))
+def test_passes_and_tree_merge_alike(merges, text):
+    """The tree alone, passes alone, and the tree after some passes, as Python runs them."""
+    ours = tokenizer_of(merges)
+    expected = naive_encode(text, merges)
+    assert spelled(ours, ours.encode(text)) == expected
+    for passes in (0, 1, 3, len(text)):
+        ids = ours._byte_id[bpe.as_array(text)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bpe, "PASSES", passes)
+            n = bpe.merge_word.py_func(ids, ours._table, ours._made)
+        assert spelled(ours, ids[:n]) == expected
+
+
+def test_a_word_of_which_each_pass_merges_one_pair():
+    """The merge of a b makes a pair of a lower rank, which the next pass merges. Passes alone would
+    take half a million, each over the whole word: half an hour."""
+    ours = tokenizer_of([("ab", "c"), ("a", "b")])
+    n = 1 << 19
+    assert spelled(ours, ours.encode("abc" * n)) == ["abc"] * n
+    assert spelled(ours, ours.encode("a" + "abc" * n + "ab")) == ["a", *["abc"] * n, "ab"]
+
+
+def test_a_long_word_of_any_letters_equals_tiktoken(gpt2):
+    ours, theirs = gpt2
+    rnd = random.Random(5)
+    for letters in ("ab", "etaoin", string.ascii_lowercase):
+        text = "".join(rnd.choices(letters, k=1 << 17))
+        assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
 
 
 def test_long_words_that_no_merge_shortens():
