@@ -28,6 +28,7 @@ import bpe
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "data" / "shakespeare.txt").read_bytes()
+MIX = 0x2545F4914F6CDD1D            # a factor for hashes, as `bpe.draw_mix` draws one
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # every class, every blank, contractions, marks, scripts, unassigned code points, a literal </s>
@@ -289,7 +290,7 @@ def test_counts_do_not_depend_on_threads(monkeypatch):
 def test_a_full_word_table_is_emptied():
     """70,000 different words, each twice: more than one table holds."""
     text, table = bpe.as_array(b"a b c d e f"), np.zeros((8, 4), np.int64)
-    assert bpe.count_words(table, text, 0, len(text), bpe.CLASSES) == len(b"a b c d")
+    assert bpe.count_words(table, MIX, text, 0, len(text), bpe.CLASSES) == len(b"a b c d")
     assert (table[:, 2] > 0).sum() == 4                     # half full: it stops there
     data = " ".join(f"{k:05x}"[::-1].translate(str.maketrans("0123456789", "ghijklmnop"))
                     for k in range(70_000)).encode() * 2
@@ -303,13 +304,61 @@ def test_words_that_meet_in_a_table_stay_apart():
         head = bytes(rnd.randrange(2) for _ in range(rnd.choice([0, 1, 7, 8, 9])))
         a, b = (head + bytes(rnd.randrange(3) for _ in range(rnd.choice([1, 1, 2]))) for _ in "ab")
         text, table = bpe.as_array(a + b + a), np.zeros((2, 4), np.int64)
-        row = bpe.row_for_word(table, text, 0, len(a))
+        row = bpe.row_for_word(table, MIX, text, 0, len(a))
         table[row, 1:] = 0, len(a), 1
-        assert bpe.row_for_word(table, text, len(a + b), len(a + b + a)) == row
-        other = bpe.row_for_word(table, text, len(a), len(a + b))
+        assert bpe.row_for_word(table, MIX, text, len(a + b), len(a + b + a)) == row
+        other = bpe.row_for_word(table, MIX, text, len(a), len(a + b))
         assert (other == row) == (a == b)
-        met += a != b and bpe.row_for_word(0 * table, text, len(a), len(a + b)) == row
+        met += a != b and bpe.row_for_word(0 * table, MIX, text, len(a), len(a + b)) == row
     assert met > 100
+
+
+def rows_of_words(mix, words):
+    """The rows that words (K, 8) of uint8 take, one after another, in a table of 4096."""
+    table, text = np.zeros((4096, 4), np.int64), words.ravel()
+    for i in range(0, len(text), 8):
+        row = bpe.row_for_word(table, mix, text, i, i + 8)
+        table[row, 1:] = i, i + 8, 1
+        yield row
+
+
+def rows_of_pairs(mix, pairs):
+    """The rows that pairs (K, 2) of ids take, one after another, in a table of 4096."""
+    table = np.full(4096, -1)
+    for left, right in pairs.tolist():
+        row = bpe.find_pair(table, mix, left, right)
+        table[row] = left << 40 | right << 20
+        yield row
+
+
+def test_nobody_can_make_words_or_pairs_meet():
+    """A thousand that share a row walk half a million rows if the factor is the one that they were
+    made for, and under any other no more than others do."""
+    words = np.random.default_rng(0).integers(97, 123, (1 << 22, 8), np.uint8)
+    pairs = np.stack([np.arange(1 << 22) >> 11, np.arange(1 << 22) & 0x7FF], 1)
+    for rows_of, items, numbers, shift in (
+            (rows_of_words, words, words.view(">u8").ravel().astype(np.uint64) ^ 8, 44),
+            (rows_of_pairs, pairs, (pairs[:, 0] << 20 | pairs[:, 1]).astype(np.uint64), 40)):
+        met = np.flatnonzero(numbers * MIX >> shift & 4095 == 4000)[:1000]      # past the end, too
+        walked = []
+        for mix in (MIX, 0x5851F42D4C957F2D, 0x369DEA0F31A53F85):
+            homes = (numbers[met] * mix >> shift & 4095).astype(np.int64)
+            rows = np.array([*rows_of(mix, items[met])])
+            assert len(set(rows.tolist())) == 1000
+            walked.append(int(((rows - homes) % 4096).sum()))
+        assert walked[0] == 1000 * 999 // 2 and max(walked[1:]) < 1000
+    mixes = {bpe.draw_mix() for _ in range(99)}
+    assert len(mixes) == 99 and all(mix % 2 and 0 < mix < 1 << 63 for mix in mixes)
+    assert len({bpe.train(b"", 256, ())._mix for _ in range(9)}) == 9
+
+
+def test_nothing_depends_on_the_factor(monkeypatch):
+    data = TORTURE.encode() + TEXT[:20_000]
+    ours = bpe.train(data, 600)
+    for mix in (1, MIX, (1 << 63) - 1):
+        monkeypatch.setattr(bpe, "draw_mix", lambda mix=mix: mix)
+        again = bpe.train(data, 600)
+        assert again.hash() == ours.hash() and (again.encode(data) == ours.encode(data)).all()
 
 
 # ---- encoding
@@ -399,7 +448,7 @@ def test_passes_and_tree_merge_alike(merges, text):
         ids = ours._byte_id[bpe.as_array(text)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bpe, "PASSES", passes)
-            n = bpe.merge_word.py_func(ids, ours._table, ours._made)
+            n = bpe.merge_word.py_func(ids, ours._table, ours._mix, ours._made)
         assert spelled(ours, ids[:n]) == expected
 
 
@@ -911,7 +960,7 @@ def test_children_share_a_relative_cache(imports, tmp_path):
     code = (f"import subprocess, sys; {imports}\n"
             "if len(sys.argv) == 1:\n"
             "    subprocess.run([sys.executable, __file__, 'child'], cwd='../there', check=True)\n"
-            "bpe.as_array(b'a'), bpe.find_pair(bpe.np.array([-1, -1]), 1, 1)\n")
+            "bpe.as_array(b'a'), bpe.find_pair(bpe.np.array([-1, -1]), 1, 1, 1)\n")
     (tmp_path / "start.py").write_text(code, encoding="utf-8")
     env = {**os.environ, "NUMBA_CACHE_DIR": "cache", "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, tmp_path / "start.py"], cwd=tmp_path / "here", env=env,
