@@ -24,6 +24,7 @@ import os
 import pathlib
 import pickle
 import re
+import secrets
 import stat
 import string
 import sys
@@ -292,9 +293,13 @@ START = 1           # text[START:END] is the word
 END = 2             # 0: the row is free
 VALUE = 3           # what the caller keeps
 # A word stands in the row that its hash names, or in the next that was free. The hash is 20 upper
-# bits of a product with MIX (no table has more rows). MIX is odd and half of its bits are set, so
-# that the upper bits of the product depend on every bit of the other factor.
-MIX = 0x2545F4914F6CDD1D
+# bits of a product with `mix` (no table has more rows).
+
+def draw_mix():
+    """A factor for hashes, odd, so that no bit gets lost, and secret: who knew it could write words
+    that all meet in one row, each walking past those before it. No result depends on it.
+    Multiply-shift hashing, Dietzfelbinger et al. 1997"""
+    return secrets.randbits(63) | 1
 
 @njit(**INLINE)
 def same_bytes(text, i, j, other):
@@ -305,7 +310,7 @@ def same_bytes(text, i, j, other):
     return k >= j
 
 @njit(**INLINE)
-def row_for_word(table, text, i, j):
+def row_for_word(table, mix, text, i, j):
     """The row of text[i:j] in a word table; for a new word a free row, in which KEY is written and
     the other columns are left to the caller."""
     key = 0
@@ -313,8 +318,8 @@ def row_for_word(table, text, i, j):
         key = (key << 8) | text[k]
     h = key ^ (j - i)
     for k in range(i + 8, j):               # few words are that long
-        h = (h * MIX) ^ text[k]
-    row = (h * MIX >> 44) & (len(table) - 1)
+        h = (h * mix) ^ text[k]
+    row = (h * mix >> 44) & (len(table) - 1)
     while table[row, END] != 0:
         start = table[row, START]
         if table[row, KEY] == key and table[row, END] - start == j - i:     # then the first 8 agree
@@ -348,14 +353,14 @@ def as_array(text):
 
 # ==== 4 Training ====
 @njit(**JIT)
-def count_words(table, text, i, end, classes):
+def count_words(table, mix, text, i, end, classes):
     """Counts words of text[i:end] in a word table until that is half full; returns the position
     it stopped at.
     VALUE: how often     START, END: the latest, whose bytes are likely in the processor's cache"""
     used = 0
     while i < end and 2 * used < len(table):
         j = word_end(text, i, end, classes)
-        row = row_for_word(table, text, i, j)
+        row = row_for_word(table, mix, text, i, j)
         if table[row, END] == 0:
             used += 1
         table[row, START] = i
@@ -367,12 +372,13 @@ def count_words(table, text, i, end, classes):
 def unique_words(text):
     """Counter of the words of text, bytes -> how often; a thread for each part."""
     text = as_array(text)
+    mix = draw_mix()
 
     def count(i, end):
         words = collections.Counter()
         while i < end:
             table = np.zeros((1 << 17, 4), np.int64)            # 4 MB, emptied at 65,536 words
-            i = count_words(table, text, i, end, CLASSES)       # runs without the GIL
+            i = count_words(table, mix, text, i, end, CLASSES)  # runs without the GIL
             taken = table[table[:, END] > 0]
             for start, stop, n in taken[:, [START, END, VALUE]].tolist():
                 words[text[start:stop].tobytes()] += n
@@ -481,35 +487,89 @@ def train(text, vocab_size, specials=SPECIALS[:1]):
 
 # ==== 5 Encoding ====
 # A pair table holds merges: (R,) int64, R a power of two, left << 40 | right << 20 | rank in a row,
-# -1 if that is free. A pair stands in the row that its hash of 24 bits names, or in the next that
-# was free.
+# -1 if that is free. A pair stands in the row that its hash of 24 bits names, a product with `mix`
+# like a word's, or in the next that was free.
 NO_RANK = 0xFFFFF           # higher than any rank; all of its 20 bits are set, as those of -1 are
 
 @njit(**INLINE)
-def find_pair(table, left, right):
+def find_pair(table, mix, left, right):
     """The row of a pair of ids in a pair table, or the free row it may take."""
     pair = (np.int64(left) << 20) | right
-    row = (pair * MIX >> 40) & (len(table) - 1)
+    row = (pair * mix >> 40) & (len(table) - 1)
     while table[row] >= 0 and table[row] >> 20 != pair:
         row = (row + 1) & (len(table) - 1)
     return row
 
 @njit(**INLINE)
-def rank_of(table, left, right):
+def rank_of(table, mix, left, right):
     """Rank of the merge of a pair of ids, or NO_RANK: the lower 20 bits of its row, free or not."""
-    return table[find_pair(table, left, right)] & NO_RANK
+    return table[find_pair(table, mix, left, right)] & NO_RANK
+
+# A tournament of the pairs at n positions: (2n,) int64. tree[n + p] is rank << 40 | p, and tree[k]
+# the smaller of tree[2k] and tree[2k + 1], so that tree[1] is the lowest rank, then the leftmost.
+
+@njit(**INLINE)
+def set_rank(tree, p, rank):
+    """Sets the rank at a position, and the nodes above it as far as they change."""
+    k = len(tree) // 2 + p
+    tree[k] = rank << 40 | p
+    while k > 1:
+        k >>= 1
+        smaller = min(tree[2 * k], tree[2 * k + 1])
+        if tree[k] == smaller:
+            break
+        tree[k] = smaller
 
 @njit(**JIT)
-def merge_word(ids, table, made):
+def merge_by_tree(ids, rank, table, mix, made):
+    """What `merge_word` does, in n log n steps whatever the merges are. A token made keeps the
+    position of its left one, as in training.
+    rank (n,) int64: of the pair of a token and the next     others: as `merge_word` has them"""
+    n = len(ids)
+    before = np.empty(n, np.int64)          # position of the token to the left
+    after = np.empty(n, np.int64)           # position of the token to the right
+    tree = np.empty(2 * n, np.int64)
+    for p in range(n):
+        before[p] = p - 1
+        after[p] = p + 1
+        tree[n + p] = rank[p] << 40 | p
+    for k in range(n - 1, 0, -1):
+        tree[k] = min(tree[2 * k], tree[2 * k + 1])
+    while tree[1] >> 40 != NO_RANK:
+        p = tree[1] & ((1 << 40) - 1)
+        ids[p] = made[tree[1] >> 40]
+        set_rank(tree, after[p], NO_RANK)   # the right token goes
+        after[p] = after[after[p]]
+        new_right = NO_RANK
+        if after[p] < n:
+            before[after[p]] = p
+            new_right = rank_of(table, mix, ids[p], ids[after[p]])
+        set_rank(tree, p, new_right)
+        if p > 0:
+            new_left = rank_of(table, mix, ids[before[p]], ids[p])
+            set_rank(tree, before[p], new_left)
+    p = 0
+    write = 0
+    while p < n:                            # the tokens that stay move to the front
+        ids[write] = ids[p]
+        write += 1
+        p = after[p]
+    return write
+
+PASSES = 16         # over one word: nearly all need fewer, and those that do not are faster so
+
+@njit(**JIT)
+def merge_word(ids, table, mix, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
     stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
-    many passes as different merges, so that a megabyte of one letter is no trap.
-    table: pair table     made (M,) int32: the token that the merge of a rank makes"""
+    many passes as different merges, and few for a megabyte of one letter. What is left after PASSES
+    goes to a tree, as a pass may also merge a single pair, and n of them take n^2 steps.
+    table, mix: pair table     made (M,) int32: the token that the merge of a rank makes"""
     n = len(ids)
     rank = np.full(n, NO_RANK)              # of the pair of a token and the next
     for k in range(n - 1):
-        rank[k] = rank_of(table, ids[k], ids[k + 1])
-    while True:
+        rank[k] = rank_of(table, mix, ids[k], ids[k + 1])
+    for _ in range(PASSES):
         lowest = NO_RANK
         first = 0                           # where the lowest rank stands first
         for k in range(n):
@@ -531,22 +591,23 @@ def merge_word(ids, table, made):
                 new_right = NO_RANK         # ranks of the token made and its neighbours
                 new_left = NO_RANK
                 if read < n:
-                    new_right = rank_of(table, ids[write], ids[read])
+                    new_right = rank_of(table, mix, ids[write], ids[read])
                 rank[write] = new_right
                 if write > 0:
-                    new_left = rank_of(table, ids[write - 1], ids[write])
+                    new_left = rank_of(table, mix, ids[write - 1], ids[write])
                     rank[write - 1] = new_left
                 merging = min(new_left, new_right) >= lowest
             write += 1
         n = write
+    return merge_by_tree(ids[:n], rank[:n], table, mix, made)
 
 @njit(**JIT)
-def encode_range(out, text, start, end, classes, byte_id, table, made):
+def encode_range(out, text, start, end, classes, byte_id, table, mix, made):
     """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
     from where its ids stand in out: `seen` is a word table, VALUE = where << 8 | how many, for
     words of less than 256 bytes.
     out (N,) int32     text (N,) uint8     byte_id (256,) int32, -1 for a byte without an id
-    classes: as `word_end` has it     table, made: as `merge_word` has them"""
+    classes: as `word_end` has it     table, mix, made: as `merge_word` has them"""
     bits = int(np.log2(end - start + 1)) - 1        # of rows: one for each two to four bytes,
     rows = 1 << min(17, max(9, bits))               # but 512 to 131,072
     seen = np.zeros((rows, 4), np.int64)
@@ -555,7 +616,7 @@ def encode_range(out, text, start, end, classes, byte_id, table, made):
     m = start                               # where its ids begin in out: no later than i
     while i < end:
         j = word_end(text, i, end, classes)
-        row = row_for_word(seen, text, i, j)
+        row = row_for_word(seen, mix, text, i, j)
         if seen[row, END] != 0:
             where = seen[row, VALUE] >> 8
             n = seen[row, VALUE] & 255
@@ -568,7 +629,7 @@ def encode_range(out, text, start, end, classes, byte_id, table, made):
                 if token >= 0:              # a byte without an id is left out
                     out[m + n] = token
                     n += 1
-            n = merge_word(out[m:m + n], table, made)
+            n = merge_word(out[m:m + n], table, mix, made)
             if j - i < 256 and 2 * used < rows:
                 seen[row, START] = i
                 seen[row, END] = j
@@ -676,9 +737,10 @@ class Tokenizer:
         self._classes = DIGITS if digits else CLASSES
         in_gpt2_order = np.array([id_of.get(c, -1) for c in CHAR_OF_ID], np.int32)
         self._byte_id = in_gpt2_order[ID_OF_BYTE]       # (256,) by byte
+        self._mix = draw_mix()
         self._table = np.full(4 << len(pairs).bit_length(), -1)         # a quarter full at most
         for rank, (left, right) in enumerate(self.merges):
-            row = find_pair(self._table, left, right)
+            row = find_pair(self._table, self._mix, left, right)
             self._table[row] = left << 40 | right << 20 | rank
         self._made = np.array([id_of[left + right] for left, right in pairs], np.int32)
 
@@ -689,7 +751,7 @@ class Tokenizer:
 
         def encode_part(start, end):
             return start, encode_range(ids, text, start, end, self._classes, self._byte_id,
-                                       self._table, self._made)
+                                       self._table, self._mix, self._made)
 
         n = 0
         for start, stop in of_parts(text, encode_part):

@@ -28,6 +28,7 @@ import bpe
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "data" / "shakespeare.txt").read_bytes()
+MIX = 0x2545F4914F6CDD1D            # a factor for hashes, as `bpe.draw_mix` draws one
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # every class, every blank, contractions, marks, scripts, unassigned code points, a literal </s>
@@ -289,7 +290,7 @@ def test_counts_do_not_depend_on_threads(monkeypatch):
 def test_a_full_word_table_is_emptied():
     """70,000 different words, each twice: more than one table holds."""
     text, table = bpe.as_array(b"a b c d e f"), np.zeros((8, 4), np.int64)
-    assert bpe.count_words(table, text, 0, len(text), bpe.CLASSES) == len(b"a b c d")
+    assert bpe.count_words(table, MIX, text, 0, len(text), bpe.CLASSES) == len(b"a b c d")
     assert (table[:, 2] > 0).sum() == 4                     # half full: it stops there
     data = " ".join(f"{k:05x}"[::-1].translate(str.maketrans("0123456789", "ghijklmnop"))
                     for k in range(70_000)).encode() * 2
@@ -303,13 +304,61 @@ def test_words_that_meet_in_a_table_stay_apart():
         head = bytes(rnd.randrange(2) for _ in range(rnd.choice([0, 1, 7, 8, 9])))
         a, b = (head + bytes(rnd.randrange(3) for _ in range(rnd.choice([1, 1, 2]))) for _ in "ab")
         text, table = bpe.as_array(a + b + a), np.zeros((2, 4), np.int64)
-        row = bpe.row_for_word(table, text, 0, len(a))
+        row = bpe.row_for_word(table, MIX, text, 0, len(a))
         table[row, 1:] = 0, len(a), 1
-        assert bpe.row_for_word(table, text, len(a + b), len(a + b + a)) == row
-        other = bpe.row_for_word(table, text, len(a), len(a + b))
+        assert bpe.row_for_word(table, MIX, text, len(a + b), len(a + b + a)) == row
+        other = bpe.row_for_word(table, MIX, text, len(a), len(a + b))
         assert (other == row) == (a == b)
-        met += a != b and bpe.row_for_word(0 * table, text, len(a), len(a + b)) == row
+        met += a != b and bpe.row_for_word(0 * table, MIX, text, len(a), len(a + b)) == row
     assert met > 100
+
+
+def rows_of_words(mix, words):
+    """The rows that words (K, 8) of uint8 take, one after another, in a table of 4096."""
+    table, text = np.zeros((4096, 4), np.int64), words.ravel()
+    for i in range(0, len(text), 8):
+        row = bpe.row_for_word(table, mix, text, i, i + 8)
+        table[row, 1:] = i, i + 8, 1
+        yield row
+
+
+def rows_of_pairs(mix, pairs):
+    """The rows that pairs (K, 2) of ids take, one after another, in a table of 4096."""
+    table = np.full(4096, -1)
+    for left, right in pairs.tolist():
+        row = bpe.find_pair(table, mix, left, right)
+        table[row] = left << 40 | right << 20
+        yield row
+
+
+def test_nobody_can_make_words_or_pairs_meet():
+    """A thousand that share a row walk half a million rows if the factor is the one that they were
+    made for, and under any other no more than others do."""
+    words = np.random.default_rng(0).integers(97, 123, (1 << 22, 8), np.uint8)
+    pairs = np.stack([np.arange(1 << 22) >> 11, np.arange(1 << 22) & 0x7FF], 1)
+    for rows_of, items, numbers, shift in (
+            (rows_of_words, words, words.view(">u8").ravel().astype(np.uint64) ^ 8, 44),
+            (rows_of_pairs, pairs, (pairs[:, 0] << 20 | pairs[:, 1]).astype(np.uint64), 40)):
+        met = np.flatnonzero(numbers * MIX >> shift & 4095 == 4000)[:1000]      # past the end, too
+        walked = []
+        for mix in (MIX, 0x5851F42D4C957F2D, 0x369DEA0F31A53F85):
+            homes = (numbers[met] * mix >> shift & 4095).astype(np.int64)
+            rows = np.array([*rows_of(mix, items[met])])
+            assert len(set(rows.tolist())) == 1000
+            walked.append(int(((rows - homes) % 4096).sum()))
+        assert walked[0] == 1000 * 999 // 2 and max(walked[1:]) < 1000
+    mixes = {bpe.draw_mix() for _ in range(99)}
+    assert len(mixes) == 99 and all(mix % 2 and 0 < mix < 1 << 63 for mix in mixes)
+    assert len({bpe.train(b"", 256, ())._mix for _ in range(9)}) == 9
+
+
+def test_nothing_depends_on_the_factor(monkeypatch):
+    data = TORTURE.encode() + TEXT[:20_000]
+    ours = bpe.train(data, 600)
+    for mix in (1, MIX, (1 << 63) - 1):
+        monkeypatch.setattr(bpe, "draw_mix", lambda mix=mix: mix)
+        again = bpe.train(data, 600)
+        assert again.hash() == ours.hash() and (again.encode(data) == ours.encode(data)).all()
 
 
 # ---- encoding
@@ -334,6 +383,27 @@ def test_odd_bytes_survive(wild):
     assert wild.encode("").tolist() == [] and wild.encode("").dtype == np.int32
 
 
+def tokenizer_of(merges):
+    """A tokenizer of the bytes and these merges of strings, any order."""
+    names = [*bpe.CHAR_OF_ID, *dict.fromkeys("".join(pair) for pair in merges)]
+    return bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
+
+
+def naive_encode(text, merges):
+    """Tokens by the definition: the lowest rank of all pairs, the leftmost, again and again."""
+    tokens = list(text)
+    while True:
+        found = [(merges.index(p), i) for i, p in enumerate(zip(tokens, tokens[1:])) if p in merges]
+        if not found:
+            return tokens
+        _, i = min(found)
+        tokens[i:i + 2] = ["".join(tokens[i:i + 2])]
+
+
+def spelled(tokenizer, ids):
+    return [tokenizer.vocab[k].decode() for k in ids]
+
+
 def test_lowest_rank_first_then_leftmost():
     """Against the definition, on merges in random order: ranks that do not follow training."""
     rnd = random.Random(3)
@@ -345,19 +415,58 @@ def test_lowest_rank_first_then_leftmost():
                 merges.append(pair)
                 strings += ["".join(pair)] * ("".join(pair) not in strings)
         rnd.shuffle(merges)
-        names = bpe.CHAR_OF_ID + [s for s in strings if len(s) > 1]
-        ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
+        ours = tokenizer_of(merges)
         for _ in range(20):
-            ids = list("".join(rnd.choice("abc") for _ in range(rnd.choice([1, 2, 5, 9, 40, 300]))))
-            text = "".join(ids)
-            while True:
-                found = [(merges.index(p), i) for i, p in enumerate(zip(ids, ids[1:]))
-                         if p in merges]
-                if not found:
-                    break
-                _, i = min(found)
-                ids[i:i + 2] = ["".join(ids[i:i + 2])]
-            assert [names[k] for k in ours.encode(text)] == ids
+            text = "".join(rnd.choice("abc") for _ in range(rnd.choice([1, 2, 5, 9, 40, 300])))
+            assert spelled(ours, ours.encode(text)) == naive_encode(text, merges)
+
+
+@st.composite
+def merges_in_any_order(draw):
+    strings, merges = ["a", "b", "c"], []
+    index = st.integers(0, 15)
+    for i, j in draw(st.lists(st.tuples(index, index), max_size=12)):
+        pair = strings[i % len(strings)], strings[j % len(strings)]
+        if pair not in merges:
+            merges.append(pair)
+            strings += ["".join(pair)] * ("".join(pair) not in strings)
+    return draw(st.permutations(merges))
+
+
+REPEATED = st.builds(lambda piece, n: piece * n, st.text("abc", min_size=1, max_size=5),
+                     st.integers(1, 25))
+
+
+@settings(max_examples=300)
+@given(merges_in_any_order(), st.lists(REPEATED, min_size=1, max_size=4).map("".join))
+def test_passes_and_tree_merge_alike(merges, text):
+    """The tree alone, passes alone, and the tree after some passes, as Python runs them."""
+    ours = tokenizer_of(merges)
+    expected = naive_encode(text, merges)
+    assert spelled(ours, ours.encode(text)) == expected
+    for passes in (0, 1, 3, len(text)):
+        ids = ours._byte_id[bpe.as_array(text)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bpe, "PASSES", passes)
+            n = bpe.merge_word.py_func(ids, ours._table, ours._mix, ours._made)
+        assert spelled(ours, ids[:n]) == expected
+
+
+def test_a_word_of_which_each_pass_merges_one_pair():
+    """The merge of a b makes a pair of a lower rank, which the next pass merges. Passes alone would
+    take half a million, each over the whole word: half an hour."""
+    ours = tokenizer_of([("ab", "c"), ("a", "b")])
+    n = 1 << 19
+    assert spelled(ours, ours.encode("abc" * n)) == ["abc"] * n
+    assert spelled(ours, ours.encode("a" + "abc" * n + "ab")) == ["a", *["abc"] * n, "ab"]
+
+
+def test_a_long_word_of_any_letters_equals_tiktoken(gpt2):
+    ours, theirs = gpt2
+    rnd = random.Random(5)
+    for letters in ("ab", "etaoin", string.ascii_lowercase):
+        text = "".join(rnd.choices(letters, k=1 << 17))
+        assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
 
 
 def test_long_words_that_no_merge_shortens():
@@ -853,7 +962,7 @@ def test_children_share_a_relative_cache(imports, tmp_path):
     code = (f"import subprocess, sys; {imports}\n"
             "if len(sys.argv) == 1:\n"
             "    subprocess.run([sys.executable, __file__, 'child'], cwd='../there', check=True)\n"
-            "bpe.as_array(b'a'), bpe.find_pair(bpe.np.array([-1, -1]), 1, 1)\n")
+            "bpe.as_array(b'a'), bpe.find_pair(bpe.np.array([-1, -1]), 1, 1, 1)\n")
     (tmp_path / "start.py").write_text(code, encoding="utf-8")
     env = {**os.environ, "NUMBA_CACHE_DIR": "cache", "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, tmp_path / "start.py"], cwd=tmp_path / "here", env=env,
