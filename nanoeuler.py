@@ -2083,6 +2083,8 @@ class Run:
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
         self.print_settings()
+        # of all passes: on a GPU the order of sums depends on the most that was taken at once
+        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch)
 
     def print_settings(self):
         cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
@@ -2181,7 +2183,7 @@ class Run:
     def elapsed(self):
         return time.perf_counter() - self.began
 
-    def ce_weights(self, tokens, targets, micro):
+    def ce_weights(self, tokens, targets):
         """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
         mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
         return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
@@ -2195,10 +2197,10 @@ class Run:
     def advance(self):
         """One step: gradient, clip, AdamW.  Returns its log record."""
         began, o, s, model = time.perf_counter(), self.options, self.state, self.model
-        micro = s.micro_batch = model.micro_batch(self.B, o.micro_batch or s.micro_batch)
         tokens, targets = self.next
         hyper = self.hyper()
-        weight, measures = self.ce_weights(tokens, targets, micro)
+        weight, measures = self.ce_weights(tokens, targets)
+        micro = s.micro_batch
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
@@ -2218,7 +2220,7 @@ class Run:
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
         s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch or 16)
+        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
 
@@ -2525,9 +2527,9 @@ class DpoRun(SftRun):
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
         self.tested_reference = np.array(self.state.reference[n:])
 
-    def losses(self, examples, rows, micro=16):
-        """-log pi of the responses in these rows, (B,), computed `micro` of them at a time."""
-        ce = []
+    def losses(self, examples, rows):
+        """-log pi of the responses in these rows, (B,), computed a micro-batch at a time."""
+        ce, micro = [], self.state.micro_batch
         for b in with_progress(range(0, len(rows), micro), "reading pairs"):
             tokens, targets = examples.batch(rows[b:b + micro])
             ce.append(self.model.losses(tokens, targets[0]))
@@ -2536,11 +2538,11 @@ class DpoRun(SftRun):
     def all_losses(self, examples):
         return self.losses(examples, range(len(examples.rows)))
 
-    def ce_weights(self, tokens, targets, micro):
+    def ce_weights(self, tokens, targets):
         """A forward pass of its own: the weight of a row depends on both responses of its pair."""
         o, learned = self.options, self.data.batches
         rows = learned.pick(self.state.step * self.B, self.B)
-        ce = self.losses(learned, rows, micro)
+        ce = self.losses(learned, rows)
         weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
         measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
         chosen = slice(None, None, 2)

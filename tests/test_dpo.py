@@ -97,15 +97,36 @@ def test_gradient_equals_pytorchs(nll):
     batches = SimpleNamespace(pick=lambda i, n: np.arange(i, i + n),
                               batch=lambda rows: (tokens[rows], targets[:, rows]))
     run = SimpleNamespace(
-        learned_reference=-reference, B=len(tokens), state=SimpleNamespace(step=0), model=model,
+        learned_reference=-reference, B=len(tokens), state=SimpleNamespace(step=0, micro_batch=2),
+        model=model,
         data=SimpleNamespace(batches=batches),
         losses=lambda *args: ne.DpoRun.losses(run, *args),
         options=ne.DpoOptions(beta=0.7, nll=nll))
-    weight, measures = ne.DpoRun.ce_weights(run, tokens, targets, 2)
+    weight, measures = ne.DpoRun.ce_weights(run, tokens, targets)
     assert measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
     model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place
     assert np.allclose(model.a.logits[:, 0], logits.grad.numpy(), rtol=1e-10, atol=1e-15)
     assert not model.a.logits[:, 1:].any()
+
+
+def test_no_pass_takes_more_than_a_micro_batch(tuned, tmp_path, monkeypatch):  # noqa: F811
+    """A GPU keeps the memory of the largest pass, fills up smaller ones, and the order of sums
+    depends on it: a resumed run, which reads no reference, would have other bits."""
+    sizes = []
+
+    class Other(ne.Model):
+        def losses(self, tokens, targets):
+            sizes.append(len(tokens))
+            return super().losses(tokens, targets)
+
+        def gradient(self, tokens, targets, weight):
+            sizes.append(len(tokens))
+            return super().gradient(tokens, targets, weight)
+
+    monkeypatch.chdir(tmp_path)
+    ne.launch(ne.DpoRun, Other, file=str(tuned / "nanoeuler.bin"), out="x.bin", resume=False,
+              force=False, data=str(tuned / "pairs.jsonl"), steps=3, batch=320, eval_every=2)
+    assert max(sizes) == ne.read_checkpoint("x.bin").state.micro_batch == 2
 
 
 # ---- rows
