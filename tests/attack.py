@@ -167,9 +167,9 @@ TEMPTING = {
                  "{{ 'a' * 10 ** 9 }}", "{{ messages }}", "\udc00\udc01", "\0", "x" * 99_999,
                  "{% for m in messages %}{{ m.content }}{% endfor %}",
                  "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"],
-    "elapsed": [0.0, 5e-324, 1e-300, 1e18], "step": [0, 1, 3, 1 << 40, 1 << 62],
+    "elapsed": [0.0, 5e-324, 1e-300, 1e18], "step": [-5, 0, 1, 3, 1 << 62, 10 ** 400],
     "n_steps": [0, 1, 3, 1 << 40, 1 << 62], "tokens_seen": [0, 1 << 62],
-    "micro_batch": [0, 1, 1 << 40, 1 << 62], "bits_per_byte": [0.0, 5e-324, 1e18],
+    "micro_batch": [0, 1, 1 << 40, 1 << 62], "bits_per_byte": [0.0, 1e18, 1e308, -1e308],
     "seq_len": [1, 2, 7, 1 << 17], "rope_theta": [1, 1.0, 1e12], "norm_eps": [1e-12, 1, 1.0],
     "data": ["text.txt", "", "no", ".", "/dev/zero", "\ud800", "a\0b", "x\n.txt", "nanoeuler.bin"],
     "optimizer": ["adamw", "muon", "", None], "dtype": ["f32", "", "f64", None],
@@ -279,6 +279,8 @@ def write_good_files():
     chat = replace(TINY, seq_len=300, tie_embeddings=True, n_mtp=1)
     tiny = replace(TINY, vocab_size=4)
     of_few = random_flat(tiny, 3, np.float32)
+    nothing = bpe.Tokenizer({"</s>": 0, "\u0100": 1}, [], ["</s>"])      # the byte zero alone
+    none = replace(TINY, vocab_size=2)
     moments = flat * 0.5, flat * flat
     ne.write_checkpoint("adamw.bin", TINY, tokenizer, state, flat, moments)
     ne.write_checkpoint("muon.bin", TINY, tokenizer, of_muon, flat, moments)
@@ -286,6 +288,7 @@ def write_good_files():
         kind="chat", template=GEMMA, bos="<|im_start|>"), random_flat(chat, 2, np.float32))
     ne.write_checkpoint("few.bin", tiny, few, replace(state, text_sha256=""),
                         of_few, (of_few, of_few * of_few))
+    ne.write_checkpoint("none.bin", none, nothing, ne.State(), random_flat(none, 4, np.float32))
     runs("export", "chat.bin", "hf", "--gguf", "model.gguf")
     examples = [dict(instruction=f"Add {k} and 1.", input="x" * (k % 2), output=str(k + 1))
                 for k in range(12)]
@@ -418,7 +421,8 @@ def verb_on(rng, path, name=None):
 
 
 def checkpoints(rng, spoil=True):
-    path = Path(rng.choice(["adamw.bin", "muon.bin", "chat.bin", "chat.bin", "few.bin"]))
+    path = Path(rng.choice(["adamw.bin", "muon.bin", "chat.bin", "chat.bin", "few.bin",
+                            *(["none.bin"] if spoil else [])]))
     lay(str(path), "text.txt", "examples.json", "pairs.jsonl")
     if spoil:
         spoil_checkpoint(rng, path)
@@ -471,7 +475,8 @@ def spoil_folder(rng, folder):
     elif kind == 2:
         path.write_bytes(rng.choice([b"", b"{}", b"[]", b"null", DEEP, b"\xff\xfe", b"\0" * 99]))
     elif kind == 3:
-        name = rng.choice(["x.safetensors", "mtp.safetensors", "chat_template.jinja", "config.json"])
+        name = rng.choice(["x.safetensors", "mtp.safetensors",
+                           "config.json", "chat_template.jinja"])
         if path.name != name:
             shutil.copy(path, folder / name)
     elif kind == 4:
@@ -639,7 +644,8 @@ def logs(rng, spoil=True):
         return runs("train", "--resume", "--out", "adamw.bin", "--steps", 4, "--threads", 1)
     hidden = {"matplotlib.figure": None} if rng.random() < 0.7 else {}
     with mock.patch.dict(sys.modules, hidden):
-        return runs("plot", "log.jsonl", "--out", "x.png", "--threads", 1)
+        out = rng.choice(PICTURES) if spoil and rng.random() < 0.2 else "x.png"
+        return runs("plot", "log.jsonl", "--out", out, "--threads", 1)
 
 
 def tokenizers(rng, spoil=True):
@@ -685,9 +691,9 @@ NAMES = ["nanoeuler.bin", "nanoeuler_chat.bin", "nanoeuler.jsonl", "text.txt", "
          "..", "", " ", "a\nb", "a\x1b[31m.bin", "caf\u00e9", "\udcff.bin", "-", "--", "-x", "new",
          "x" * 300, "x/" * 3000, "/dev/null", "/dev/zero", "/dev/stdin", "$x$.jsonl", "_x.jsonl",
          "*", "~"]
-VALUES = ["-1", "0", "1", "2", "7", "8", "64", "300", "1000", "131072", "0.5", "0.0001", "1e-9",
-          "nan", "inf", "-inf", "1e309", "1e300", "9" * 30, "9" * 5000, "0x10", "1_0", "", " ", "x",
-          "\uff11\uff12", "\udcff", "f32", "bf16", "int8", "q8_0", "adamw", "muon", "alpaca",
+VALUES = ["-1", "0", "1", "2", "7", "8", "64", "300", "1000", "131072", "1000000000", "0.5", "1e-9",
+          "0.0001", "nan", "inf", "-inf", "1e309", "1e300", "9" * 30, "9" * 5000, "0x10", "1_0", "", " ",
+          "x", "\uff11\uff12", "\udcff", "f32", "bf16", "int8", "q8_0", "adamw", "muon", "alpaca",
           "chatml", "small", "big", "1,5", "True", "--", "-5", "a\nb"]
 PICTURES = ["x.png", "x.svg", "x.pdf", "x.pgf", "x.ps", "x.eps", "x.raw", "x.webp", "x", "x.",
             ".png", "x.nosuch", "folder", "no/x.png", "x\udcff.png", "x.PNG", "x.txt"]
@@ -758,6 +764,7 @@ Twins = namedtuple("Twins", "real twin")         # Jinja texts
 Talk = namedtuple("Talk", "names tokenizer real twin")   # real, twin: the State of each
 
 PRIVATE = 0xE000
+BY_ROLE = "\uf000"           # in its place templates put <| and |> around the role
 DELETED = ["/think", "/no_think", "<image>", "@@", "</think>", "<think>"]
 # what a template may do with what is said: each follows an expression in brackets
 STEPS = [
@@ -800,10 +807,12 @@ LABELS = ["", "", "user:", "A", "###", "'", '"']
 
 def as_twins(template, names):
     """Of a template whose own special names stand as private characters."""
-    real = template
+    real = template.replace(BY_ROLE, "<|{{ m.role }}|>")
     for k, name in enumerate(names):
         real = real.replace(chr(PRIVATE + k), name)
-    return Twins(real, template)
+    of_role = {role: chr(PRIVATE + names.index(f"<|{role}|>")) for role in ROLES.values()
+               if BY_ROLE in template}
+    return Twins(real, template.replace(BY_ROLE, "{{ " + str(of_role) + "[m.role] }}"))
 
 
 @cache
@@ -852,6 +861,8 @@ def generated_twins(rng, names):
             otherwise = "{% else %}" + words() + "{% endif %}"
             said = "{% if " + rng.choice(LOOKS) + " %}" + said + otherwise
         begin = token() if rng.random() < 0.7 else ""
+        if names is OF_TEMPLATES and rng.random() < 0.1:
+            begin = BY_ROLE
         end = rng.choice([token(), "{{ eos_token }}"]) if rng.random() < 0.7 else ""
         return begin + said + end
 
@@ -993,7 +1004,8 @@ def attack(name, n, seed, limit=LIMIT, say=lambda text: None):
             what, why = verdict(trial(name, seed + i), limit)
         counts[what] += 1
         if what not in ("accepted", "refused"):
-            why = re.sub(r"/tmp/\w+", "...", why)
+            if what == "crashed":            # wherever these programs stand
+                why = re.sub(r"(/[\w.+-]+)+/", "", why)
             kind = why.split("\n    makes")[0]           # of a forgery the template
             findings.setdefault(f"{what}: {kind}", []).append(seed + i)
             say(f"{name} --seed {seed + i}  {what}: {why}")

@@ -36,7 +36,7 @@ def test_good_input_is_accepted(name, prepared):
 # ---- the attack bites
 def plainly(template, messages, state, tokenizer, sampled=None):
     """The ids of the rendered text, in which each special name is taken for the token."""
-    special = {name: k for name, k in tokenizer.specials.items()}
+    special = tokenizer.specials
     names = "|".join(map(ne.re.escape, sorted(special, key=len, reverse=True)))
     said = [(role, ne.unmarked(text)) for role, text in messages]
     ids = []
@@ -83,7 +83,8 @@ def test_one_line_is_a_refusal(call):
     assert attack.verdict(call) == ("refused", "")
 
 
-@pytest.mark.parametrize("lines", [["x"], ["nanoeuler: a", "nanoeuler: b"], ["nanoeuler: \x1b"], []])
+@pytest.mark.parametrize("lines", [["x"], ["nanoeuler: a", "nanoeuler: b"],
+                                   ["nanoeuler: \x1b"], []])
 def test_another_line_is_a_crash(lines, monkeypatch):
     def main(argv):
         for line in lines:
