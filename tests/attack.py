@@ -27,10 +27,14 @@ take the same turns, and in the twin's text each private character is a special 
 is ordinary text, whatever it looks like.  `chat_ids` must refuse, or give these tokens with these
 texts between them: the right number at another place is a forgery as well.
 
+A template that does what it will with its own words may well make special tokens of them: no
+generated one has halves of a name that are a name where nothing is said.
+
 It needs pip install -e .[dev], and Linux or macOS: the watch is an alarm of the system.
 """
 import argparse
 import contextlib
+import copy
 import faulthandler
 import html
 import io
@@ -143,6 +147,8 @@ def verdict(trial, limit=LIMIT):
         return "hung", f"more than {limit} s"
     except Forged as e:
         return "forged", "\n    ".join(e.args)
+    except Crashed as e:
+        return "crashed", str(e)[:300]
     except Exception as e:
         return "crashed", f"{type(e).__name__}: {str(e)[:300]}{place_of(e)}"
     finally:
@@ -193,12 +199,17 @@ def nodes(tree, path=()):
             yield from nodes(tree[k], (*path, k))
 
 
+def one_of(rng, values):
+    """A copy of one: what is made of it stays out of the next input."""
+    return copy.deepcopy(rng.choice(values))
+
+
 def changed(rng, tree):
     """The tree with one random place replaced, removed, copied, multiplied, or exchanged with
     another."""
     paths = [path for path in nodes(tree) if path]
     if not paths:
-        return rng.choice(NASTY)
+        return one_of(rng, NASTY)
     path = min(rng.sample(paths, min(len(paths), 2)), key=len)       # rather not a merge of many
     spot = tree
     for key in path[:-1]:
@@ -210,16 +221,16 @@ def changed(rng, tree):
         del spot[last]
     elif action == 1 and isinstance(spot, dict):
         name = rng.choice(["", "x", "n_embd", "__metadata__", "\ud800", *map(str, spot)])
-        spot[name] = spot[last]
+        spot[name] = copy.deepcopy(spot[last])
     elif action == 2 and type(spot[last]) in (int, float):
         spot[last] *= rng.choice([-1, 2, 1 << 10, 1 << 20, 1 << 40, 0.5])
     elif action == 3:
-        other = rng.choice([key for key in (spot if isinstance(spot, dict) else range(len(spot)))])
+        other = rng.choice(list(spot) if isinstance(spot, dict) else range(len(spot)))
         spot[last], spot[other] = spot[other], spot[last]
     elif action == 4:
-        spot[last] = rng.choice(NASTY)
+        spot[last] = one_of(rng, NASTY)
     else:
-        spot[last] = rng.choice(values)
+        spot[last] = one_of(rng, values)
     return tree
 
 
@@ -356,7 +367,7 @@ def tempt(rng, header):
     for part in (state, state["options"]):
         known = [key for key in part if key in TEMPTING]
         for key in rng.sample(known, min(len(known), rng.choice([0, 1, 2]))):
-            part[key] = rng.choice(TEMPTING[key])
+            part[key] = one_of(rng, TEMPTING[key])
     header["__metadata__"]["state"] = json.dumps(state)
 
 
@@ -592,7 +603,7 @@ def spoilt_list(rng, name):
     if rng.random() < 0.3 and isinstance(entries, list):
         for e in entries:                    # all alike
             if isinstance(e, dict) and e:
-                e[rng.choice(sorted(map(str, e)))] = rng.choice(NASTY)
+                e[rng.choice(sorted(map(str, e)))] = one_of(rng, NASTY)
     if lines and isinstance(entries, list):
         return as_lines(entries)
     return json.dumps(entries).encode()
@@ -692,9 +703,9 @@ NAMES = ["nanoeuler.bin", "nanoeuler_chat.bin", "nanoeuler.jsonl", "text.txt", "
          "x" * 300, "x/" * 3000, "/dev/null", "/dev/zero", "/dev/stdin", "$x$.jsonl", "_x.jsonl",
          "*", "~"]
 VALUES = ["-1", "0", "1", "2", "7", "8", "64", "300", "1000", "131072", "1000000000", "0.5", "1e-9",
-          "0.0001", "nan", "inf", "-inf", "1e309", "1e300", "9" * 30, "9" * 5000, "0x10", "1_0", "", " ",
-          "x", "\uff11\uff12", "\udcff", "f32", "bf16", "int8", "q8_0", "adamw", "muon", "alpaca",
-          "chatml", "small", "big", "1,5", "True", "--", "-5", "a\nb"]
+          "0.0001", "nan", "inf", "-inf", "1e309", "1e300", "9" * 30, "9" * 5000, "0x10", "1_0", "",
+          " ", "x", "\uff11\uff12", "\udcff", "f32", "bf16", "int8", "q8_0", "adamw", "muon",
+          "alpaca", "chatml", "small", "big", "1,5", "True", "--", "-5", "a\nb"]
 PICTURES = ["x.png", "x.svg", "x.pdf", "x.pgf", "x.ps", "x.eps", "x.raw", "x.webp", "x", "x.",
             ".png", "x.nosuch", "folder", "no/x.png", "x\udcff.png", "x.PNG", "x.txt"]
 
