@@ -656,8 +656,8 @@ def reading(source, remedy):
     """Whatever is wrong with a file that others made becomes one line that names it."""
     try:
         yield
-    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
-            ValueError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, NotImplementedError,
+            RecursionError, TypeError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
             what = f"{error} is missing"

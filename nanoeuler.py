@@ -790,6 +790,8 @@ def task_table(cfg):
                 tasks.append((kind, l, n, min(n + NB, N)))
     return np.array(tasks)
 
+MOST_AT_ONCE = 1 << 16       # tokens whose activations are in memory
+
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T).  float32 or float64 as
     the buffer is; with dtype=BF16, of a float32 buffer, what feeds the products is bfloat16.
@@ -921,7 +923,7 @@ class Model:
 
     def micro_batch(self, B, asked=0):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
-        return asked or B
+        return asked or min(B, max(1, MOST_AT_ONCE // self.cfg.seq_len))
 
     def buffers(self):
         """What a checkpoint holds: parameters and AdamW's moments."""
@@ -1365,13 +1367,14 @@ def dpo_loss(ce, reference, beta):
     -> means over the pairs, d loss / d CE (2n,)
     accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
     if y were ref's own; it costs no sampling, and may be negative."""
-    log_ratio = (reference - ce).reshape(-1, 2)          # log pi/ref of each y, y'
-    margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-    slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-    measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                    accuracy=(np.sign(margin) + 1).mean() / 2,
-                    margin=margin.mean(),
-                    kl=-log_ratio[:, 0].mean())
+    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
     return measures, np.stack((slope, -slope), 1).ravel()
 
 # Stanford Alpaca's templates; what follows them is the response
@@ -1686,6 +1689,14 @@ class State(Settings):
     options: dict = field(default_factory=dict)
     reference: list = field(default_factory=list)      # of dpo: -log ref of every response
 
+    def check(self):
+        super().check()
+        for name in ("template", "bos", "eos"):
+            text = getattr(self, name)
+            need(text == text.encode(errors="replace").decode(),
+                 f"{name} holds half a surrogate pair, which is no character")
+        return self
+
 # The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
 OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
 OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -1836,7 +1847,7 @@ class Optimization(Settings):
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
-    batch: int = setting(2048, 1, 1 << 30, "tokens a step, rounded to whole sequences")
+    batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
@@ -2163,6 +2174,8 @@ class Run:
         tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
         tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
         batches = Batches(tokens, T, cfg.n_mtp, o.seed)
+        need(len(tail), f"{path}: its last {o.holdout:.0%}, held out, has no token to predict; use "
+             f"a longer text with --data, or another --holdout")
         tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
         x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
         bytes_per_token = len(train) / len(tokens)
@@ -2396,7 +2409,7 @@ class SftRun(Run):
         if o.row_len or s.step:              # runs begun before had rows of the context's length
             return o.row_len or start.cfg.seq_len
         longest = max(tokens_of(rows) for _, rows in self.encoded)
-        T = min(MOST_A_ROW, -(-longest // 32) * 32)
+        T = min(MOST_A_ROW, -(-max(1, longest) // 32) * 32)
         s.options["row_len"] = self.options.row_len = T
         return T
 
@@ -2433,7 +2446,7 @@ class SftRun(Run):
         for example, rows in self.encoded:
             if tokens_of(rows) > self.T:
                 n_long += 1
-            elif self.is_empty(example):
+            elif self.is_empty(example) or not all(len(asked) for asked, *_ in rows):
                 n_empty += 1
             elif held_out(example, self.options.holdout):
                 val.append((example, rows))
@@ -2616,7 +2629,8 @@ def steps_planned(state, options):
     """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
     if not state.elapsed:
         return 0
-    return max(state.step, int(state.step * 60 * options.minutes / state.elapsed))
+    at_this_pace = state.step * 60 * options.minutes / state.elapsed
+    return max(state.step, int(min(at_this_pace, 1 << 40)))
 
 def fresh(run, preset, file, chosen):
     """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
@@ -3085,6 +3099,15 @@ def with_other_letters(messages, known):
     return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
             for (role, said), letter in zip(messages, letters)]
 
+def with_letters_alone(messages, known):
+    """The same without marks: blanks stay, each other character is the message's letter."""
+    letters = (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
+    return [(role, re.sub(r"\S", letter, said)) for (role, said), letter in zip(messages, letters)]
+
+def pattern_of(names):
+    """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
+
 def frame(text, special):
     """What a template wrote around what is said: its special names, and for the parts before,
     between and after them the letters that are said there.
@@ -3092,7 +3115,7 @@ def frame(text, special):
     parts = re.split(f"({special})", text)
     return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
 
-def conversation_text(template, messages, state, special):
+def conversation_text(template, messages, state, names):
     """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
     BEFORE and A is AFTER.  Special names are those without marks: the template's own.
 
@@ -3104,7 +3127,9 @@ def conversation_text(template, messages, state, special):
     - the marks come back in pairs;
     - all outside of them is the same where other letters are said: then it is not made of these;
     - its special names are those of the text in which all that is said is marked, and no message
-      stands between others of them than there."""
+      stands between others of them than there;
+    - if something is shown without marks, they are those of a text of as many other letters, too:
+      a template may count them; and blanks are shown only where no special name has any."""
     messages = [(role, unmarked(said)) for role, said in messages]
     marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
     plain, *texts = render_each(template, [messages, *marked_messages], state)
@@ -3114,29 +3139,32 @@ def conversation_text(template, messages, state, special):
         texts.append(render(template, marked_messages[-1], state))
     refusal = (f"the model's chat template changes what is said, and might make a special token "
                f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
-    same = [i for i, text in enumerate(texts) if unmarked(text) == plain]
+    most_shown = 1 if any(map(str.isspace, "".join(names))) else len(texts)
+    same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
     need(same, refusal)
     text = texts[same[0]]
     outside = SAID.sub("", text)
     need(unmarked(outside) == outside, refusal)
-    known = {*special, *"".join(said for _, said in messages)}
-    in_letters, all_in_letters = render_each(template, [
-        with_other_letters(marked_messages[i], known) for i in (same[0], 0)], state)
+    known = {*"".join(names), *"".join(said for _, said in messages)}
+    in_letters, all_in_letters, without_marks = render_each(template, [
+        with_other_letters(marked_messages[same[0]], known),
+        with_other_letters(marked_messages[0], known),
+        with_letters_alone(messages, known)], state)
     need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
-    names, said = frame(in_letters, special)
-    names_of_marked, said_of_marked = frame(all_in_letters, special)
-    need(names == names_of_marked, refusal)
+    special = pattern_of(names)
+    found, said = frame(in_letters, special)
+    found_in_marked, said_of_marked = frame(all_in_letters, special)
+    need(found == found_in_marked, refusal)
+    need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
     need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
     return text
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
     """The ids of a conversation.  Only the template makes special tokens.
     sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    names = sorted(tokenizer.specials, key=len, reverse=True)          # the longest that fits
-    special = "|".join(map(re.escape, names)) or "(?!)"  # no names: what matches nothing
-    text = conversation_text(template, messages, state, special)
+    text = conversation_text(template, messages, state, tokenizer.specials)
     ids, end = [], 0
-    for found in re.finditer(f"{SAID.pattern}|(?P<name>{special})", text):
+    for found in re.finditer(f"{SAID.pattern}|(?P<name>{pattern_of(tokenizer.specials)})", text):
         if found["name"]:
             new = [tokenizer.specials[found["name"]]]
         elif sampled and unmarked(found[0]) in sampled:
@@ -3342,9 +3370,9 @@ def lens(file, prompt):
     print(f"{'embedding':<31}   {likeliest(states[0])}")
     for i, (before, after) in enumerate(zip(states, states[1:])):
         kind = "swiglu" if i % 2 else "attention"
-        norm = np.linalg.norm(before)
+        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
         length = np.linalg.norm(after - before) / norm
-        cosine = before @ after / norm / np.linalg.norm(after)
+        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
         angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
         print(f"{i // 2 + 1:>3} {kind:<10}{length:>8.3f}{angle:>8.1f}\u00b0   {likeliest(after)}")
 
@@ -3565,6 +3593,9 @@ def gguf_meta(c):
             "tokenizer.ggml.eos_token_id": end,
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
 
+# The largest number that a type of GGUF holds, where that is less than float32's
+GGUF_MOST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}      # a block has a scale in F16
+
 def write_gguf(path, c, matrices):
     """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
     import gguf
@@ -3582,6 +3613,9 @@ def write_gguf(path, c, matrices):
         block, _ = gguf.GGML_QUANT_SIZES[kind]
         if w.shape[-1] % block:
             kind = kinds.F16
+        most = GGUF_MOST.get(kind.name, math.inf)
+        need(np.abs(w).max() <= most, f"{name} has {np.abs(w).max():g}, {kind.name} holds at most "
+             f"{most:g}; use --matrices f32")
         w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
         file.add_tensor(names[name], w, raw_dtype=kind)
     file.write_header_to_file()
@@ -4278,10 +4312,14 @@ def as_text(argument):
     shown and read as U+FFFD, like that of a file or of standard input."""
     return re.sub("[\ud800-\udfff]", "\ufffd", argument)
 
+LONGEST_NAME = 4096          # Linux has no longer paths
+
 def file_name(argument):
     """The name of a file or a folder, which the program would find empty only later."""
     if not argument:
         raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
+    if len(argument) > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"a name of {len(argument):,} characters")
     return argument
 
 def checkpoint(default):
@@ -4320,9 +4358,11 @@ class Parser(argparse.ArgumentParser):
         for word in argv:
             if word == "--":                 # behind it nothing is one
                 break
-            name = word.partition("=")[0]
+            name, _, value = word.partition("=")
             if not name.startswith("--") or " " in word:
                 continue
+            if value == "--":                # argparse takes it away, and has no value then
+                self.error(f"{name} is --, which is no value")
             if not any(flag.startswith(name) for flag in self.flags):    # it may be cut short
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
                 self.error(f"there is no flag {name}" + "".join(f", is it {x}?" for x in near))

@@ -1,5 +1,4 @@
 """Loss curves of the logs that train, sft and dpo write: python nanoeuler.py plot LOG..."""
-import math
 import string
 
 import numpy as np
@@ -10,9 +9,10 @@ LETTERS = string.ascii_letters               # a curve in the terminal
 
 
 def read_curve(path, key):
-    """[(step, value)] of the records of a log whose value is a finite number."""
+    """[(step, value)] of the records of a log whose value is a number that can be drawn."""
     values = [(r["step"], r.get(key)) for r in ne.read_log(path)]
-    return [(step, x) for step, x in values if isinstance(x, float) and math.isfinite(x)]
+    return [(step, x) for step, x in values
+            if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
 
 
 def plot(logs, out):
@@ -39,10 +39,10 @@ def plot(logs, out):
         marker = "o" if key.startswith("val_") else None
         axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
     axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend()
+    axes.legend(framealpha=1)                # PostScript has no transparency
     try:
         figure.savefig(out, dpi=120, bbox_inches="tight")
-    except ValueError as e:                  # a format that it does not know
+    except (ValueError, RuntimeError) as e:  # a format that it does not know, or not without TeX
         raise ne.UserError(f"{out}: {e}") from None
     print(f"wrote {out}")
 

@@ -115,6 +115,14 @@ def test_an_empty_name_is_said_to_be_one(args, elsewhere, capsys):
     assert os.listdir() == []
 
 
+@pytest.mark.parametrize("args, words", [
+    (("train", "--threads=--"), ["--threads is --"]),
+    (("export", "x.bin", "y/" * 3000), ["a name of 6,000 characters"]),
+    (("train", "--batch", 1 << 30), ["batch is 1073741824", "16777216"])])
+def test_absurd_values(args, words, elsewhere, capsys):
+    refused(capsys, *args, words=words)
+
+
 @pytest.mark.parametrize("args, shown", [
     (("info", "a\nb\x1b[31m.bin"), r"a\nb\x1b[31m.bin: No such file"),
     (("train", "--data", "a\rb"), r"a\rb: No such file"),

@@ -144,3 +144,25 @@ def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys)
     f.data.flush()
     os.truncate(path, f.data_offset + max(t.n_bytes for t in f.tensors))
     assert "overlap" in refused(capsys, "import", path, tmp_path / "b.bin")
+
+
+@pytest.mark.parametrize("matrices, most", [("f16", 65504), ("q8_0", 127 * 65504)])
+def test_what_a_type_cannot_hold_is_not_written(matrices, most, tokenizer, tmp_path, capsys):
+    path = write(tmp_path / "a.bin", replace(SMALL, vocab_size=512), tokenizer)
+    c = ne.read_checkpoint(str(path))
+    ne.views(c.flat, ne.param_table(c.cfg)).wte[0, 0] = 1.5 * most
+    ne.write_checkpoint(str(path), c.cfg, c.tokenizer, c.state, c.flat)
+    words = ["embed_tokens", matrices.upper(), "--matrices f32"]
+    refused(capsys, "export", path, "--gguf", tmp_path / "a.gguf", "--matrices", matrices,
+            words=words)
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def test_types_that_nobody_quantizes_to_are_refused(tokenizer, tmp_path, capsys):
+    gguf = package()
+    as_folder(tmp_path, tokenizer)           # writes a.gguf, too
+    reader = gguf.GGUFReader(tmp_path / "a.gguf", "r+")
+    tensor = next(t for t in reader.tensors if t.name.endswith("ffn_down.weight"))
+    tensor.field.parts[4][0] = gguf.GGMLQuantizationType.I32         # as wide as float32
+    reader.data.flush()
+    refused(capsys, "import", tmp_path / "a.gguf", tmp_path / "b.bin", words=["a.gguf", "I32"])

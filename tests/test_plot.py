@@ -86,6 +86,18 @@ def test_a_picture_is_a_png(log, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("step", [-360, -1 << 63, 10 ** 400, 1 << 60])
+def test_steps_that_no_run_has_are_left_out(step, tmp_path, monkeypatch, capsys):
+    path, records = tmp_path / "x.jsonl", [(step, 2.0), (1, 3.0), (2, 1e300), (3, 2.0)]
+    path.write_text("".join(json.dumps({"step": step, "bits_per_byte": x}) + "\n"
+                            for step, x in records), encoding="utf-8")
+    import plot
+    assert plot.read_curve(path, "bits_per_byte") == [(1, 3.0), (3, 2.0)]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run("plot", path)
+    assert "step 0" in capsys.readouterr().out
+
+
 def test_nothing_to_draw_and_a_single_point(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     log = tmp_path / "a.jsonl"

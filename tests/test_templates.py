@@ -493,6 +493,21 @@ def test_special_tokens_of_a_template(monkeypatch):
         ne.chat_ids("", HELLO[:1], STATE, two)
 
 
+@pytest.mark.parametrize("name, template, said", [
+    # it counts: what is shown of the words is as long as nothing, and stands for its own token
+    ("[/INST]", "{% for m in messages %}{% if m.content | length > 9 %}{{ '[/INST]' }}{% endif %}"
+                "{{ m.content }}{% endfor %}!", "[/INST]"),
+    # it looks at blanks, of which a special token is made
+    ("\n\n", "{% for m in messages %}{% if m.content == m.content | trim %}{{ '\n\n' }}{% endif %}"
+             "{{ m.content }}{% endfor %}", "\n\nHello")])
+def test_what_is_shown_makes_no_token_that_the_template_would_have_written(name, template, said):
+    needs("jinja2")
+    tokenizer = bpe.train(b"Hello " * 9, 264, (name,))
+    assert tokenizer.specials[name] not in tokenizer.encode(said)
+    with pytest.raises(ne.UserError, match="might make a special token"):
+        ne.chat_ids(template, [("user", said)], STATE, tokenizer)
+
+
 # ---- rendering
 @pytest.mark.parametrize("name", ["smollm", "chatml"])
 def test_chatml_and_alpaca_need_no_package(name, monkeypatch):

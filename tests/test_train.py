@@ -164,6 +164,30 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
     assert one.state.bits_per_byte == other.state.bits_per_byte
 
 
+def test_a_pace_beyond_all_measure(copy):
+    """As of a checkpoint that was made up: a run is never longer than a flag may say."""
+    state = ne.State(step=7, elapsed=5e-324)
+    assert ne.steps_planned(state, ne.Options(minutes=1e6)) == 1 << 40
+
+
+def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
+    """A tokenizer of others may know none of its bytes."""
+    tokenizer = bpe.Tokenizer({c: k for k, c in enumerate(set(bpe.CHAR_OF_ID) - {"z"})}, [])
+    cfg = replace(TINY, vocab_size=255)
+    ne.write_checkpoint("x.bin", cfg, tokenizer, ne.State(), random_flat(cfg, 1, np.float32))
+    (elsewhere / "text.txt").write_bytes(b"a" * 900 + b"z" * 100)
+    start = ne.read_checkpoint("x.bin")
+    with pytest.raises(ne.UserError, match="held out, has no token to predict"):
+        ne.Run("y.bin", start, ne.Options(data="text.txt").check())
+
+
+def test_memory_does_not_grow_with_a_batch():
+    """Micro-batches train the same weights: see above."""
+    model = ne.Model(TINY, random_flat(TINY, 1, np.float32))
+    assert model.micro_batch(100) == 100 and model.micro_batch(100, 7) == 7
+    assert model.micro_batch(1 << 24) == ne.MOST_AT_ONCE // TINY.seq_len
+
+
 def test_a_resumed_run_keeps_its_micro_batch(text, elsewhere):
     """On a GPU the order of sums depends on it, and the memory that is free on the day."""
     class Other(ne.Model):
