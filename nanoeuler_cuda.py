@@ -566,7 +566,18 @@ def mma(typing, acc, i, a, j, b, k):
     What lane l holds, with r = l / 4 and c = 2 (l % 4):
         acc   float32   [r, c]   [r, c + 1]   [r + 8, c]   [r + 8, c + 1]
         A     pairs     [r, c]   [r + 8, c]   [r, c + 8]   [r + 8, c + 8]    and the next column
-        B     pairs     [c, r]   [c + 8, r]                                  and the next row"""
+        B     pairs     [c, r]   [c + 8, r]                                  and the next row
+
+    The lane that holds an entry of acc (16, 8): a quad of neighbours has a row.
+
+        column     0    1    2    3    4    5    6    7
+        row 0      0    0    1    1    2    2    3    3      acc[i] and acc[i + 1], in turn
+        row 1      4    4    5    5    6    6    7    7
+        ...
+        row 7     28   28   29   29   30   30   31   31
+        row 8      0    0    1    1    2    2    3    3      acc[i + 2] and acc[i + 3]
+        ...
+        row 15    28   28   29   29   30   30   31   31"""
     def codegen(context, builder, sig, args):
         def registers(n, count):
             """Those of argument n, from the index that follows it on."""
@@ -581,6 +592,20 @@ def mma(typing, acc, i, a, j, b, k):
         return context.get_dummy_value()
     return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
 
+# A tile lies in shared memory in rows of 128 bytes: 64 numbers of bfloat16, eight chunks of 16
+# bytes.  So wide are all 32 banks, too: with chunk c of each row below that of the row before, the
+# eight rows of a chunk that ldmatrix reads at once would wait for the same four banks.  So chunk c
+# of row r lies at place c XOR (r mod 8).  The chunk that is found at each place:
+#
+#     place     0  1  2  3  4  5  6  7
+#     row 0     0  1  2  3  4  5  6  7
+#     row 1     1  0  3  2  5  4  7  6
+#     row 2     2  3  0  1  6  7  4  5
+#     row 3     3  2  1  0  7  6  5  4        any chunk, in eight rows, is at eight places:
+#     row 4     4  5  6  7  0  1  2  3        all banks work
+#     row 5     5  4  7  6  1  0  3  2
+#     row 6     6  7  4  5  2  3  0  1
+#     row 7     7  6  5  4  3  2  1  0
 @inlined
 def swizzled(row, chunk):
     """Where columns 8 chunk to 8 chunk + 7 of a row are in a tile of bfloat16: columns of 64, in
@@ -611,7 +636,18 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
     along K is 32 bytes further in a tile whose rows run along K (a_in "rows"), 16 rows of 128 bytes
     in one whose rows run along M or N (a_in "columns"; b_mn).  With a_in "registers", A is one
     local array of 16 numbers a product, laid out as `mma` has it, and then come the descriptors of
-    B.  adds: "always", "never", or "asked": then a last argument, 0 or not, says whether."""
+    B.  adds: "always", "never", or "asked": then a last argument, 0 or not, says whether.
+
+    The PTX of wgmma(16, "rows", False), of whose 64 columns of A the first 16 are shown:
+
+        { .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, 0, 0;
+          wgmma.fence.sync.aligned;
+          add.u64 a, $8, 0;                                  16 columns further: 2, 4, 6
+          add.u64 b, $9, 0;
+          wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16
+            {$0,$1,$2,$3,$4,$5,$6,$7}, a, b, 1, 1, 1, 0, 0;  add, signs of A and B, transposed?
+          ...
+          wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"""
     sums_each = N // 2
     total = sums_each * count
     given = a_in == "registers"
@@ -1008,7 +1044,18 @@ def mma_kernel(a_mn, b_mn, accumulate):
 # 256 piece after another.  Warpgroup 0 only orders copies: slices of A and B flow through three
 # buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
 # the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
-# memory, once a warpgroup.
+# memory, once a warpgroup.  Slices 0, 1, 2, .. over time, downwards:
+#
+#     buffer 0          buffer 1          buffer 2
+#     0 is copied                                           empty[i] is over at first: warpgroup 0
+#     0 is multiplied   1 is copied                         waits for the parity before the first
+#     3 is copied       1 is multiplied   2 is copied
+#     3 is multiplied   4 is copied       2 is multiplied
+#     6 is copied       4 is multiplied   5 is copied       ...
+#
+# Below "copied", full[i] is over: warpgroup 0 has arrived, and all bytes that it announced.  Below
+# "multiplied", empty[i] is: the eight warps of the others have arrived.  The next slice of a buffer
+# is in the next phase, of the other parity.
 BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
