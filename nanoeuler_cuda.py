@@ -38,6 +38,7 @@ Order   Each number is summed in one order, by one thread or by blocks that take
 """
 import argparse
 import bisect
+import contextlib
 import functools
 import gc
 import importlib.metadata
@@ -169,10 +170,11 @@ def allow_shared(compiled, config):
     ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
 
 def ok(result):
-    """The values of a driver call, without its error code, which must be zero."""
+    """The values of a driver call, without its error code, which must be zero.  Many an error
+    sticks, every later call has it, too: no UserError, after which a chat would go on."""
     error, *values = result
     if int(error):
-        raise UserError(f"CUDA: {driver.cuGetErrorString(error)[1].decode()}")
+        raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
     return values[0] if values else None
 
 def launch(kernel, grid, block, *args, smem=0):
@@ -229,10 +231,20 @@ def has(dtype):
     return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
 RUNGS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
-highest = "wgmma"                            # --matmul: none above this one
+highest = "wgmma"                            # of RUNGS that may be used just now: see `at_most`
+
+@contextlib.contextmanager
+def at_most(top):
+    """Meanwhile no rung above this one is used."""
+    global highest
+    before, highest = highest, top
+    try:
+        yield
+    finally:
+        highest = before
 
 def rung():
-    """The highest of RUNGS that this GPU has, and that --matmul allows."""
+    """The highest of RUNGS that this GPU has, and that may be used just now."""
     capability = cuda.get_current_device().compute_capability
     top = "portable"
     if capability >= (8, 0):
@@ -2172,8 +2184,7 @@ class Model:
             for name, values in (("dtype", DTYPES), ("matmul", RUNGS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-            global highest
-            highest = options.matmul
+        self.top = options.matmul if options else highest    # a rung: of this model, not of others
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.dtype = DTYPES[dtype]
@@ -2270,7 +2281,9 @@ class Model:
 
     def device(self):
         D, note = self.cfg.head_dim, ""
-        if self.dtype == np.uint16 and rung() != "portable" and D not in FAST_HEADS:
+        with at_most(self.top):
+            fast = self.dtype == np.uint16 and rung() != "portable"
+        if fast and D not in FAST_HEADS:
             note = f", portable attention for heads of {D}, slower than for 32, 64 or 128"
         return f"{cuda.get_current_device().name}, {NAMES[self.dtype]}{note}"
 
@@ -2370,7 +2383,9 @@ class Model:
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        self.gradient_graph(lambda: (self.forward(), self.heads(training=True), self.backward()))
+        with at_most(self.top):
+            self.gradient_graph(lambda: (self.forward(), self.heads(training=True),
+                                         self.backward()))
 
     def update(self, hyper):
         """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
@@ -2395,7 +2410,8 @@ class Model:
             y = np.full((self.cfg.n_mtp, *x.shape), -1, np.int32)    # head 0's only
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
-            self.loss_graph(lambda: (self.forward(), self.heads(training=False)))
+            with at_most(self.top):
+                self.loss_graph(lambda: (self.forward(), self.heads(training=False)))
             nll = to_host(self.a.nll)[0].reshape(self.shape)
             sums.append(nll[:len(x)].sum(1, dtype=np.float64))
         return np.concatenate(sums)
@@ -2708,8 +2724,6 @@ def near(x):
 def on_device(function, outputs, inputs, top, dtype):
     """What function(*outputs, *inputs) makes of the outputs on the device, floating arrays in the
     type of the run, `top` the highest rung of tensor cores."""
-    global highest
-
     def put(x):
         if not isinstance(x, np.ndarray):
             return x
@@ -2717,13 +2731,9 @@ def on_device(function, outputs, inputs, top, dtype):
             x = to_bf16(x)
         return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
     arrays = [put(x) for x in (*outputs, *inputs)]
-    before = highest
-    highest = top
-    try:
+    with at_most(top):
         function(*arrays)                    # which queues kernels: the arrays must live on
         return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
-    finally:
-        highest = before
 
 def op_tests(quick):
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the

@@ -229,14 +229,12 @@ def ceiling_rows(options):
 # ---- matmul
 @contextlib.contextmanager
 def rung(name):
-    """What is launched or recorded inside multiplies that way: wgmma, mma or portable."""
-    before, nc.highest = nc.highest, name
-    try:
+    """What is launched inside, and models that are made inside, multiply that way: wgmma, mma or
+    portable."""
+    with nc.at_most(name):
         if nc.rung() != name:
             raise Skip(f"this GPU has no {name}")
         yield
-    finally:
-        nc.highest = before
 
 def launched(f):
     """The kernels that f launches."""

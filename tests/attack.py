@@ -130,7 +130,7 @@ def reads(call, *args):
 def place_of(error):
     """The line of the programs in which it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)
-              if Path(f.filename).name in ("nanoeuler.py", "bpe.py", "plot.py")]
+              if Path(f.filename).name in ("nanoeuler.py", "bpe.py")]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 

@@ -19,6 +19,37 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 
 
+@pytest.mark.parametrize("first", ["wgmma", "mma", "portable"])
+def test_a_model_keeps_to_its_own_way_to_multiply(first, dry):
+    """Whatever others are made meanwhile: a graph that is recorded later is of the same kernels."""
+    def kernels_of_a_step(model):
+        dry.launches.clear()
+        step(model, 2, 64)
+        model.losses(np.zeros((2, 64), np.int32), np.zeros((2, 64), np.int32))
+        return {x.name for x in dry.launches}
+
+    dry.gpu.compute_capability = (9, 0)
+    cfg, alone = replace(SMALL, seq_len=64), {}
+    flat = np.zeros(ne.n_params(cfg), np.float32)
+    models = {}
+    for way in (first, "wgmma", "portable", "mma"):
+        options = SimpleNamespace(dtype="bf16", matmul=way)
+        models.setdefault(way, nc.Model(cfg, flat, options=options))
+        alone.setdefault(way, kernels_of_a_step(models[way]))
+    assert nc.highest == "wgmma" and len({frozenset(x) for x in alone.values()}) == 3
+    for way, model in models.items():
+        assert kernels_of_a_step(model) == alone[way]
+
+
+def test_an_error_of_the_driver_is_none_of_the_users(dry, monkeypatch):
+    """A chat goes on after a UserError; after this one every call fails."""
+    monkeypatch.setattr(nc.driver, "cuGetErrorString", lambda error: (0, b"an illegal address"))
+    with pytest.raises(nc.CudaAPIError, match="700"):
+        nc.ok((nc.driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,))
+    assert not issubclass(nc.CudaAPIError, ne.UserError)
+    assert nc.ok((nc.driver.CUresult.CUDA_SUCCESS, 7)) == 7
+
+
 @ways
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", RUNS)
