@@ -2210,7 +2210,7 @@ class Run:
 
     def advance(self):
         """One step: gradient, clip, AdamW.  Returns its log record."""
-        began, o, s, model = time.perf_counter(), self.options, self.state, self.model
+        began, s, model = time.perf_counter(), self.state, self.model
         tokens, targets = self.next
         hyper = self.hyper()
         weight, measures = self.ce_weights(tokens, targets)

@@ -340,7 +340,7 @@ def attention_row(cfg, B, T):
                 lambda y, grads: (difference(o[:1], [rows(y)]), difference(
                     dqkv[:1], [torch.cat([rows(g) for g in grads], 1)])))
             notes[name] = ", ".join(filter(None, [note, forwards[name].note, backwards[name].note,
-                                                  "difference %.1e, %.1e" % off]))
+                                                  "difference {:.1e}, {:.1e}".format(*off)]))
         except RuntimeError as e:
             notes[name] = first_line(e)
             forwards.pop(name, None)

@@ -250,7 +250,7 @@ def measure(args):
 
 def markdown(m):
     versions = ", ".join(f"{name} {v}" for name, v in m["versions"].items() if v)
-    lines = [f"## SmolLM2-135M-Instruct, decoding, batch 1, "
+    lines = ["## SmolLM2-135M-Instruct, decoding, batch 1, "
              + (m["gpu"] or f"{m['threads']} threads"), "",
              f"{m['cpu']} ({m['cpu_detail']}), {m['cores']} cores; load average at the start "
              f"{' '.join(f'{x:.2f}' for x in m['load_average'])}; {m['date']}.", f"{versions}.",

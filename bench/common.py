@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import platform
-import sys
 from typing import NamedTuple
 
 

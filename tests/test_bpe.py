@@ -300,7 +300,7 @@ def test_a_full_word_table_is_emptied():
 def test_words_that_meet_in_a_table_stay_apart():
     """Two rows only, so that every other pair meets: same beginning, same length, zeros before."""
     rnd, met = random.Random(2), 0
-    for n in range(400):
+    for _ in range(400):
         head = bytes(rnd.randrange(2) for _ in range(rnd.choice([0, 1, 7, 8, 9])))
         a, b = (head + bytes(rnd.randrange(3) for _ in range(rnd.choice([1, 1, 2]))) for _ in "ab")
         text, table = bpe.as_array(a + b + a), np.zeros((2, 4), np.int64)

@@ -230,7 +230,7 @@ def test_a_recording_leaves_the_garbage_collector_as_it_was(said):
 
 def test_a_full_context_slides(dry):
     decoder, seen = blank(TINY).decoder(), []
-    decode, decoder.decode = decoder.decode, lambda token, position: seen.append((token, position))
+    decoder.decode = lambda token, position: seen.append((token, position))
     for token in range(TINY.seq_len + 1):
         decoder.step(token)
     assert seen[TINY.seq_len:] == [(4, 0), (5, 1), (6, 2), (7, 3), (8, 4)]

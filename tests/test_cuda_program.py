@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from dry_gpu import Dispatcher, blank, step
+from dry_gpu import Dispatcher, blank
 from helpers import FAST, ROOT, TINY, complains, nanoeuler, run
 from numba import cuda
 

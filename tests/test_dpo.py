@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run, told
+from helpers import TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run, told
 from test_sft import ADD, FLAGS, copy_of
 from test_sft import base  # noqa: F401 (a fixture)
 

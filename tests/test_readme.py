@@ -1,0 +1,63 @@
+"""What README and docs/ tell people to type is there, and where their links lead."""
+import re
+import shlex
+
+import pytest
+
+import nanoeuler as ne
+from helpers import ROOT, needs
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+
+
+def commands(path):
+    """The lines of a page that begin with a prompt, without their comments."""
+    lines = re.findall(r"(?m)^\$ (.+)$", path.read_text(encoding="utf-8"))
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pages
+def test_every_command_is_understood(path):
+    """Up to where it would begin to work."""
+    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    for words in commands(path):
+        if words[0] == "make":
+            assert set(word for word in words[1:] if "=" not in word) <= {*targets}, words
+        elif words[:2] == ["python", "nanoeuler.py"]:
+            assert callable(ne.parse(ne.add_verbs, "", words[2:])["call"]), words
+        elif words[:2] == ["python", "nanoeuler_cuda.py"]:
+            needs("numba_cuda")
+            import nanoeuler_cuda as nc
+            assert callable(ne.parse(nc.add_verbs, "", words[2:] or ["test"])["call"]), words
+        else:
+            assert words[:2] in (["pip", "install"], ["python", "tests/attack.py"]), words
+
+
+def test_the_readme_is_short_and_names_what_a_newcomer_does():
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 185
+    verbs = {words[2] for words in commands(PAGES[0]) if words[:2] == ["python", "nanoeuler.py"]}
+    assert verbs >= {"train", "sft", "chat", "generate", "lens", "import", "export"}
+
+
+@pages
+def test_links_and_files_are_there(path):
+    text = path.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (path.parent / link).exists(), link
+    for name in re.findall(r"`((?:bench|tests|docs|data)/[\w/.-]+\.(?:py|md|txt|json|png))`", text):
+        made = name.startswith("bench/out/") or name in FETCHED
+        assert made or (ROOT / name).exists(), name
+
+
+# What the scripts of data/ write
+FETCHED = {f"data/{name}" for name in ("gutenberg.txt", "web.txt", "pretrain.txt", "alpaca.json",
+                                       "manifest.json")}
+
+
+@pages
+def test_extras_are_those_of_the_package(path):
+    import tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extras in re.findall(r"\.\[([\w,-]+)\]", path.read_text(encoding="utf-8")):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), extras
