@@ -14,7 +14,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py info FILE              what is in a checkpoint
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
     python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
-    python nanoeuler.py compile                all kernels, before they are needed
+    python nanoeuler.py compile                what these need, before they do
 
 Contents
     1    Configuration                        5    Model: forward, backward, the parallel driver
@@ -178,10 +178,12 @@ def param_table(cfg):
             ("mlp_norm",   (L, C),        None),
             ("final_norm", (C,),          None)]
 
-Params = namedtuple("Params", [name for name, *_ in param_table(PRESETS["small"])])
-MATRICES = slice(0, 6)       # fields of Params: wte to lm_head; weight decay is for them
-PACKED = slice(1, 5)         # qkv to down.  Packed with them is a head 0: wte if it is tied
-GAINS = slice(6, 9)          # of the norms
+TABLE = param_table(PRESETS["small"])
+Params = namedtuple("Params", [name for name, *_ in TABLE])
+n_matrices = sum(std is not None for *_, std in TABLE)
+MATRICES = slice(0, n_matrices)          # fields of Params; weight decay is for them
+PACKED = slice(1, n_matrices - 1)        # those of the layers.  Packed with them is lm_head, or wte
+GAINS = slice(n_matrices, len(TABLE))    # of the norms
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
@@ -298,6 +300,11 @@ def slices(flat, shapes):
         start = end
     return parts
 
+def parts_of(memory, shapes):
+    """Arrays of these shapes, each at the beginning of one of `memory`, a named tuple like them."""
+    return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
+                          for x, shape in zip(memory, shapes)))
+
 def views(flat, table):
     """The tensors of param_table."""
     return Params(*slices(flat, [shape for _, shape, *_ in table]))
@@ -375,7 +382,8 @@ def pack(panels, b):
             last = step * (k + 1) - 1        # of the rows in row k: 2k + 1 of pairs, else k itself
             mask = int32(-1) if last < K else int32(0)
             row, first, second = panels[i, k], columns[step * k], columns[min(last, K - 1)]
-            for j in range(pack_vectors(row, first, second, mask), n):       # all of W^T and K^T
+            whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
+            for j in range(whole, n):
                 row[j] = pair_of(first[j], second[j], mask, panels)
             for j in range(n, width):
                 row[j] = 0
@@ -791,6 +799,14 @@ def task_table(cfg):
                 tasks.append((kind, l, n, min(n + NB, N)))
     return np.array(tasks)
 
+def length_used(targets):
+    """So many tokens of a sequence are worth reading: behind the last target of a batch there is
+    padding, whose gradients are zero.     targets (P, B, T)"""
+    T = targets.shape[2]
+    where = np.flatnonzero((targets >= 0).any((0, 1)))
+    used = where[-1] + 1 if len(where) else 1
+    return min(T, -(-int(used) // KC) * KC)
+
 MOST_AT_ONCE = 1 << 16       # tokens whose activations are in memory
 
 class Model:
@@ -823,7 +839,8 @@ class Model:
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
         self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        self.shape = None                    # (B, T) of the activations, once there are any
+        self.shape = None                    # (B, T, threads) of the activations, if there are any
+        self.largest = 0, 0, 0               # of such
         self.of_muon = None                  # its memory, if it is used
         self.pack()
 
@@ -845,28 +862,39 @@ class Model:
             pack_weights(w, wt, x)
 
     def prepare(self, B, T):
-        """Memory for B sequences of T tokens, kept for the next."""
-        if self.shape == (B, T):
+        """Memory for B sequences of T tokens: parts of what there is for the largest so far."""
+        shape = B, T, get_num_threads()
+        if self.shape == shape:
             return
-        self.a = self.d = self.s = None      # free the old before the new
-        self.a = self.new(act_shapes(self.cfg, B, T))
-        self.d = self.new(dact_shapes(self.cfg, B, T))
-        self.s = self.new(scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
+        shapes = (act_shapes(self.cfg, B, T), dact_shapes(self.cfg, B, T),
+                  scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
+        if not all(new <= held for new, held in zip(shape, self.largest)):
+            self.a = self.d = self.s = self.memory = None          # free the old before the new
+            self.memory = [self.new(x) for x in shapes]
+            self.largest = shape
+        self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
             assert room_behind(x) >= TILE_BYTES, "not made by `aligned`"
-        self.shape = B, T
+        self.shape = shape
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
         """`run_batch` on tokens (B, T) int32 -> losses (B, heads)"""
-        (B, T), P = tokens.shape, self.cfg.n_mtp
-        self.prepare(B, T)
+        cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
+        need(0 < T <= cfg.seq_len, f"{T} tokens are none or more than the context of {cfg.seq_len}")
+        for x in (tokens, targets):          # kernels do not look: they would read and write beyond
+            need(x is None or x.max() < cfg.vocab_size, "a token that the model has not")
+        need(tokens.min() >= 0, "a token that is negative")
         if targets is None:
             targets = np.full((P, B, T), -1, np.int32)
+        else:
+            T = length_used(targets)
+            tokens, targets = tokens[:, :T], targets[:, :, :T]
+        self.prepare(B, T)
         weight = np.ones((B, P)) * weight
         losses = np.zeros((B, heads or P))
         run_batch(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
                   weight, self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks,
-                  self.cos[:T], self.sin[:T], self.cfg.norm_eps)
+                  self.cos[:T], self.sin[:T], cfg.norm_eps)
         if until == GRADIENT:                # of the gains, in the order of the batch
             for name in Params._fields[GAINS]:
                 gain = getattr(self.g, name)
@@ -1414,9 +1442,12 @@ def question_hash(example):
     return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
 
 def held_out(example, share=0.02):
-    """About this share of all examples, one in 50, by a hash: the same question is always on the
-    same side."""
-    return share > 0 and question_hash(example) % max(1, round(1 / share)) == 0
+    """About this share of all examples, one in 50, by a hash of 32 bits: the same question is
+    always on the same side."""
+    one_in = round(1 / share) if share else 0
+    if one_in and math.isclose(one_in * share, 1):
+        return question_hash(example) % one_in == 0
+    return question_hash(example) < share * (1 << 32)
 
 ROLES = "system", "user", "assistant", "tool"
 
@@ -1623,6 +1654,8 @@ def write_tensors(path, meta, tensors, remedy):
         start = end
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    need(len(header) <= MAX_HEADER, f"{path}: its header has {len(header):,} bytes, at most "
+         f"{MAX_HEADER:,} can be read; {remedy}")
     digest = hashlib.sha256(header)
     for x in tensors.values():
         digest.update(x)
@@ -2267,11 +2300,11 @@ class Run:
                 complete = s.step >= s.n_steps > 0
                 final = self.validate() if complete else ""
                 self.save()
-            except OSError:                  # a closed pipe, a full disk: what is learned is kept
+            except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
                 self.save()
                 raise
         if complete:
-            print(f"\n{self.sample(160)}\n\nvalidation {final} on {self.scope}, after "
+            print(f"\n{for_terminal(self.sample(160))}\n\nvalidation {final} on {self.scope}, after "
                   f"{self.elapsed() / 60:.1f} minutes")
             print_done(self.out, s, self.model)
         else:
@@ -3250,6 +3283,13 @@ def rewind_to(decoder, ids):
     decoder.truncate(n)
     return ids[n:]
 
+def for_terminal(text):
+    """What a model says, as it is; a terminal it must not command: there, control characters but
+    for tabs and line ends are shown as U+FFFD."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
+
 class Speaker:
     """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
     continues."""
@@ -3314,7 +3354,7 @@ class Speaker:
                 answer += piece
                 if self.answers:             # now, because Ctrl-C may end it here
                     self.said[-1] = "assistant", answer
-                print(piece, end="", flush=True)
+                print(for_terminal(piece), end="", flush=True)
         finally:
             self.keep_ids(answer, sampled)
         print()
@@ -3542,9 +3582,17 @@ def is_of_heads(path):
     with reading(path, "name another directory"):
         return all(name.startswith("mtp.") for name in map_tensors(path)[1])
 
-def export_folder(c, folder, force):
-    """Writes a directory that transformers reads.  Refuses before it writes."""
+def need_folder(c, folder, force):
+    """Refuses to write into what is there."""
     need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
+    for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
+        keep(os.path.join(folder, name), force)
+    of_heads = os.path.join(folder, "mtp.safetensors")
+    if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
+        need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
+
+def export_folder(c, folder):
+    """Writes a directory that transformers reads."""
     files = llama_files(c)
     heads, weights = {}, {}
     for name, x in named(c.cfg, c.flat).items():
@@ -3552,11 +3600,8 @@ def export_folder(c, folder, force):
             heads[name] = x
         else:
             weights[name] = x
-    for name in (*files, "model.safetensors", "mtp.safetensors"):
-        keep(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
     if not heads and os.path.exists(of_heads):           # of a model that stood here before
-        need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
         os.remove(of_heads)
     os.makedirs(folder, exist_ok=True)
     if heads:
@@ -3737,11 +3782,14 @@ def export(file, folder, gguf, matrices, force):
     c = read_checkpoint(file, moments=False)
     if gguf:
         keep(gguf, force)
+    if folder:
+        need_folder(c, folder, force)
+    if gguf:
         with replacing(gguf, REMEDY) as temporary:
             write_gguf(temporary, c, matrices)
         print(f"{gguf}: for llama.cpp, {matrices}")
     if folder:
-        export_folder(c, folder, force)
+        export_folder(c, folder)
 
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function

@@ -553,3 +553,12 @@ def test_smaller_weights_let_the_large_ones_go(weights):
     flat = ne.init_params(cfg, 1)
     parameters, *_ = ne.Decoder(cfg, flat, weights).buffers
     assert not any(np.shares_memory(x, flat) for x in parameters)
+
+
+def test_a_model_does_not_command_the_terminal(tmp_path, monkeypatch, capsys):
+    path = spoken(tmp_path, b"\x1b]0;mine\x07\tb")
+    run("generate", "a", path, "--temperature", 0)
+    assert capsys.readouterr().out == "a\x1b]0;mine\x07\tb\n"        # into a file as it is
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run("generate", "a", path, "--temperature", 0)
+    assert capsys.readouterr().out == "a\ufffd]0;mine\ufffd\tb\n"

@@ -438,3 +438,53 @@ def test_heads_that_are_left_out(tied):
     assert losses.shape == (3, 2) and np.array_equal(losses, expected[:, :2])
     assert every.g_flat.any() and np.allclose(some.g_flat, every.g_flat, rtol=1e-13, atol=1e-15)
     assert not some.g.lm_head[-2:].any() and some.g.lm_head[0].any()
+
+
+# ---- padding
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_padding_behind_the_last_target_costs_nothing_and_changes_no_bit(dtype, monkeypatch):
+    """Rows of examples end in padding: the same sums, whether it is read or not."""
+    cfg = replace(BASE, seq_len=300)
+    flat, rng = random_flat(cfg, 1, dtype), np.random.default_rng(2)
+    tokens = rng.integers(0, cfg.vocab_size, (3, 300), dtype=np.int32)
+    targets = np.full((cfg.n_mtp, 3, 300), -1, np.int32)
+    for b, (start, end) in enumerate([(10, 100), (0, 1), (60, 130)]):
+        targets[:, b, start:end] = rng.integers(0, cfg.vocab_size, end - start)
+
+    def gradient():
+        model = ne.Model(cfg, flat.copy())
+        model.gradient(tokens[:2], targets[:, :2], [0.7, 0.2, 0.1, 0.3])
+        model.gradient(tokens, targets, [0.7, 0.2, 0.1, 0.3])    # a larger batch, then a smaller
+        model.gradient(tokens[1:2], targets[:, 1:2], [0.7, 0.2, 0.1, 0.3])
+        return model.g_flat, model.ce, model.a.x.shape
+
+    g, ce, shape = gradient()
+    assert ne.length_used(targets) == 192 and shape[2] == 64
+    monkeypatch.setattr(ne, "length_used", lambda targets: targets.shape[2])
+    whole, whole_ce, shape = gradient()
+    assert shape[2] == 300 and g.any()
+    assert np.array_equal(g, whole) and np.array_equal(ce, whole_ce)
+
+
+def test_memory_is_kept_for_the_largest_batch():
+    model = ne.Model(BASE, random_flat(BASE, 1, np.float32))
+    model.prepare(3, 17)
+    held = [x.ctypes.data for x in model.a]
+    for B, T in ((2, 17), (3, 5), (1, 1), (3, 17)):
+        model.prepare(B, T)
+        assert [x.ctypes.data for x in model.a] == held
+        assert all(x.flags.c_contiguous for group in (model.a, model.d, model.s) for x in group)
+        assert model.a.x.shape[:3] == (B, 2 * BASE.n_layer + 1, T)
+    model.prepare(4, 5)                      # more sequences than ever
+    assert [x.ctypes.data for x in model.a] != held
+
+
+@pytest.mark.parametrize("tokens, targets, words", [
+    ([[29]], None, "token that the model has not"), ([[-1]], None, "negative"),
+    ([[0]], [[[29]]] * 4, "token that the model has not"), ([[0] * 41], None, "41 tokens"),
+    ([[]], None, "0 tokens")])
+def test_what_is_no_sequence_of_this_model_is_refused(tokens, targets, words):
+    """Kernels check no index: they would read, and write, behind an array."""
+    model = ne.Model(BASE, random_flat(BASE, 1, np.float32))
+    with pytest.raises(ne.UserError, match=words):
+        model.run(ne.LOSS, np.array(tokens, np.int32), targets and np.array(targets, np.int32))

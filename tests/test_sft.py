@@ -206,6 +206,13 @@ def test_held_out_by_hand():
     assert ne.held_out({**e, "output": "x"}) == ne.held_out({**e, "output": "y"})
 
 
+@pytest.mark.parametrize("share", [0.01, 0.02, 0.1, 0.3, 0.4, 0.5])
+def test_the_share_that_is_held_out_is_the_one_asked_for(share):
+    n = 20_000
+    held = sum(ne.held_out(dict(instruction=str(i), input=""), share) for i in range(n))
+    assert abs(held / n - share) < 4 * math.sqrt(share * (1 - share) / n)
+
+
 # ---- the files
 def test_a_mark_of_the_byte_order_and_lines_of_a_text_are_no_lines_of_the_file(tmp_path):
     """Within a JSON text U+2028 and U+0085 are characters like others; a BOM is none."""
