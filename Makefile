@@ -40,13 +40,13 @@ all: $(RUN_DEPS)  ## install and compile the kernels
 train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
 	$(PY) nanoeuler.py train $(call resume,$(OUT)) --out $(OUT) $(ARGS)
 
-sft: $(RUN_DEPS)  ## teach what `train` made to answer; writes nanoeuler_chat.bin
+sft: $(RUN_DEPS)  ## teach what `train` made to answer (3 minutes); writes nanoeuler_chat.bin
 	$(PY) nanoeuler.py sft $(OUT) $(call resume,$(CHAT)) --out $(CHAT) $(ARGS)
 
 dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
 	$(PY) nanoeuler.py dpo $(CHAT) $(call resume,$(DPO)) --out $(DPO) $(ARGS)
 
-chat: $(RUN_DEPS)  ## continue or answer what you type: OUT=nanoeuler_chat.bin
+chat: $(RUN_DEPS)  ## talk to nanoeuler.bin, or to the one that OUT= names
 	$(PY) nanoeuler.py chat $(OUT) $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences
@@ -89,7 +89,7 @@ help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
 clean:  ## remove caches, keep checkpoints and the environment
-	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis
+	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis .ruff_cache build
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("$(PYTHON) is Python %d.%d, and NanoEuler needs 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
