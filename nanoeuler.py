@@ -83,6 +83,8 @@ if __name__ == "__main__":
     except ValueError as e:          # what the environment sets or holds: a UserError, or Numba's
         print(f"nanoeuler: {e}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(nanoeuler.main())
 
 __version__ = "0.1.0"                        # pip reads it here
@@ -1514,8 +1516,20 @@ def as_example(entry, answers):
     if of_messages or any(isinstance(e.get(key), list) for key in answers):
         return as_conversation(e, answers)
     for key in ("instruction", "input", *answers):
-        need(isinstance(e.get(key), str), f"{key} is {e.get(key)!r:.40}, expected text")
+        need(key in e, f"{key} is missing, or null; it has "
+             f"{', '.join(map(str, entry)) or 'nothing':.80}")
+        need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
     return e
+
+def parse_json(text):
+    """The value of a JSON text; the commonest mistakes are called by their names."""
+    try:
+        return json.loads(text)
+    except UnicodeDecodeError as e:
+        raise ValueError(f"it is not UTF-8 at byte {e.start}") from None
+    except json.JSONDecodeError as e:
+        comma = " (behind a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
+        raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None
 
 def read_entries(path, remedy):
     """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
@@ -1528,10 +1542,10 @@ def read_entries(path, remedy):
             rows = pyarrow.parquet.read_table(path).to_pylist()
             return [(f"row {i}", lambda row=row: row) for i, row in enumerate(rows)], digest
         if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
-            entries = json.loads(text)
+            entries = parse_json(text)
             return [(f"entry {i}", lambda e=e: e) for i, e in enumerate(entries)], digest
         lines = enumerate(text.splitlines(), 1)
-        return [(f"line {i}", partial(json.loads, x)) for i, x in lines if x.strip()], digest
+        return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
 
 def read_examples(path, *answers):
     """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
@@ -1896,6 +1910,8 @@ class Optimization(Settings):
     dtype: str = setting("", 0, 0, "f32, or bf16: what only feeds products in bfloat16; empty: "
                          "the faster one here")
 
+    given = frozenset()        # names of the settings that are not the defaults
+
     def __post_init__(self):
         self.dtype = self.dtype or DTYPE
 
@@ -1909,7 +1925,9 @@ class Optimization(Settings):
     @classmethod
     def chosen(cls, **settings):
         """With the defaults for all other settings."""
-        return cls(**settings).check()
+        options = cls(**settings).check()
+        options.given = frozenset(settings)
+        return options
 
 @dataclass
 class Options(Optimization):
@@ -2139,7 +2157,8 @@ class Run:
                       f"{counted(cfg.n_mtp, 'output head')}"),
             *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             *self.rows_of_optimizer(),
-            ("length", counted(steps, "step") if steps else f"{o.minutes:g} minutes"),
+            ("length", counted(steps, "step") if steps else
+                       f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
         if 0 < steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
@@ -2213,8 +2232,11 @@ class Run:
         tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
         x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
         bytes_per_token = len(train) / len(tokens)
+        fewer = ""
+        if tokenizer.vocab_size < cfg.vocab_size:
+            fewer = f" of {cfg.vocab_size:,}, the text has no more"
         rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
-                ("tokenizer", f"{tokenizer.vocab_size} tokens, {bytes_per_token:.2f} "
+                ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
@@ -2304,8 +2326,8 @@ class Run:
                 self.save()
                 raise
         if complete:
-            print(f"\n{for_terminal(self.sample(160))}\n\nvalidation {final} on {self.scope}, after "
-                  f"{self.elapsed() / 60:.1f} minutes")
+            print(f"\n{for_terminal(self.sample(160))}\n\nvalidation {final} on {self.scope}, "
+                  f"after {self.elapsed() / 60:.1f} minutes")
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
@@ -2378,6 +2400,8 @@ def signals_caught():
     def catch(number, frame):
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):   # print may be at work
+            os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
 
     before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -2423,7 +2447,11 @@ class SftRun(Run):
         examples, self.digest = read_examples(self.path, *self.answers)
         self.same_data(self.digest)
         if not s.text_sha256:                # a run that goes on keeps its own
-            s.template = self.template_for(examples, tokenizer)
+            own, s.template = s.template, self.template_for(examples, tokenizer)
+            if own and not is_alpaca(own) and not s.template:
+                print("note: the model has a chat template of its own, and these answers are "
+                      "learned in Alpaca's; write them as messages to keep ChatML",
+                      file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
         need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
         self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
@@ -2442,8 +2470,9 @@ class SftRun(Run):
         o, s = self.options, self.state
         if o.row_len or s.step:              # runs begun before had rows of the context's length
             return o.row_len or start.cfg.seq_len
-        longest = max(tokens_of(rows) for _, rows in self.encoded)
-        T = min(MOST_A_ROW, -(-max(1, longest) // 32) * 32)
+        lengths = [tokens_of(rows) for _, rows in self.encoded]
+        longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
+        T = -(-max(1, longest) // 32) * 32
         s.options["row_len"] = self.options.row_len = T
         return T
 
@@ -2501,6 +2530,8 @@ class SftRun(Run):
         train, val, n_long, n_empty = self.split()
         n = len(train)
         steps = o.steps or math.ceil(o.epochs * R * n / self.B)
+        if not self.state.text_sha256 and "warmup" not in o.given:
+            o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
 
         def copied(cuts, copies):
             """The rows to learn, anew in each copy; whole where a cut makes them too long."""
@@ -2632,9 +2663,12 @@ def resumed(run, out, preset, file, chosen):
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
+    settings = {name: value for name, value in stored.items()
+                if name in has or name not in OF_ONE_ENGINE}
+    need(start.state.options and settings.keys() <= has,
+         f"{out} was not made by {run.verb}; start with --out NAME")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        old = run.Options(**{name: value for name, value in stored.items()
-                             if name in has or name not in OF_ONE_ENGINE}).check()
+        old = run.Options(**settings).check()
     need("optimizer" in has or optimizer == "adamw",
          f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
     if "data" in chosen:
@@ -2655,6 +2689,10 @@ def resumed(run, out, preset, file, chosen):
         free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
     options = replace(old, **free).check()
     if new_length:
+        done = start.state.step
+        if start.state.n_steps and done >= start.state.n_steps:
+            print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
+                  f"the learning rate rises again", file=sys.stderr)
         n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
         start = start._replace(state=replace(start.state, n_steps=n_steps))
     return start, options
@@ -2745,6 +2783,8 @@ def plot(logs, out):
     try:
         from matplotlib.figure import Figure
     except ImportError:
+        print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
+              file=sys.stderr)
         return plot_terminal(curves, last_step, low, high)
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
@@ -3399,6 +3439,8 @@ class Speaker:
             self.forget()
         elif command == "/help":
             print(HELP)
+        elif re.fullmatch("/[a-z]+( .*)?", command):
+            print(f"there is no {command.split()[0]}; /help lists what there is")
         elif command:
             self.answer_line(text)
 
@@ -3721,8 +3763,9 @@ def write_gguf(path, c, matrices):
         if w.shape[-1] % block:
             kind = kinds.F16
         most = GGUF_MOST.get(kind.name, math.inf)
-        need(np.abs(w).max() <= most, f"{name} has {np.abs(w).max():g}, {kind.name} holds at most "
-             f"{most:g}; use --matrices f32")
+        largest = np.abs(w).max()            # a NaN is no reason
+        need(not largest > most, f"{name} has {largest:g}, {kind.name} holds at most {most:g}; "
+             f"use --matrices f32")
         w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
         file.add_tensor(names[name], w, raw_dtype=kind)
     file.write_header_to_file()
@@ -4460,6 +4503,8 @@ class Parser(argparse.ArgumentParser):
     flags = ("--help",)                      # all that there are
 
     def error(self, message):
+        if message.startswith("argument preset: invalid choice"):
+            message += "; a text is named by --data"
         raise UserError(f"{message}; see {self.prog} --help")
 
     def need_flags(self, argv):
@@ -4492,6 +4537,7 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
 def parse(declare, text, argv):
     """What argv says, by name: the function of its verb as `call`, and that one's arguments.
     declare(add) declares all verbs: it calls `add`, which is `add_verb`, for each."""
+    argv = argv or ["--help"]
     root = Parser(description=text)
     root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     verbs = root.add_subparsers(required=True, metavar="VERB")
@@ -4509,10 +4555,15 @@ def typed(program):
     started = os.path.basename(sys.argv[0]).removesuffix(".exe")
     return command if started == command else f"python {program}"
 
+# What pip is to install where a verb misses one of the extras, as pyproject.toml has them
+PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
+            "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4"}
+
 def problem(e):
     """What is wrong and how to mend it, in one line."""
     if isinstance(e, ModuleNotFoundError):   # an extra
-        return f"{e}; if it is a package: pip install {e.name}"
+        package = PACKAGES.get(e.name, e.name)
+        return f"it needs the package {e.name}, which is not installed: pip install '{package}'"
     if isinstance(e, MemoryError):
         return f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
     if isinstance(e, OSError):
@@ -4582,5 +4633,5 @@ def main_on_gpu():
             source = importlib.util.find_spec("nanoeuler_cuda").loader.get_source("nanoeuler_cuda")
             print(ast.get_docstring(ast.parse(source)).partition("\n\nContents")[0])
             return 0
-        print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
+        print(f"nanoeuler-cuda: {printable(str(e).removeprefix('UserError: '))}", file=sys.stderr)
         return 2

@@ -1094,7 +1094,8 @@ def main(argv=None):
     results, out = {}, args.out and os.path.abspath(args.out)
     with prepared():
         warm_up(args.only)
-        limit_memory()
+        if argv is None:                     # a process of its own
+            limit_memory()
         for name in args.only:
             n = args.renderings if name == "templates" else args.n
             results[name] = attack(name, n, args.seed, say=partial(print, flush=True))

@@ -90,6 +90,7 @@ def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
     (("train", "--stpes", "5"), "there is no flag --stpes, is it --steps?; see "),
     (("chat", "--temprature=0.5"), "there is no flag --temprature, is it --temperature?; see "),
     (("train", "--nonsense", "5"), "there is no flag --nonsense; see "),
+    (("train", "mine.txt"), "argument preset: invalid choice: 'mine.txt' (choose from "),
     (("generate", "--tokns", "5", "--", "--help"), "there is no flag --tokns, is it --tokens?; ")])
 def test_an_unknown_flag_is_named_first(args, said, elsewhere, capsys):
     """argparse would take the 5 for a preset."""

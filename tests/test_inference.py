@@ -555,6 +555,14 @@ def test_smaller_weights_let_the_large_ones_go(weights):
     assert not any(np.shares_memory(x, flat) for x in parameters)
 
 
+def test_a_command_that_there_is_not_is_no_question(tmp_path):
+    path = spoken(tmp_path, "Yes!", "chat")
+    said = ok(nanoeuler("chat", path, "--tokens", 3, cwd=tmp_path,
+                        stdin="/exit\n/temperature 0\n/tmp/x is a file\n/quit\n"))
+    assert "there is no /exit; /help" in said and "there is no /temperature" in said
+    assert said.count("Yes") == 1            # what only begins like one is said to the model
+
+
 def test_a_model_does_not_command_the_terminal(tmp_path, monkeypatch, capsys):
     path = spoken(tmp_path, b"\x1b]0;mine\x07\tb")
     run("generate", "a", path, "--temperature", 0)

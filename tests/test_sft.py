@@ -267,8 +267,9 @@ def test_rows_are_as_long_as_the_examples_need(base, tmp_path, capsys):
         assert run.options.row_len == run.state.options["row_len"] == run.T
         assert "left out         0 examples" in capsys.readouterr().out
     long = {**ADD[0], "output": "x" * 3 * ne.MOST_A_ROW}
-    assert begin(base, tmp_path, [*ADD, long], row_len=0).T == ne.MOST_A_ROW
-    assert f"1 example longer than a row of {ne.MOST_A_ROW} tokens" in capsys.readouterr().out
+    T = begin(base, tmp_path, ADD, row_len=0).T
+    assert begin(base, tmp_path, [*ADD, long], row_len=0).T == T
+    assert f"1 example longer than a row of {T} tokens" in capsys.readouterr().out
 
 
 def test_a_run_begun_before_keeps_the_rows_it_had(base, tmp_path, monkeypatch):
@@ -364,6 +365,7 @@ def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_pa
     assert not run.model.m.any() and not run.model.v.any()
     assert run.state == ne.State(kind="chat", bos="<s>", n_steps=run.state.n_steps,
                                  text_sha256=run.state.text_sha256, options=run.state.options,
+                                 micro_batch=run.state.micro_batch,
                                  source_sha256=ne.sha256_of(tmp_path / "a.bin"))
 
 
@@ -463,17 +465,41 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):
     assert "  examples         add.json, " in capsys.readouterr().out
 
 
+def test_a_short_run_warms_up_for_a_tenth_of_it(base, tmp_path, monkeypatch, capsys):
+    """Unless it is told how long."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    for flags, warmup in (((), 3), (("--warmup", 40), 40)):
+        run("sft", "--data", "add.json", "--steps", 30, "--batch", 256, *flags, "--force")
+        state = ne.read_checkpoint("nanoeuler_chat.bin").state
+        assert state.options["warmup"] == warmup
+        assert ("within its warm-up" in capsys.readouterr().err) == (warmup == 40)
+
+
+def test_it_is_said_that_a_template_is_left(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    c = ne.read_checkpoint("nanoeuler.bin")
+    ne.write_checkpoint("theirs.bin", c.cfg, c.tokenizer, ne.replace(c.state, template=ne.CHATML),
+                        c.flat)
+    for name, said in (("theirs.bin", True), ("nanoeuler.bin", False)):
+        capsys.readouterr()
+        run("sft", name, "--data", "add.json", "--steps", 1, "--force", *FLAGS)
+        assert ("a chat template of its own" in capsys.readouterr().err) == said
+
+
 # ---- what can go wrong: in this process
 GOOD = dict(instruction="Sing.", input="", output="La.")
 
 
 @pytest.mark.parametrize("content, words", [
-    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["line 1", "instruction is None"]),
+    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["line 1", "instruction is missing, or null"]),
+    ('[{"instruction": "a",}]', ["behind a comma", "line 1, column 22"]),
+    ("[7,\n]", ["Expecting value (behind a comma): line 2, column 1"]),
     ("7", ["line 1", "int"]),
-    ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]), ("\udcff", ["line 1", "decode"]),
+    ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]),
+    ("\udcff", ["line 1", "not UTF-8 at byte 0"]),
     ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["entry 1", "output is 5"]),
-    ([GOOD, dict(instruction="Sing.")], ["entry 1", "output is None"]),
-    ([dict(question="a", output="b")], ["entry 0", "instruction is None"]),
+    ([GOOD, dict(instruction="Sing.")], ["entry 1", "output is missing, or null"]),
+    ([dict(question="a", output="b")], ["entry 0", "it has question, output"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([{**GOOD, "instruction": f"{i}" * 9000} for i in range(100)],
      ["none of 100 examples", "2048 tokens", "longer", "--row-len"]),

