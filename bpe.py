@@ -811,8 +811,9 @@ class Tokenizer:
             files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
                      f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}
         for name, content in files.items():
-            pathlib.Path(name + ".part").write_text(content, encoding="utf-8", newline="\n")
-            os.replace(name + ".part", name)            # a reader sees the old file or the new one
+            part = f"{name}.{os.getpid()}.part"         # of this process alone
+            pathlib.Path(part).write_text(content, encoding="utf-8", newline="\n")
+            os.replace(part, name)                      # a reader sees the old file or the new one
 
     @classmethod
     def load(cls, path):

@@ -1642,6 +1642,8 @@ def replacing(path, remedy):
     path = os.path.realpath(path)            # a link stays one
     temporary = f"{path}.{os.getpid()}.tmp"
     for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
+        if not old[len(path) + 1:-len(".tmp")].isdigit():
+            continue                         # it is somebody's own
         with contextlib.suppress(OSError):
             if time.time() - os.path.getmtime(old) > FORGOTTEN:
                 os.remove(old)

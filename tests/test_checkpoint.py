@@ -446,11 +446,14 @@ def test_nothing_is_left_behind_by_what_breaks_off(error, checkpoint):
 
 def test_what_a_killed_process_left_is_removed_in_time(checkpoint):
     c = ne.read_checkpoint(str(checkpoint))
-    old, new = (checkpoint.parent / f"{checkpoint.name}.{pid}.tmp" for pid in (1, 2))
-    for path in (old, new):
+    old, new, mine = (checkpoint.parent / f"{checkpoint.name}.{pid}.tmp" for pid in (1, 2, "best"))
+    for path in (old, new, mine):
         path.write_bytes(b"half of it")
-    os.utime(old, (0, 0))
+    for path in (old, mine):
+        os.utime(path, (0, 0))
     ne.write_checkpoint(str(checkpoint), c.cfg, c.tokenizer, c.state, c.flat)
+    assert mine.exists()                     # a user's own, by another kind of name
+    mine.unlink()
     assert left_behind(checkpoint) == [new]  # which a living process may be writing
 
 
