@@ -961,7 +961,7 @@ class Model:
         return self.flat, self.m, self.v
 
     def decoder(self):
-        return Decoder(self.cfg, self.flat)
+        return Decoder(self.cfg, self.flat.copy())       # else an update would change it
 
     def device(self):
         name, note = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
@@ -1652,6 +1652,12 @@ def replacing(path, remedy):
         with open(temporary, "rb+") as f:
             os.fsync(f.fileno())
         os.replace(temporary, path)
+        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
+            folder = os.open(os.path.dirname(path), os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException as e:               # Ctrl-C as well
         with contextlib.suppress(OSError):
             os.remove(temporary)

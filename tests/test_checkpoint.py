@@ -337,7 +337,7 @@ def test_a_file_takes_its_name_when_it_is_on_the_disk(checkpoint, monkeypatch):
         monkeypatch.setattr(os, name, lambda *args, name=name, call=getattr(os, name): (
             done.append(name), call(*args)))
     ne.write_checkpoint(str(checkpoint), c.cfg, c.tokenizer, c.state, c.flat)
-    assert done == ["fsync", "replace"]
+    assert done == ["fsync", "replace", "fsync"]         # the file, and its folder
 
 
 KILLED = '''
@@ -408,10 +408,11 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint(checkpoint):
                                          encoding="utf-8", timeout=240)))
     names, new, left = zip(*kills)
     writes = 2 * (2 + len(tensors_of(c)))                # two parts are the header
-    assert names == ("write",) * writes + ("before fsync", "after fsync", "before replace",
-                                           "after replace")
-    assert new == (False,) * (len(kills) - 1) + (True,)
-    assert left == (True,) * (len(kills) - 1) + (False,)                 # the kills hit the middle
+    after = "after replace", "before fsync", "after fsync"               # that of the folder
+    assert names == ("write",) * writes + ("before fsync", "after fsync", "before replace", *after)
+    n = len(kills) - len(after)
+    assert new == (False,) * n + (True,) * len(after)
+    assert left == (True,) * n + (False,) * len(after)   # the kills hit the middle
 
 
 def test_two_processes_that_write_one_checkpoint_leave_one_of_both(checkpoint):

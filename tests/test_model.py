@@ -488,3 +488,17 @@ def test_what_is_no_sequence_of_this_model_is_refused(tokens, targets, words):
     model = ne.Model(BASE, random_flat(BASE, 1, np.float32))
     with pytest.raises(ne.UserError, match=words):
         model.run(ne.LOSS, np.array(tokens, np.int32), targets and np.array(targets, np.int32))
+
+
+def test_a_decoder_is_the_model_of_its_moment():
+    """What a conversation has read was read by these weights."""
+    model = ne.Model(BASE, random_flat(BASE, 1, np.float32))
+    live, same = model.decoder(), model.decoder()
+    first = live.step(3), same.step(3)
+    model.flat *= 2
+    assert np.array_equal(*first) and np.array_equal(live.step(4), same.step(4))
+    before = same.step(5)
+    model.flat *= 2
+    live.truncate(2)
+    assert np.array_equal(live.step(5), before)
+    assert not np.array_equal(model.decoder().step(3), first[0])
