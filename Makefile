@@ -40,7 +40,7 @@ all: $(RUN_DEPS)  ## install and compile the kernels
 train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
 	$(PY) nanoeuler.py train $(call resume,$(OUT)) --out $(OUT) $(ARGS)
 
-sft: $(RUN_DEPS)  ## teach what `train` made to answer (3 minutes); writes nanoeuler_chat.bin
+sft: $(RUN_DEPS)  ## teach what `train` made to answer (4 minutes); writes nanoeuler_chat.bin
 	$(PY) nanoeuler.py sft $(OUT) $(call resume,$(CHAT)) --out $(CHAT) $(ARGS)
 
 dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin

@@ -1468,8 +1468,8 @@ def messages_in(listed, name):
 
 def conversation(asked, answers):
     """The example of messages before the answer, and {key: messages of an answer}"""
-    for key, messages in answers.items():
-        need(words_of(messages), f"{key} has no message of the assistant: nothing is to be learned")
+    for messages in answers.values():
+        need(words_of(messages), "it has no message of the assistant: nothing is to be learned")
     questions = [text for role, text in asked if role == "user"]
     return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
 
@@ -1987,21 +1987,23 @@ class TrainOptions(Options):
         return super().chosen(**OF_ADAMW | settings)
 
 @dataclass
-class SftOptions(Optimization):
-    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
-    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
+class TuningOptions(Optimization):
+    """Of runs on examples."""
     holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
     row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
+
+@dataclass
+class SftOptions(TuningOptions):
+    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
+    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
 
 @dataclass
-class DpoOptions(Optimization):
+class DpoOptions(TuningOptions):
     data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
     epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
-    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
-    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
@@ -2424,6 +2426,9 @@ def tokens_of(rows):
     """Of the longest row; its last token is a target only."""
     return max(sum(map(len, parts)) - 1 for parts in rows)
 
+def has_chatml(tokenizer):
+    return tokenizer.specials.keys() >= {*CHATML_TOKENS}
+
 def chatml_row(messages, learned_from, tokenizer, encode):
     """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
     messages.  Answered are the answers from this message on, each with the token that ends it."""
@@ -2468,8 +2473,7 @@ class SftRun(Run):
         """That of the chat: the model's own if it is ChatML, or ChatML, for messages; "", which is
         Alpaca's, for others, and for single questions where the tokens of ChatML are missing."""
         own = self.state.template
-        has_tokens = tokenizer.specials.keys() >= {*CHATML_TOKENS}
-        if not (has_tokens and any(map(is_conversation, examples))):
+        if not (has_chatml(tokenizer) and any(map(is_conversation, examples))):
             return ""
         return own if is_chatml(own) else CHATML
 
@@ -2595,8 +2599,8 @@ class DpoRun(SftRun):
 
     def template_for(self, examples, tokenizer):
         """The model's own: it knows its questions by that."""
-        own, has_tokens = self.state.template, tokenizer.specials.keys() >= {*CHATML_TOKENS}
-        return own if has_tokens and is_chatml(own) else ""
+        own = self.state.template
+        return own if has_chatml(tokenizer) and is_chatml(own) else ""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -3236,16 +3240,19 @@ def words_looked_for(template, messages, state):
             found[role].append(word)
     return found
 
+def letters_but(known):
+    """Letters without end, none of the known"""
+    return (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
+
 def with_other_letters(messages, known):
     """Each message says one letter of its own, none of the known, wherever it bears marks."""
-    letters = (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
     return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
-            for (role, said), letter in zip(messages, letters)]
+            for (role, said), letter in zip(messages, letters_but(known))]
 
 def with_letters_alone(messages, known):
     """The same without marks: blanks stay, each other character is the message's letter."""
-    letters = (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
-    return [(role, re.sub(r"\S", letter, said)) for (role, said), letter in zip(messages, letters)]
+    return [(role, re.sub(r"\S", letter, said))
+            for (role, said), letter in zip(messages, letters_but(known))]
 
 def pattern_of(names):
     """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
@@ -3334,7 +3341,7 @@ def rewind_to(decoder, ids):
 def for_terminal(text):
     """What a model says, as it is; a terminal it must not command: there, control characters but
     for tabs and line ends are shown as U+FFFD."""
-    if not sys.stdout.isatty():
+    if not (sys.stdout and sys.stdout.isatty()):
         return text
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
 

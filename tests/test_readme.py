@@ -55,6 +55,13 @@ FETCHED = {f"data/{name}" for name in ("gutenberg.txt", "web.txt", "pretrain.txt
                                        "manifest.json")}
 
 
+def test_what_pip_is_said_to_install_is_what_the_extras_are():
+    import tomllib
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    assert {*ne.PACKAGES.values()} <= {package for extra in extras.values() for package in extra}
+
+
 @pages
 def test_extras_are_those_of_the_package(path):
     import tomllib
