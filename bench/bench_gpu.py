@@ -12,9 +12,9 @@ matmul     Every product of a training step of the base preset, 64 x 512, agains
 attention  Forward and backward against SDPA's FlashAttention-2 and cuDNN.
 kernels    All the others, by the bytes they must move: each input read once, each output written
            once, over the time, as a share of the copy's.
-step       The whole training step against the same model in PyTorch (torch_peer.py) from the same
-           weights on the same batch: eager, torch.compile, torch.compile in one CUDA graph;
-           --modes adds others.  The best of them is the one to beat.
+step       The whole training step against the same model in PyTorch (oracles/torch_peer.py in
+           tests) from the same weights on the same batch: eager, torch.compile, torch.compile in
+           one CUDA graph; --modes adds others.  The best of them is the one to beat.
 ablation   The engine without one of its parts, and FlashAttention against T x T matrices.
 decode     Greedy, batch 1, whole contexts.
 
@@ -53,11 +53,11 @@ import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-import torch_peer
-from bench.naive_attention import NaiveModel
+from oracles import torch_peer
+from oracles.naive_attention import NaiveModel
 from common import out_folder
 from gpu_report import markdown
 from numba import cuda

@@ -18,9 +18,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import nanoeuler as ne
+from perturb import perturbed
 
 
 class Start(ne.Run):
@@ -29,8 +30,7 @@ class Start(ne.Run):
 
     def initial(self, cfg):
         flat = super().initial(cfg)
-        noise = np.random.default_rng(self.k).standard_normal(flat.size)
-        flat *= (1 + 1e-7 * noise).astype(np.float32)
+        flat[:] = perturbed(flat, np.random.default_rng(self.k))
         return flat
 
     def print_settings(self):

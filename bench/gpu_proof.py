@@ -33,10 +33,10 @@ from typing import NamedTuple
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from bench.naive_attention import NaiveModel
+from oracles.naive_attention import NaiveModel
 from common import out_folder, versions
 from numba import cuda
 

@@ -36,7 +36,8 @@ from common import out_folder
 
 PARTS = ("twins", "kernels", "gradient", "tests", "sanitizer")
 NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
-PROVEN = ("nanoeuler_cuda.py", "bench/naive_attention.py", "tests/test_gpu.py")      # their code
+# the fingerprint is that of their code
+PROVEN = ("nanoeuler_cuda.py", "tests/oracles/naive_attention.py", "tests/test_gpu.py")
 
 
 def code_of(text):

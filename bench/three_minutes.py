@@ -5,9 +5,9 @@
 
 ours      `nanoeuler.py train` as the README has it, one row a seed
 old       `nanoeuler.py train --optimizer adamw --dtype f32`
-adamw     torch_peer.py, compiled, in float32 or bfloat16 autocast, whichever its first steps show
-          to be faster; fused AdamW, warm-up of 50 steps, a cosine to 2 % of the rate over the
-          minutes, decay 0.1; one row for each of four learning rates
+adamw     tests/oracles/torch_peer.py, compiled, in float32 or bfloat16 autocast, whichever its
+          first steps show to be faster; fused AdamW, warm-up of 50 steps, a cosine to 2 % of the
+          rate over the minutes, decay 0.1; one row for each of four learning rates
 muon      the same with torch.optim.Muon for the matrices of the layers, cosine to zero; four rates.
           Where bfloat16 is emulated, its products are in float32: they take a sixth of the time
 start     the best of either once more, from the weights that `train` begins with
@@ -33,7 +33,7 @@ from bench_cpu import build_stub, cpu_ticks, foreign_share
 from common import cpu_model, out_folder, protocol, versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 ADAMW_RATES = 2e-3, 4e-3, 6e-3, 1e-2
 MUON_RATES = 0.01, 0.02, 0.03, 0.05
 ADAMW_BESIDE_MUON = 6e-3
@@ -96,7 +96,7 @@ def text():
 def peer(row, minutes, B=16):
     """The peer from its own start, or from that of `train`, until the minutes are over."""
     import torch
-    import torch_peer
+    from oracles import torch_peer
 
     import nanoeuler as ne
     torch.set_num_threads(os.cpu_count())

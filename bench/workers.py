@@ -16,6 +16,7 @@ import common
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
 BATCH = {"small": 16, "big": 8}              # sequences a training step
 
 
@@ -53,7 +54,7 @@ def contexts(step, seq_len, n):
 # ---- PyTorch
 def torch_train(engine, preset):
     import torch
-    import torch_peer as peer
+    from oracles import torch_peer as peer
     cfg = peer.PRESETS[preset]
     idx, targets = (torch.from_numpy(x).long() for x in random_batch(preset, cfg))
     step = peer.make_step(peer.Peer(cfg), compiled="eager" not in engine, bf16="bf16" in engine)
@@ -66,7 +67,7 @@ def torch_train(engine, preset):
 
 def torch_decode(engine, preset):
     import torch
-    import torch_peer as peer
+    from oracles import torch_peer as peer
     cfg = peer.PRESETS[preset]
     if "tuned" in engine:                    # what its tuning guide offers beyond the default
         import torch._inductor.config as inductor

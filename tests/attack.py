@@ -58,11 +58,10 @@ from unittest import mock
 
 import numba
 import numpy as np
-from helpers import TEXT, TINY, random_flat
+from helpers import TEXT, TINY, put_together, random_flat, take_apart
 from models import CHATML, SPECIALS
-from test_checkpoint import put_together, take_apart
-from test_templates import GEMMA, TEMPLATES
-from test_templates import SPECIALS as OF_TEMPLATES
+from templates import GEMMA, TEMPLATES
+from templates import SPECIALS as OF_TEMPLATES
 
 import bpe
 import nanoeuler as ne

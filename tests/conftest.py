@@ -1,5 +1,6 @@
 """Fixtures of all tests: settings that no test leaves behind, and one small trained checkpoint."""
 import gc
+import json
 import os
 import shutil
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
-from helpers import FAST, ROOT, TEXT, TINY, nanoeuler, ok, random_flat
+from examples import ADD, LITTLE
+from helpers import FAST, ROOT, TEXT, TINY, nanoeuler, ok, random_flat, told
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -90,7 +92,7 @@ def tokenizer():
     """512 tokens, three of them special, of a text with all sorts of characters."""
     import bpe
     from models import SPECIALS
-    from test_bpe import TORTURE
+    from texts import TORTURE
     return bpe.train(TORTURE.encode(), 512, SPECIALS)
 
 
@@ -101,6 +103,18 @@ def trained(tmp_path_factory, text):
     result = nanoeuler("train", "--data", text, "--steps", "20", "--eval-every", "10",
                        "--save-every", "10", *FAST, cwd=folder)
     (folder / "stdout.txt").write_text(ok(result), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, text):
+    """A directory with a base checkpoint of 3 steps, 2 layers, context 160, and examples."""
+    folder = tmp_path_factory.mktemp("base")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ne.PRESETS, "small", LITTLE)
+        told("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300,
+             "--batch", 320, "--out", folder / "nanoeuler.bin")
+    (folder / "add.json").write_text(json.dumps(ADD), encoding="utf-8")
     return folder
 
 

@@ -23,7 +23,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from bench.naive_attention import NaiveModel
+from oracles.naive_attention import NaiveModel
 
 SMALL, BIG, BASE, LARGE = (ne.PRESETS[name] for name in ("small", "big", "base", "large"))
 Dispatcher = type(nc.matmul_kernel)

@@ -2,6 +2,7 @@
 import contextlib
 import hashlib
 import io
+import json
 import subprocess
 import sys
 from collections import namedtuple
@@ -65,6 +66,11 @@ def random_flat(cfg, seed, dtype=np.float64, scale=0.3):
     return flat
 
 
+def hyper(t, lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, wd=0.1, clip=1e9):
+    """Settings of AdamW at step t."""
+    return ne.hyper_at(t, lr, beta1=beta1, beta2=beta2, weight_decay=wd, clip=clip, eps=eps)
+
+
 def ok(result):
     """stdout of a program that ended well."""
     assert result.returncode == 0, (result.returncode, result.stdout, result.stderr)
@@ -97,6 +103,22 @@ def refused(capsys, *args, words=()):
     for word in words:
         assert str(word) in lines[0], lines[0]
     return lines[0]
+
+
+def take_apart(path):
+    """(header as a dict, data bytes) of a safetensors file."""
+    raw = path.read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8:8 + n]), raw[8 + n:]
+
+
+def put_together(path, header, data):
+    """Writes the file with a checksum that fits."""
+    header["__metadata__"]["sha256"] = ne.NO_HASH
+    text = json.dumps(header).encode()
+    digest = hashlib.sha256(text + data).hexdigest()
+    text = text.replace(ne.NO_HASH.encode(), digest.encode(), 1)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 Outcome = namedtuple("Outcome", "kind step tokens_seen bits_per_byte reference arrays log")

@@ -1,5 +1,4 @@
 """Checkpoints: the format, all-or-nothing writing, and what reading makes of damaged files."""
-import hashlib
 import json
 import os
 import subprocess
@@ -7,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, complains, nanoeuler, needs, ok, random_flat, refused, run
+from helpers import (ROOT, TINY, complains, nanoeuler, needs, ok, put_together, random_flat,
+                     refused, run, take_apart)
 
 import bpe
 import nanoeuler as ne
@@ -18,22 +18,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def tensors_of(c):
     """name -> view of what a checkpoint of AdamW holds"""
     return ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "adamw", *c.moments)
-
-
-def take_apart(path):
-    """(header as a dict, data bytes) of a safetensors file."""
-    raw = path.read_bytes()
-    n = int.from_bytes(raw[:8], "little")
-    return json.loads(raw[8:8 + n]), raw[8 + n:]
-
-
-def put_together(path, header, data):
-    """Writes the file with a checksum that fits."""
-    header["__metadata__"]["sha256"] = ne.NO_HASH
-    text = json.dumps(header).encode()
-    digest = hashlib.sha256(text + data).hexdigest()
-    text = text.replace(ne.NO_HASH.encode(), digest.encode(), 1)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def left_behind(path):
@@ -201,7 +185,7 @@ FUZZ = '''
 import contextlib, hashlib, io, json, math, pathlib, random, resource, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import bpe, nanoeuler as ne
-from test_checkpoint import put_together, take_apart
+from helpers import put_together, take_apart
 
 good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
 rng, reached = random.Random(1), [0]

@@ -136,8 +136,8 @@ def distinct(dtype, capability=(8, 9), layouts=True):
 
 
 # All that what is built depends on: the kernels, the launches, the compiler, and this file.
-SOURCES = ("nanoeuler_cuda.py", "nanoeuler.py", "bench/naive_attention.py", "tests/dry_gpu.py",
-           "tests/test_cuda_kernels.py")
+SOURCES = ("nanoeuler_cuda.py", "nanoeuler.py", "tests/oracles/naive_attention.py",
+           "tests/dry_gpu.py", "tests/test_cuda_kernels.py")
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
 
 
@@ -191,7 +191,7 @@ def test_what_was_built_is_kept_as_long_as_nothing_changes(tmp_path):
     built_before(SimpleNamespace(), "f32-sm_89", make, "one")        # there is no cache
     assert len(made) == 5
     for name in SOURCES:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     assert fingerprint(tmp_path) == fingerprint()
     for name in SOURCES:

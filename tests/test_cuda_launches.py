@@ -97,7 +97,8 @@ def test_every_kernel_is_launched(dry):
     everything(SMALL, 2, 64, "bf16")
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
     assert sorted({x.name for x in dry.launches}) == sorted(
-        kernels_of(ROOT / "nanoeuler_cuda.py") + kernels_of(ROOT / "bench/naive_attention.py"))
+        kernels_of(ROOT / "nanoeuler_cuda.py")
+        + kernels_of(ROOT / "tests/oracles/naive_attention.py"))
 
 
 def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):

@@ -15,7 +15,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from bench.naive_attention import NaiveModel
+from oracles.naive_attention import NaiveModel
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 

@@ -8,22 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from examples import FLAGS, PAIRS, copy_of, write_pairs
 from helpers import TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run, told
-from test_sft import ADD, FLAGS, copy_of
-from test_sft import base  # noqa: F401 (a fixture)
 
 import nanoeuler as ne
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PAIRS = [dict(instruction=e["instruction"], input="", chosen=e["output"],
-              rejected=e["output"].replace("plus", "minus")) for e in ADD]
 RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-every", 10,
        "--save-every", 15, "--lr", 0.002, "--batch", 640, *FLAGS[2:])
-
-
-def write(folder, examples=PAIRS, name="pairs.jsonl"):
-    (folder / name).write_text("".join(json.dumps(e) + "\n" for e in examples), encoding="utf-8")
-    return folder
 
 
 # ---- the loss
@@ -109,7 +101,7 @@ def test_gradient_equals_pytorchs(nll):
     assert not weight[:, 1:].any()           # the other heads learn nothing
 
 
-def test_no_pass_takes_more_than_a_micro_batch(tuned, tmp_path, monkeypatch):  # noqa: F811
+def test_no_pass_takes_more_than_a_micro_batch(tuned, tmp_path, monkeypatch):
     """A GPU keeps the memory of the largest pass, fills up smaller ones, and the order of sums
     depends on it: a resumed run, which reads no reference, would have other bits."""
     sizes = []
@@ -141,8 +133,8 @@ def test_pairs_stay_together_and_come_in_shuffled_epochs():
 
 # ---- the run
 @pytest.fixture(scope="module")
-def tuned(base, tmp_path_factory):  # noqa: F811
-    folder = write(copy_of(base, tmp_path_factory.mktemp("tuned")))
+def tuned(base, tmp_path_factory):
+    folder = write_pairs(copy_of(base, tmp_path_factory.mktemp("tuned")))
     said = ok(nanoeuler(*RUN, cwd=folder))
     (folder / "stdout.txt").write_text(said, encoding="utf-8")
     return folder
@@ -178,8 +170,8 @@ def test_the_reference_is_the_first_model_on_each_response_alone(tuned):
             assert c.state.reference[2 * i + j] == pytest.approx(-log_ref, rel=1e-5)
 
 
-def test_micro_batches_train_the_same_weights(base, tuned, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+def test_micro_batches_train_the_same_weights(base, tuned, tmp_path, monkeypatch):
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
     run(*RUN, "--micro-batch", 3)
     assert outcome(tmp_path, "nanoeuler_dpo").arrays == outcome(tuned, "nanoeuler_dpo").arrays
 
@@ -200,7 +192,7 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
     ([json.dumps({**GOOD, "instruction": f"{i}" * 9000}) for i in range(100)],
      ["none of 100 examples", "2048 tokens", "--row-len"]),
 ])
-def test_bad_pairs(lines, words, base, monkeypatch, capsys, tmp_path):  # noqa: F811
+def test_bad_pairs(lines, words, base, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(copy_of(base, tmp_path))
     (tmp_path / "bad.jsonl").write_text("\n".join(lines), encoding="utf-8")
     refused(capsys, "dpo", "nanoeuler.bin", "--data", "bad.jsonl",
@@ -208,22 +200,22 @@ def test_bad_pairs(lines, words, base, monkeypatch, capsys, tmp_path):  # noqa: 
     assert sorted(os.listdir()) == ["add.json", "bad.jsonl", "nanoeuler.bin"]
 
 
-def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,  # noqa: F811
+def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,
                                                            monkeypatch):
     bad = [{**GOOD, "chosen": ""}, {**GOOD, "rejected": "x" * 900}, {**GOOD, "rejected": "y" * 900}]
-    monkeypatch.chdir(write(copy_of(base, tmp_path), [*bad, *PAIRS]))
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), [*bad, *PAIRS]))
     said = told(*RUN, "--steps", 1, "--seq-len", 160)
     assert re.search(r"left out +2 examples longer than a row of 160 tokens, 1 empty", said)
 
 
-def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):  # noqa: F811
+def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):
     monkeypatch.chdir(copy_of(base, tmp_path))
     (tmp_path / "pairs.json").write_text(json.dumps(PAIRS, indent=1), "utf-8")
     run(*RUN, "--data", "pairs.json")
     assert outcome(tmp_path, "nanoeuler_dpo").arrays == outcome(tuned, "nanoeuler_dpo").arrays
 
 
-def test_default_data(base, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_default_data(base, tmp_path, monkeypatch, capsys):
     """Here or beside the program, which has none here; what `make data` fetches goes first."""
     monkeypatch.chdir(copy_of(base, tmp_path))
     program = tmp_path / "program"
@@ -235,7 +227,7 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):  # noqa: F811
     for name in ("data/preferences_sample.jsonl", "data/preferences.jsonl"):
         for folder in (program, tmp_path):
             (folder / "data").mkdir(exist_ok=True)
-            write(folder, name=name)
+            write_pairs(folder, name=name)
             run(*start)
             said = capsys.readouterr().out
             shown = name if folder == tmp_path else program / name
@@ -243,8 +235,8 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):  # noqa: F811
             assert ("data/preferences.jsonl, of make data" in said) == ("sample" in name)
 
 
-def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
     refused(capsys, "dpo", words=["nanoeuler_chat.bin", "No such file"])
     refused(capsys, "dpo", "--resume", "--out", "nanoeuler.bin", words=["dpo", "--out"])
     for flag, value in (("beta", 0), ("beta", "nan"), ("epochs", 0)):
@@ -253,15 +245,15 @@ def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):  # noqa: 
     for verb in ("train", "sft"):
         refused(capsys, verb, "--resume", "--out", "dpo.bin", words=[f"not made by {verb}"])
     refused(capsys, "dpo", "--resume", "--out", "dpo.bin", "--beta", 0.2, words=["beta", "0.1"])
-    write(tmp_path, PAIRS[1:])
+    write_pairs(tmp_path, PAIRS[1:])
     refused(capsys, "dpo", "--resume", "--out", "dpo.bin", "--steps", 40, words=["sha256", "--out"])
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_a_log_does_not_empty_the_pairs_of_others(force, base, tmp_path, monkeypatch,  # noqa: F811
+def test_a_log_does_not_empty_the_pairs_of_others(force, base, tmp_path, monkeypatch,
                                                   capsys):
-    monkeypatch.chdir(write(copy_of(base, tmp_path)))
-    write(tmp_path, PAIRS[:9], "mine.jsonl")
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
+    write_pairs(tmp_path, PAIRS[:9], "mine.jsonl")
     before = (tmp_path / "mine.jsonl").read_bytes()
     refused(capsys, *RUN, "--out", "mine", *force, words=["mine.jsonl", "no log", "--out"])
     assert (tmp_path / "mine.jsonl").read_bytes() == before
@@ -275,13 +267,14 @@ def test_help_names_no_setting_that_dpo_does_not_use(capsys):
     assert "--seq-len" in said
 
 
-def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # noqa: F811
+def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):
     pairs = [{**e, "chosen": e["chosen"].replace("plus", "\u00e9")} for e in PAIRS]
     held = [e["chosen"] for e in pairs if ne.held_out(e)]
     start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
     start = start._replace(moments=(), state=ne.State(
         kind="chat", reference=[60.0 + i % 7 for i in range(2 * len(PAIRS))]))
-    options = ne.DpoOptions(data=str(write(tmp_path, pairs) / "pairs.jsonl"), batch=640, beta=0.3)
+    path = write_pairs(tmp_path, pairs) / "pairs.jsonl"
+    options = ne.DpoOptions(data=str(path), batch=640, beta=0.3)
     run = ne.DpoRun(str(tmp_path / "x.bin"), start, options.check())
     assert run.B == 4 and run.state.n_steps == math.ceil(2 * (len(PAIRS) - len(held)) / 4)
     tokens, targets, size = run.data.validation
@@ -298,9 +291,9 @@ def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):  # no
     assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})
 
 
-def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch,  # noqa: F811
+def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch,
                                                    capsys):
-    monkeypatch.chdir(write(copy_of(base, tmp_path)))
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
     run(*RUN[:4], "--steps", 1, *RUN[-4:])
     c = ne.read_checkpoint("nanoeuler_dpo.bin")
     whole = list(c.state.reference)

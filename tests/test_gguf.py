@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import TINY, refused, run
 from models import CONFIGS, SMALL, SPECIALS, as_folder, package, same_in_llama_cpp, write
-from test_bpe import TORTURE
+from texts import TORTURE
 
 import nanoeuler as ne
 

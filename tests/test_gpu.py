@@ -14,7 +14,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from bench.naive_attention import NaiveModel
+from oracles.naive_attention import NaiveModel
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
                     write)
-from test_bpe import TORTURE
+from texts import TORTURE
 
 import bpe
 import nanoeuler as ne

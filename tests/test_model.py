@@ -3,11 +3,11 @@ import inspect
 import math
 from dataclasses import replace
 
-import naive
 import numpy as np
 import pytest
 from helpers import TEXT, needs, random_flat, told
 from numba import config, set_num_threads
+from oracles import naive
 
 import nanoeuler as ne
 
@@ -62,7 +62,7 @@ def torch_loss(peer, tokens, targets, mtp_weight):
 @pytest.mark.parametrize("name", SHAPES)
 def test_forward_and_backward_equal_pytorch(name):
     torch = needs("torch")
-    import torch_peer
+    from oracles import torch_peer
     changes, B, T = SHAPES[name]
     cfg = replace(BASE, **changes)
     model = ne.Model(cfg, random_flat(cfg, 1))
@@ -85,7 +85,7 @@ def autograd(cfg, p, tokens, targets, mtp_weight=0.3):
     """(loss, {tensor: gradient}) by PyTorch in float64, of a tied head, too: the matrix of head 0
     is then the leaf that the embedding is."""
     torch = needs("torch")
-    import torch_peer
+    from oracles import torch_peer
     peer = torch_peer.Peer(torch_peer.peer_config(cfg), dtype=torch.float64)
     heads = [p.wte[None], p.lm_head] if cfg.tie_embeddings else [p.lm_head]
     peer.load_numpy({**p._asdict(), "lm_head": np.concatenate(heads)})
@@ -273,8 +273,8 @@ def gpu_model():
 
 def twin_model():
     needs("torch")
-    import twin
-    return twin.Twin
+    from oracles.torch_engine import Twin
+    return Twin
 
 
 ENGINES = {"cpu": lambda: ne.Model, "gpu": gpu_model, "twin": twin_model}
@@ -392,7 +392,7 @@ PINNED = [6.407024, 6.238501, 6.089880, 5.855319, 5.670477, 5.521623, 5.276714, 
 def torch_losses():
     import bpe
     import torch
-    import torch_peer
+    from oracles import torch_peer
     o, cfg = PINNED_FLAGS, ne.PRESETS["small"]
     text, _ = ne.split_text(TEXT.read_bytes(), o["holdout"])
     tokenizer = bpe.train(text, cfg.vocab_size, bpe.SPECIALS)

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import textwrap
 
-import naive
 import numpy as np
 import pytest
 from helpers import ROOT, TINY, complains, ok
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
+from oracles import naive
 
 import nanoeuler as ne
 

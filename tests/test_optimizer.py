@@ -1,21 +1,17 @@
 """The optimizer against PyTorch and NumPy, and the learning rate."""
 import math
 
-import naive
 import numpy as np
 import pytest
-from helpers import needs
+from helpers import hyper, needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import config, set_num_threads
+from oracles import naive
 
 import nanoeuler as ne
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def hyper(t, lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, wd=0.1, clip=1e9):
-    return ne.hyper_at(t, lr, beta1=beta1, beta2=beta2, weight_decay=wd, clip=clip, eps=eps)
 
 
 def test_adamw_equals_pytorch():

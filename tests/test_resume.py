@@ -5,9 +5,8 @@ import signal
 from collections import namedtuple
 
 import pytest
+from examples import ADD, PAIRS, write_pairs
 from helpers import nanoeuler, ok, outcome, signalled, told
-from test_dpo import PAIRS, write
-from test_sft import ADD, base  # noqa: F401 (a fixture)
 
 import nanoeuler as ne
 
@@ -30,7 +29,7 @@ def few(examples):
 
 
 @pytest.fixture(scope="module")
-def ready(base, text, tmp_path_factory):  # noqa: F811
+def ready(base, text, tmp_path_factory):
     """ready(stage) is a new folder in which that stage can start."""
     def make(stage):
         folder = tmp_path_factory.mktemp(stage)
@@ -38,7 +37,7 @@ def ready(base, text, tmp_path_factory):  # noqa: F811
         (folder / "add.json").write_text(json.dumps(few(ADD)), encoding="utf-8")
         if stage != "nanoeuler":
             (folder / "nanoeuler.bin").write_bytes((base / "nanoeuler.bin").read_bytes())
-        return write(folder, few(PAIRS))
+        return write_pairs(folder, few(PAIRS))
 
     return make
 

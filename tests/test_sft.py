@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from examples import ADD, FLAGS, copy_of
 from helpers import TINY, nanoeuler, ok, outcome, random_flat, refused, run, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,29 +18,6 @@ import bpe
 import nanoeuler as ne
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ADD = [dict(instruction=f"Add {a} and {b}.", input="", output=f"{a} plus {b} is {a + b}.")
-       for a in range(12) for b in range(12)]
-FLAGS = ("--batch", "256", "--warmup", "2", "--threads", "1")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, text):
-    """A directory with a base checkpoint of 3 steps, 2 layers, context 160, and examples."""
-    folder = tmp_path_factory.mktemp("base")
-    cfg = ne.replace(ne.PRESETS["small"], n_layer=2, n_embd=64, n_head=2, n_kv_head=1,
-                     n_hidden=128)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ne.PRESETS, "small", cfg)
-        told("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300,
-             "--batch", 320, "--out", folder / "nanoeuler.bin")
-    (folder / "add.json").write_text(json.dumps(ADD), encoding="utf-8")
-    return folder
-
-
-def copy_of(base, folder):
-    for name in ("nanoeuler.bin", "add.json"):
-        (folder / name).write_bytes((base / name).read_bytes())
-    return folder
 
 
 # ---- 7 examples

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import needs, run
 from models import llama_cpp, package, same_in_llama_cpp
-from test_bpe import TORTURE
+from texts import TORTURE
 
 import nanoeuler as ne
 

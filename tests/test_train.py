@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import naive
 import numpy as np
 import pytest
-from helpers import FAST, ROOT, TINY, command, ok, outcome, random_flat, refused, run, told
-from test_optimizer import hyper
+from helpers import (FAST, ROOT, TINY, command, hyper, ok, outcome, random_flat, refused, run,
+                     told)
+from oracles import naive
 
 import bpe
 import nanoeuler as ne

@@ -7,14 +7,15 @@ import subprocess
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, needs, random_flat, told
+from examples import ADD, LITTLE, PAIRS, copy_of
+from helpers import ROOT, TINY, needs, random_flat
 from numba import set_num_threads
-from test_dpo import PAIRS
-from test_sft import ADD
 
 torch = needs("torch")
 
 import twin
+import twin_report
+from oracles.torch_engine import Twin, replies
 
 import nanoeuler as ne
 
@@ -24,7 +25,7 @@ HYPER = dict(lr=0.02, beta1=0.9, beta2=0.95, weight_decay=0.1)
 @pytest.mark.parametrize("clip, rel", [(1e9, 1e-11), (1.0, 1e-6)])       # torch adds 1e-6 to |g|
 def test_the_twin_takes_the_same_steps_in_float64(clip, rel):
     """Losses, norms, weights and moments of 20 steps; each sequence and head has its own weight."""
-    ours, theirs = (engine(TINY, random_flat(TINY, 4)) for engine in (ne.Model, twin.Twin))
+    ours, theirs = (engine(TINY, random_flat(TINY, 4)) for engine in (ne.Model, Twin))
     rng, (B, T, P) = np.random.default_rng(1), (3, TINY.seq_len, TINY.n_mtp)
     for t in range(1, 21):
         tokens = rng.integers(0, TINY.vocab_size, (B, T), dtype=np.int32)
@@ -48,7 +49,7 @@ def test_a_resumed_twin_takes_the_next_step(t):
     rng, n = np.random.default_rng(1), ne.n_params(TINY)
     moments = [0.1 * rng.normal(size=n), rng.random(n)]
     models = [engine(TINY, random_flat(TINY, 4), tuple(x.copy() for x in moments))
-              for engine in (ne.Model, twin.Twin)]
+              for engine in (ne.Model, Twin)]
     for step in (t, t + 1):
         tokens = rng.integers(0, TINY.vocab_size, (2, TINY.seq_len), dtype=np.int32)
         for model in models:
@@ -61,13 +62,13 @@ def test_a_resumed_twin_takes_the_next_step(t):
 def test_a_resumed_twin_that_is_stopped_at_once_keeps_its_moments():
     rng, n = np.random.default_rng(1), ne.n_params(TINY)
     flat, moments = random_flat(TINY, 4), (0.1 * rng.normal(size=n), rng.random(n))
-    saved = twin.Twin(TINY, flat.copy(), moments).buffers()
+    saved = Twin(TINY, flat.copy(), moments).buffers()
     assert len(saved) == 3
     assert all(np.array_equal(a, b) for a, b in zip(saved, (flat, *moments)))
 
 
 def test_the_twin_stops_before_a_bad_update():
-    model = twin.Twin(TINY, random_flat(TINY, 4))
+    model = Twin(TINY, random_flat(TINY, 4))
     before = model.buffers()[0]
     model.gradient(np.zeros((1, 8), np.int32), np.ones((2, 1, 8), np.int32), np.array([1, np.inf]))
     _, norm = model.update(ne.hyper_at(1, **HYPER, clip=1))
@@ -79,11 +80,11 @@ def test_all_replies_at_once_are_those_one_at_a_time():
     cfg = ne.replace(TINY, seq_len=24)
     flat, rng = random_flat(cfg, 6), np.random.default_rng(2)
     prompts = [rng.integers(0, cfg.vocab_size, n) for n in (1, 5, 2, 9, 23, 5, 24)]
-    net = twin.Twin(cfg, flat).net
-    free = twin.replies(net, prompts, cfg.vocab_size)                # no token ends it
+    net = Twin(cfg, flat).net
+    free = replies(net, prompts, cfg.vocab_size)                # no token ends it
     assert [len(r) for r in free] == [25 - len(p) for p in prompts]
     for stop in (cfg.vocab_size, free[0][6]):
-        for prompt, reply in zip(prompts, twin.replies(net, prompts, stop)):
+        for prompt, reply in zip(prompts, replies(net, prompts, stop)):
             alone = list(ne.generate(ne.Decoder(cfg, flat), prompt, 25 - len(prompt), None,
                                      ne.Sampling(temperature=0.0), stop))
             assert [i for i in reply if i != stop] == alone
@@ -105,10 +106,9 @@ def bench(base, monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, text):
-    folder = tmp_path_factory.mktemp("twin")
-    told("train", "--data", text, "--steps", 3, "--seq-len", 160, "--vocab-size", 300, "--batch",
-         320, "--out", folder / "nanoeuler.bin")
+def base(base, tmp_path_factory):
+    """In place of that of other modules: with examples and pairs that count as skill."""
+    folder = copy_of(base, tmp_path_factory.mktemp("twin"))
     for name, rows in ("add", ADD), ("pairs", PAIRS):
         (folder / f"{name}.json").write_text(json.dumps([{**e, "source": "skill"} for e in rows]),
                                              encoding="utf-8")
@@ -185,7 +185,7 @@ def test_a_whole_dpo_by_halves(base, bench):
         for record in log[-1]["end"]["answers"]["add.json"]:
             record["skill"] = False
         write_log(base / f"other/{side}.jsonl", log)
-    assert twin.repeated([base / "other"])["exact, skill, add.json"] == [(0, 0)]
+    assert twin_report.repeated([base / "other"])["exact, skill, add.json"] == [(0, 0)]
     with pytest.raises(SystemExit, match="other and twin_dpo were not asked the same"):
         bench("--stage", "dpo", "--compare", "--folder", "twin_dpo", "other")
 
@@ -231,6 +231,7 @@ def test_more_questions_of_skill_are_held_out_and_right():
 
 
 def test_the_twin_follows_a_schedule_planned_by_minutes(base, bench, text, monkeypatch):
+    monkeypatch.setitem(ne.PRESETS, "small", LITTLE)
     monkeypatch.setattr(ne.Run, "elapsed", lambda run: 0.1 * run.state.step)
     bench("--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.05,
           "--seq-len", 16, "--vocab-size", 280, "--batch", 64, "--out", "out_pretrain")

@@ -1,0 +1,7 @@
+"""Independent implementations that tests and benchmarks hold the programs against.
+
+naive             the model, its gradient and AdamW in plain NumPy, float64
+torch_peer        the model in PyTorch, with autograd
+torch_engine      that model as a nanoeuler.Engine, which whole runs train, and its greedy decoder
+naive_attention   attention with T x T matrices, in kernels for the GPU
+"""
