@@ -8,6 +8,7 @@ OUT    ?= nanoeuler.bin
 CHAT   ?= nanoeuler_chat.bin
 DPO    ?= nanoeuler_dpo.bin
 ARGS   ?=
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 comma  := ,
 GB     ?= 1
 
@@ -32,7 +33,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat check test release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train sft dpo chat check test test-all release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -53,7 +54,10 @@ check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)
 
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m 'not slow' $(ARGS)
+
+test-all: $(TEST_DEPS)  ## `test`, and what takes minutes and seldom finds anything
+	$(PY) -m pytest $(PARALLEL) $(ARGS)
 
 release-check: $(TEST_DEPS)  ## is what README and bench/results/ say of the code as it stands?
 	$(PY) -m pytest tests/release_check.py $(ARGS)

@@ -9,7 +9,7 @@ from models import package
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import common
 import pytest
 from helpers import TEXT, needs
 
+pytestmark = pytest.mark.unit
+
 
 def test_the_share_of_others_by_hand():
     """Of 100 ticks 40 were idle, 45 our own."""

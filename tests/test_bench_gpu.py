@@ -21,6 +21,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from dry_gpu import dry_run
 
+pytestmark = pytest.mark.gpu
 CFG = replace(ne.PRESETS["small"], n_layer=2, n_head=4, n_kv_head=2)
 SHAPES = dict(STEP=(2, 64), ATTENTION=((2, 64),), STEPS=(("base", 2, 64), ("large", 1, 64)),
               LONGER=((1, 128),))

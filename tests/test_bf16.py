@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 U = 2.0 ** -8            # the largest relative error of one rounding to bfloat16
 
 
@@ -141,6 +141,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_without_the_instruction_float32_multiplies(tmp_path, monkeypatch):
     """As on a CPU that has none: the same tests, with kernels of their own."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))

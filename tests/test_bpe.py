@@ -27,6 +27,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 import bpe
 
+pytestmark = pytest.mark.interop
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "data" / "shakespeare.txt").read_bytes()
 MIX = 0x2545F4914F6CDD1D            # a factor for hashes, as `bpe.draw_mix` draws one

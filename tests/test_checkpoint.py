@@ -12,7 +12,7 @@ from helpers import (ROOT, TINY, complains, nanoeuler, needs, ok, put_together, 
 import bpe
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
 
 def tensors_of(c):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 START, END = ne.CHATML_TOKENS
 TOKENIZER = bpe.train(b"user assistant system to be or not to be, that is the question. " * 9, 320,
                       bpe.SPECIALS)

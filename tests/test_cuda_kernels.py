@@ -16,6 +16,8 @@ from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
 
+pytestmark = pytest.mark.gpu
+
 
 # ---- compiling and assembling
 # compute capability, and KB of shared memory a block may have
@@ -159,9 +161,14 @@ def built_before(config, key, make, of):
     return [Built(*built) for built in kept["built"]]
 
 
+# Each kernel once a path, in the types that train, where shared memory is smallest, and on Hopper
+PATHS = ("f32", "sm_89"), ("bf16", "sm_89"), ("bf16", "sm_90a")
+OTHERS = [(dtype, arch) for dtype in ("f32", "bf16") for arch in ARCHS
+          if (dtype, arch) not in (*PATHS, ("f32", "sm_120"))] + [("f64", "sm_89")]
+
+
 @pytest.mark.parametrize("dtype, arch", [
-    *((dtype, arch) for dtype in ("f32", "bf16") for arch in ARCHS if (dtype, arch) != (
-        "f32", "sm_120")), ("f64", "sm_89")])
+    *PATHS, *(pytest.param(*x, marks=pytest.mark.slow) for x in OTHERS)])
 def test_kernels_assemble_and_fit(dtype, arch, request):
     capability = (9, 0) if arch == "sm_90a" else (8, 9)
     launches = distinct(dtype, capability, layouts=(dtype, arch) == ("f32", "sm_80"))

@@ -34,6 +34,7 @@ import nanoeuler as ne
 import pooch.core
 import prepare
 
+pytestmark = pytest.mark.unit
 ALPACA = json.dumps([{"instruction": f"Count to {i}.", "input": "", "output": "1 " * (i + 1)}
                      for i in range(600)]).encode()
 PIECE = 1 << 16                              # bytes that huggingface_hub writes at once, here

@@ -13,7 +13,7 @@ from helpers import TINY, nanoeuler, needs, ok, outcome, random_flat, refused, r
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-every", 10,
        "--save-every", 15, "--lr", 0.002, "--batch", 640, *FLAGS[2:])
 

@@ -11,7 +11,7 @@ from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
 
 # ---- flags

@@ -11,6 +11,8 @@ from texts import TORTURE
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.interop
+
 
 @pytest.mark.parametrize("matrices", ["f32", "f16", "q8_0"])
 def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):

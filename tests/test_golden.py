@@ -11,6 +11,7 @@ from helpers import ROOT, run
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.interop
 GOLDEN = ROOT / "tests" / "golden"
 CONFIG = ne.Config(n_embd=4, n_head=2, n_kv_head=1, head_dim=2, n_layer=1, n_hidden=6, seq_len=16,
                    vocab_size=280, n_mtp=2)

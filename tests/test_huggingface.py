@@ -18,6 +18,8 @@ from texts import TORTURE
 import bpe
 import nanoeuler as ne
 
+pytestmark = pytest.mark.interop
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers_computes_the_same_logits(name, tokenizer, tmp_path):

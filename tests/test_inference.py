@@ -8,17 +8,18 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import naive
 import numpy as np
 import pytest
 from helpers import (FAST, ROOT, TINY, command, complains, nanoeuler, needs, ok, random_flat,
                      refused, run)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import naive
 
 import bpe
 import nanoeuler as ne
 
+pytestmark = pytest.mark.cli
 CONFIGS = {
     "grouped queries": TINY,
     "one head each, tied": replace(TINY, n_head=2, n_kv_head=2, tie_embeddings=True),

@@ -10,6 +10,8 @@ from helpers import FAST, ROOT, complains, needs, ok
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.cli
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, text):

@@ -12,8 +12,9 @@ from helpers import ROOT
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.unit
 SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
-SHIPPED += sorted(p for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py"))
+SHIPPED += sorted(p for folder in ("bench", "data", "tests") for p in (ROOT / folder).rglob("*.py"))
 names = pytest.mark.parametrize("path", SHIPPED, ids=lambda p: str(p.relative_to(ROOT)))
 RULE = re.compile(r"^# ==== (\S+) +(.+?) ====$", re.M)
 
@@ -60,19 +61,24 @@ def imported(path, everywhere=True):
             yield (node.module or "").split(".")[0]
 
 
-@pytest.mark.parametrize("name", ["nanoeuler.py", "bpe.py", "check.py"])
-def test_programs_import_only_what_is_installed_with_them(name):
-    """Everything else is an extra: imported where it is used, if it is there."""
-    allowed = {"numba", "numpy", "llvmlite", "nanoeuler", "bpe", *sys.stdlib_module_names}
-    assert set(imported(ROOT / name, everywhere=False)) <= allowed
-
-
 # Imports run one way: bpe <- nanoeuler <- nanoeuler_cuda, check <- bench, tests.  A program starts
 # itself by its own name, because Numba's cache knows named tuples by their module's name.
 BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda"},
          "check.py": {"nanoeuler"}}
-OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "check", "serve", "bench", "data", "tests"}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_programs_import_only_what_is_installed_with_them(name):
+    """Everything else is an extra: imported where it is used, if it is there; so is the GPU program
+    by the CPU's.  (import-linter reads packages, and refuses programs of one file.)"""
+    allowed = {"numba", "numpy", "llvmlite", *BELOW[name], *sys.stdlib_module_names}
+    if name == "nanoeuler_cuda.py":
+        allowed.add("numba_cuda")
+    assert set(imported(ROOT / name, everywhere=False)) <= allowed
+
+
+OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "check", "serve", "bench", "data", "tests", "oracles"}
 OURS |= {p.stem for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py")}
 
 
@@ -84,8 +90,21 @@ def test_imports_run_one_way(path):
         assert found <= BELOW[path.name]
     elif folder == "data":                   # the scripts share a module of their own
         assert found <= {p.stem for p in path.parent.glob("*.py")}
-    elif folder == "bench":
+    elif folder == "bench":                  # of the tests, their oracles alone
         assert not found & {"tests", "data", *(p.stem for p in (ROOT / "tests").glob("*.py"))}
+    elif folder == "oracles":
+        assert found <= {"nanoeuler", "nanoeuler_cuda"}
+    else:                                    # what tests share is in files that are none
+        assert folder == "tests" and not [name for name in found if name.startswith("test_")]
+
+
+KINDS = {"unit", "cli", "interop", "gpu"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_*.py")), ids=lambda p: p.name)
+def test_a_file_of_tests_has_one_kind(path):
+    [line] = re.findall(r"^pytestmark = .*$", path.read_text(encoding="utf-8"), re.M)
+    assert len(KINDS.intersection(re.findall(r"pytest\.mark\.(\w+)", line))) == 1
 
 
 def test_nothing_is_installed_by_a_name_that_is_everybodys():
@@ -103,7 +122,7 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
 MODULES = {"ne": "nanoeuler", "nc": "nanoeuler_cuda", "bpe": "bpe", "check": "check"}
 
 
-@pytest.mark.parametrize("path", [p for p in SHIPPED if p.parent.name == "bench"],
+@pytest.mark.parametrize("path", [p for p in SHIPPED if p.parent.name in ("bench", "oracles")],
                          ids=lambda p: p.name)
 def test_what_benchmarks_use_of_the_programs_is_there(path):
     """They run for minutes, some on a GPU only: a name that went away must show before."""

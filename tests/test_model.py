@@ -11,6 +11,7 @@ from oracles import naive
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.unit
 BASE = ne.Config(n_embd=12, n_head=4, n_kv_head=2, head_dim=6, n_layer=2, n_hidden=17, seq_len=40,
                  vocab_size=29, n_mtp=4)
 SHAPES = {

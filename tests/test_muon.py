@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 # Square, tall and wide matrices, of even and odd sides, past the edge of a tile
 CFG = ne.Config(n_embd=37, n_head=3, n_kv_head=1, head_dim=14, n_layer=2, n_hidden=75, seq_len=8,
                 vocab_size=260, n_mtp=2)

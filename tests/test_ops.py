@@ -20,6 +20,7 @@ from oracles import naive
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.unit
 DTYPES = [np.float32, np.float64]
 both = pytest.mark.parametrize("dtype", DTYPES)
 W32, W64 = ne.tile_width(np.float32), ne.tile_width(np.float64)

@@ -11,7 +11,7 @@ from oracles import naive
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
 def test_adamw_equals_pytorch():

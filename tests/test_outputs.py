@@ -10,7 +10,7 @@ from helpers import FAST, ROOT, command, complains, nanoeuler, ok, refused, run
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
 
 # ---- what is there is not replaced

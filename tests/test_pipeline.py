@@ -13,7 +13,7 @@ from helpers import FAST, ROOT, TEXT, run
 import bpe
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 CODE = """
 import sys; sys.path[:0] = [{bench!r}]
 import numba; numba.set_num_threads(1)

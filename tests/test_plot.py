@@ -10,6 +10,7 @@ from helpers import needs, refused, run
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.cli
 STEPS = range(1, 101)
 
 

@@ -7,6 +7,7 @@ import pytest
 import nanoeuler as ne
 from helpers import ROOT, needs
 
+pytestmark = pytest.mark.cli
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 

@@ -10,6 +10,9 @@ from helpers import nanoeuler, ok, outcome, signalled, told
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.cli
+
+
 # 30 steps read the text below, and the examples and the pairs, more than twice.
 STEPS, SAVE_EVERY = 30, 10
 LENGTH = ("--steps", STEPS, "--eval-every", 10, "--save-every", SAVE_EVERY, "--warmup", 2)

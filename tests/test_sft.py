@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
 # ---- 7 examples

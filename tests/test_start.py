@@ -19,6 +19,7 @@ from numba.core import caching
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.cli
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py")
 # Nothing of the repository may be read, but an interpreter that stands in it.
 GUARD = f"""

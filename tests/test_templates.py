@@ -16,6 +16,7 @@ from texts import TORTURE
 import bpe
 import nanoeuler as ne
 
+pytestmark = pytest.mark.unit
 STATE = ne.State(kind="chat", bos="<s>", eos="</s>")
 
 THOUGHT = [("user", "Think."), ("assistant", "<think>\nHm. \n</think>\n\nWell."), ("user", "And?")]

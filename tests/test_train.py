@@ -19,7 +19,7 @@ from oracles import naive
 import bpe
 import nanoeuler as ne
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
 # ---- 9 evaluation
@@ -241,6 +241,7 @@ def test_the_time_of_all_sittings_is_added_up(copy, monkeypatch):
     assert ne.read_checkpoint("nanoeuler.bin").state.elapsed > 5000
 
 
+@pytest.mark.slow
 def test_a_cold_start_computes_the_same(text, tmp_path):
     """The run that compiles the kernels, says so, and gets the bits that the next run gets.
 

@@ -19,6 +19,7 @@ from oracles.torch_engine import Twin, replies
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.interop
 HYPER = dict(lr=0.02, beta1=0.9, beta2=0.95, weight_decay=0.1)
 
 

@@ -9,6 +9,8 @@ from models import SMALL, write
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("tied", [False, True])
