@@ -43,7 +43,6 @@ Threads One sequence is one task of the forward and backward pass, a block of ro
         depend on how many threads there are or which of them takes which task.
 """
 import argparse
-import ast
 import codecs
 import contextlib
 import difflib
@@ -58,6 +57,7 @@ import mmap
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import signal
 import string
@@ -952,7 +952,7 @@ class Model:
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
         return self.run(LOSS, tokens, targets[None], heads=1)[:, 0]
 
-    def micro_batch(self, B, asked=0):
+    def micro_batch(self, B, asked=0, T=0):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
         return asked or min(B, max(1, MOST_AT_ONCE // self.cfg.seq_len))
 
@@ -997,8 +997,9 @@ class Engine(Protocol):
     def __init__(self, cfg, flat, moments=(), options=None):
         """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
 
-    def micro_batch(self, B, asked=0):
-        """How many of B sequences `gradient` takes at once; asked, unless that is 0."""
+    def micro_batch(self, B, asked=0, T=0):
+        """How many of B sequences of T tokens `gradient` takes at once; asked, unless that is 0.  T
+        is the context's length if it is 0."""
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp, and CE to the losses; may return before it is done
@@ -2157,7 +2158,7 @@ class Run:
         self.next = self.data.batches.take(s.step * self.B, self.B)
         self.print_settings()
         # of all passes: on a GPU the order of sums depends on the most that was taken at once
-        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch)
+        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
 
     def print_settings(self):
         cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
@@ -4640,13 +4641,5 @@ def main(argv=None):
     return run_verb(add_verbs, "A GPT from scratch", argv)
 
 def main_on_gpu():
-    """The command nanoeuler-cuda that pip makes."""
-    try:
-        return importlib.import_module("nanoeuler_cuda").main()
-    except ImportError as e:                 # its extra is not installed, or too old
-        if {"-h", "--help"} & {*sys.argv[1:]}:
-            source = importlib.util.find_spec("nanoeuler_cuda").loader.get_source("nanoeuler_cuda")
-            print(ast.get_docstring(ast.parse(source)).partition("\n\nContents")[0])
-            return 0
-        print(f"nanoeuler-cuda: {printable(str(e).removeprefix('UserError: '))}", file=sys.stderr)
-        return 2
+    """The command nanoeuler-cuda that pip makes: as if the file had been started."""
+    return runpy.run_module("nanoeuler_cuda", run_name="__main__")

@@ -53,19 +53,18 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import numpy as np
-
-import bpe
-import nanoeuler as ne
-from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, to_bf16
-
 # ==== 1 Device ====
+# What starts this program and the other one, as the user typed it: pip's commands, or the files
+INSTALLED = os.path.basename(sys.argv[0]).removesuffix(".exe") == "nanoeuler-cuda"
+HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
+                ("python nanoeuler_cuda.py", "python nanoeuler.py"))
+
 PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
             "nvidia-nvvm", "nvidia-nvjitlink")
 
 def doctor(problem=None):
     """Prints what this machine has of what the program needs; returns the exit code.  `problem` is
-    why nanoeuler_cuda cannot be imported."""
+    why nanoeuler_cuda cannot be imported: then not even numba need be there."""
     here = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     rows = [(name, here.get(name, "not installed")) for name in PACKAGES]
     try:
@@ -84,14 +83,22 @@ def doctor(problem=None):
         rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
                  ("matmul, attention", rung()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
-    ne.print_table("what nanoeuler_cuda.py finds here", rows)
-    print(f"broken: {problem}" if problem else "all is well: the GPU can be used")
+    print(f"what {HERE.removeprefix('python ')} finds here")
+    for name, found in rows:
+        print(f"  {name:<16} {found}")
+    print(f"\nbroken: {problem}" if problem else "\nall is well: the GPU can be used")
     return 2 if problem else 0
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
 try:
+    import numpy as np
+
+    import bpe
+    import nanoeuler as ne
+    from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, to_bf16
+
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
          "this program knows numba-cuda 0.30, whose private parts section 1 names")
@@ -105,9 +112,12 @@ try:
     from numba.cuda.cudadrv.driver import CudaAPIError
     from numba.cuda.extending import intrinsic
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
-    reason = f"{type(e).__name__}: {e}; repair it with: {PIP}"
+    kind = "" if type(e).__name__ in ("UserError", "ModuleNotFoundError") else (
+        f"{type(e).__name__}: ")
+    reason = f"{kind}{e}; repair it with: {PIP}"
     if __name__ == "__main__" and {"-h", "--help"} & {*sys.argv[1:]}:
-        print(__doc__.partition("\n\nContents")[0])
+        print(__doc__.partition("\n\nContents")[0].replace("python nanoeuler_cuda.py", HERE))
+        print(f"\nNone of them but doctor can run here: {reason}")
         sys.exit(0)
     if __name__ == "__main__":
         sys.exit(doctor(problem=reason))
@@ -143,7 +153,7 @@ def gpu_problem():
     """Why no kernel can run on this machine, with the remedy, or "" if one can."""
     cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
     remedy = ("The GPU modes need an NVIDIA GPU and its driver, version 580 or newer; the CPU "
-              "program does the same: python nanoeuler.py --help")
+              f"program does the same: {ON_CPU} --help")
     try:
         cuda.current_context()
         remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
@@ -169,6 +179,17 @@ def allow_shared(compiled, config):
     device = driver.CUdevice(cuda.get_current_device().id)
     ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
 
+def need_resident(compiled, config):
+    """Before a launch whose blocks take one piece after another and wait for each other: if not all
+    are on the GPU at once, those that are there wait for ever."""
+    handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
+    each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        handle, math.prod(config.blockdim), config.sharedmem))
+    most = each * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    blocks = math.prod(config.griddim)
+    need(blocks <= most, f"a product wants {blocks} blocks on the GPU at once, which takes {most}; "
+         f"use --matmul mma")
+
 def ok(result):
     """The values of a driver call, without its error code, which must be zero.  Many an error
     sticks, every later call has it, too: no UserError, after which a chat would go on."""
@@ -177,10 +198,26 @@ def ok(result):
         raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
     return values[0] if values else None
 
-def launch(kernel, grid, block, *args, smem=0):
+@functools.cache
+def once(check):
+    """`check` as a callback of launches, called once for each kernel, grid and shared memory."""
+    done = set()
+
+    def callback(compiled, config):
+        key = compiled, config.griddim, config.sharedmem
+        if key not in done:
+            check(compiled, config)
+            done.add(key)
+    return callback
+
+def launch(kernel, grid, block, *args, smem=0, resident=False):
+    """Queues the kernel.  resident: its blocks wait for each other."""
     config = kernel[grid, block, stream, smem]
-    if smem > 48 << 10 and not config.pre_launch_callbacks:
-        config.pre_launch_callbacks.append(allow_shared)
+    if not config.pre_launch_callbacks:      # numba-cuda keeps a config, and these with it
+        if smem > 48 << 10:
+            config.pre_launch_callbacks.append(once(allow_shared))
+        if resident:
+            config.pre_launch_callbacks.append(once(need_resident))
     config(*args)
 
 class Graph:
@@ -233,15 +270,19 @@ def has(dtype):
 RUNGS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
 highest = "wgmma"                            # of RUNGS that may be used just now: see `at_most`
 
+tensor_maps = {}                             # those of calls outside of `at_most`
+
 @contextlib.contextmanager
-def at_most(top):
-    """Meanwhile no rung above this one is used."""
-    global highest
-    before, highest = highest, top
+def at_most(top, maps=None):
+    """Meanwhile no kernel path above this one is used.  `maps` keeps the tensor maps that are made:
+    kernels and recorded graphs read them as long as they run; None: they go with this block."""
+    global highest, tensor_maps
+    before = highest, tensor_maps
+    highest, tensor_maps = top, {} if maps is None else maps
     try:
         yield
     finally:
-        highest = before
+        highest, tensor_maps = before
 
 def rung():
     """The highest of RUNGS that this GPU has, and that may be used just now."""
@@ -1193,7 +1234,6 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                 tma_stored()                 # before the block and its memory are gone
     return kernel
 
-@functools.cache
 def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
     """128 bytes on the device that tell the copy engine about a matrix of bfloat16 or (size 4)
     float32: boxes of box_rows rows of 128 bytes, swizzled in shared memory, zeros beyond the edge.
@@ -1211,8 +1251,12 @@ def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
     return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
 
 def map_of(x, box_rows):
-    return tensor_map(int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows,
-                      x.dtype.itemsize)
+    """The tensor map of a matrix, made once for each user of `at_most`.  It holds an address: where
+    other memory comes to lie there later, of the same shape, it is right again."""
+    key = (int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows, x.dtype.itemsize)
+    if key not in tensor_maps:
+        tensor_maps[key] = tensor_map(*key)
+    return tensor_maps[key]
 
 def tensor_cores(*matrices):
     """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
@@ -1255,7 +1299,7 @@ def tensor_matmul(out, a, b, a_mn, b_mn, turns=None):
         unused = map_a                       # the kernel wants an array, which nobody reads
         launch(wgmma_kernel(a_mn, b_mn, accumulate), min(tiles * splits, blocks), 384, map_a,
                map_of(b, BK if b_mn else BN), map_of(out, 64), turns if accumulate else unused,
-               *sizes, splits, smem=WGMMA_SMEM)
+               *sizes, splits, smem=WGMMA_SMEM, resident=splits > 1)
     else:
         launch(mma_kernel(a_mn, b_mn, accumulate), tiles * splits, 128, out, a, b,
                turns if accumulate else out, *sizes, splits, smem=MMA_SMEM)
@@ -2210,7 +2254,8 @@ class Model:
         self.partial = new(SUMS, np.float64)
         self.turns = to_device(np.zeros(TURNS, np.uint32))
         self.zero = np.zeros(cfg.n_mtp + 1)  # what results are set to
-        self.micro = {}                      # (sequences a step, asked for) -> at a time
+        self.micro = {}                      # (sequences a step, asked for, T) -> at a time
+        self.maps = {}                       # tensor maps of the memory below: see `at_most`
         self.step = Graph()
 
     def put(self, x, dtype=None):
@@ -2220,7 +2265,11 @@ class Model:
         """Memory for micro-batches of B sequences of T tokens; a smaller one is filled up."""
         if self.shape and self.shape[0] >= B and self.shape[1] == T:
             return
-        self.a = self.d = self.gradient_graph = self.loss_graph = self.shape = None  # first free
+        need(0 < T <= self.cfg.seq_len,
+             f"{T} tokens are none or more than the context of {self.cfg.seq_len}")
+        self.gradient_graph = self.loss_graph = None     # they read what is freed now
+        self.a = self.d = self.shape = None
+        self.maps.clear()
         P = self.cfg.n_mtp
         buffers = {"a": {}, "d": {}}
         try:
@@ -2258,34 +2307,50 @@ class Model:
         return bisect.bisect_right(range(1, 65536), 0.9 * free,
                                    key=lambda B: held_and_batch(self.memory(B, T))[1])
 
-    def micro_batch(self, B, asked=0):
-        """Sequences in memory at once: as many as asked for, or as fit in equal parts of B.  Says
-        what they take, once for each B and number asked for."""
-        if (B, asked) not in self.micro:
-            fits = self.fitting(self.cfg.seq_len)
+    def micro_batch(self, B, asked=0, T=0):
+        """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
+        for, or as fit in equal parts of B.  Says what they take, once for each of these."""
+        T = T or self.cfg.seq_len
+        if (B, asked, T) not in self.micro:
+            fits = self.fitting(T)
             if asked:
                 size = min(asked, B)
             else:
                 parts = math.ceil(B / max(1, min(fits, B)))
                 size = math.ceil(B / parts)
-            self.print_memory(size, fits)
-            self.micro[B, asked] = size
-        return self.micro[B, asked]
+            if not self.micro and (slow := self.without_tensor_cores()):
+                print(f"note: {slow}", flush=True)
+            self.print_memory(size, T, fits)
+            self.micro[B, asked, T] = size
+        return self.micro[B, asked, T]
 
-    def print_memory(self, B, fits):
-        """The memory_table of B sequences of the context's length, in MiB."""
-        rows = self.memory(B, self.cfg.seq_len)
+    def print_memory(self, B, T, fits):
+        """The memory_table of B sequences of T tokens, in MiB."""
+        rows = self.memory(B, T)
         rows.append(("together", sum(size for _, size in rows)))
-        ne.print_table(f"memory of {B} sequences at a time, {fits} would fit",
+        ne.print_table(f"memory of {B} sequences of {T} tokens at a time, {fits} would fit",
                        [(name, f"{size / 2**20:10,.0f} MiB") for name, size in rows])
 
-    def device(self):
-        D, note = self.cfg.head_dim, ""
+    def without_tensor_cores(self):
+        """What of this model's shape keeps them from its products or its attention, in words."""
+        cfg = self.cfg
         with at_most(self.top):
-            fast = self.dtype == np.uint16 and rung() != "portable"
-        if fast and D not in FAST_HEADS:
-            note = f", portable attention for heads of {D}, slower than for 32, 64 or 128"
-        return f"{cuda.get_current_device().name}, {NAMES[self.dtype]}{note}"
+            if self.dtype != np.uint16 or rung() == "portable":
+                return ""                    # they were not asked for, or are not there
+        HD, KV = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+        sizes = {"n_embd": cfg.n_embd, "n_hidden": cfg.n_hidden, "vocab_size": cfg.vocab_size,
+                 "n_head * head_dim": HD, "(n_head + 2 * n_kv_head) * head_dim": HD + 2 * KV}
+        said = [f"portable products, since {name} {n} is no multiple of 8, slower"
+                for name, n in sizes.items() if n % 8]
+        if cfg.head_dim not in FAST_HEADS:
+            said.append(f"portable attention for heads of {cfg.head_dim}, slower than for "
+                        f"32, 64 or 128")
+        return "; ".join(said)
+
+    def device(self):
+        note = self.without_tensor_cores()
+        name = cuda.get_current_device().name
+        return f"{name}, {NAMES[self.dtype]}" + (f", {note}" if note else "")
 
     def forward(self):
         """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer.  Each is taken
@@ -2309,11 +2374,9 @@ class Model:
             matmul(a.y, a.swiglu[l], w.down[l])
         norm(a.x[2 * cfg.n_layer], a.final_rstd, p.final_norm)
 
-    def heads(self, training):
-        """Logits, losses and, in training, gradients of the output heads, a chunk of rows at a
-        time: d.norm = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
-        a, V = self.a, self.cfg.vocab_size
-        (BT, C), (R, PV) = a.y.shape, a.logits.shape
+    def head_parts(self, P):
+        """The matrices that make the logits of heads 0 to P - 1: lm_head, and wte if it is tied."""
+        (V, C), PV = self.p.wte.shape, P * self.cfg.vocab_size
         tied = V if self.cfg.tie_embeddings else 0       # columns of logits that wte makes
         parts = []
         for v0, v1, w, dw in ((0, tied, self.w.wte, self.g.wte),
@@ -2321,19 +2384,27 @@ class Model:
             if v1 > v0:
                 shape = v1 - v0, C
                 parts.append(HeadPart(slice(v0, v1), view(w, 0, shape), view(dw, 0, shape)))
+        return parts
+
+    def heads(self, P, training):
+        """Logits, losses and, in training, gradients of output heads 0 to P - 1, a chunk of R rows
+        at a time: d.y = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
+        a, V, parts = self.a, self.cfg.vocab_size, self.head_parts(P)
+        BT, R = len(a.y), len(a.logits)
         for r0 in range(0, BT, R):
-            x, dx = a.y[r0:r0 + R], self.d.norm[r0:r0 + R]
-            logits = a.logits[:len(x)]
+            y, dy = a.y[r0:r0 + R], self.d.norm[r0:r0 + R]
+            logits = view(a.logits, 0, (len(y), P * V))
             for part in parts:
-                matmul(logits[:, part.columns], x, part.w)
+                matmul(logits[:, part.columns], y, part.w)
             cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
-                for part in parts:           # each but the first adds to dx
-                    dlogits = logits[:, part.columns]
-                    matmul_dx(dx, dlogits, part.w, add=part.columns.start > 0)
-                    matmul_dw(part.dw, dlogits, x, self.turns)
+                dlogits = logits             # which they have become
+                for part in parts:           # each but the first adds to dy
+                    dz = dlogits[:, part.columns]
+                    matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
+                    matmul_dw(part.dw, dz, y, self.turns)
         if training:
-            launch(sum_rows_kernel, self.cfg.n_mtp, 256, self.results[:-1], a.nll)
+            launch(sum_rows_kernel, P, 256, self.results[:-1], a.nll)
 
     def backward(self):
         """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
@@ -2366,6 +2437,9 @@ class Model:
         """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
         memory; the sequences from b to B have no targets."""
         (b, _), (B, T) = tokens.shape, self.shape
+        for x in (tokens, targets):          # kernels do not look: they would read and write beyond
+            need(x.max() < self.cfg.vocab_size, "a token that the model has not")
+        need(tokens.min() >= 0, "a token that is negative")
         stream.synchronize()                 # an earlier copy may still read what is staged
         staged = self.staged.reshape(-1, B, T)           # tokens, then the targets of each head
         staged[0, :b] = tokens
@@ -2383,13 +2457,15 @@ class Model:
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        with at_most(self.top):
-            self.gradient_graph(lambda: (self.forward(), self.heads(training=True),
+        with at_most(self.top, self.maps):
+            self.gradient_graph(lambda: (self.forward(), self.heads(self.cfg.n_mtp, training=True),
                                          self.backward()))
 
     def update(self, hyper):
         """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
         since the last update, |g| before clipping); waits for the device."""
+        need(not hyper.muon_lr, f"muon_lr is {hyper.muon_lr:g}, and the GPU has AdamW only: train "
+             f"with Muon on the CPU: {ON_CPU} train")
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=stream)
         self.step(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay,
@@ -2402,7 +2478,9 @@ class Model:
         """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
         n, T = tokens.shape
         sums = []
-        most = self.shape[0] if self.shape else max(1, self.fitting(T))
+        most = max(1, self.fitting(T))
+        if self.shape and self.shape[1] == T:
+            most = self.shape[0]             # as the memory is that there is
         self.prepare(min(n, most), T)
         B, _ = self.shape
         for b in range(0, n, B):
@@ -2410,8 +2488,8 @@ class Model:
             y = np.full((self.cfg.n_mtp, *x.shape), -1, np.int32)    # head 0's only
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
-            with at_most(self.top):
-                self.loss_graph(lambda: (self.forward(), self.heads(training=False)))
+            with at_most(self.top, self.maps):
+                self.loss_graph(lambda: (self.forward(), self.heads(1, training=False)))
             nll = to_host(self.a.nll)[0].reshape(self.shape)
             sums.append(nll[:len(x)].sum(1, dtype=np.float64))
         return np.concatenate(sums)
@@ -2427,7 +2505,10 @@ class Model:
         return from_bf16(to_host(x))
 
     def decoder(self):
-        return Decoder(self.cfg, self.flat)
+        """Of a copy: the next update must not change what it says."""
+        flat = new(self.flat.shape, self.flat.dtype)
+        flat.copy_to_device(self.flat, stream=stream)
+        return Decoder(self.cfg, flat)
 
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
@@ -2563,7 +2644,7 @@ class Decoder(ne.Decoder):
         open_device()
         need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
         self.cfg, self.tokens = cfg, []
-        shapes = [shape for _, shape, _ in ne.param_table(cfg)]
+        shapes = [shape for _, shape, *_ in ne.param_table(cfg)]
         n = sum(map(math.prod, shapes[ne.MATRICES]))     # they come first
         matrices, gains = flat[:n], flat[n:]
         if weights == "bf16":
@@ -2973,7 +3054,7 @@ def main(argv=None):
                         (sys.argv[1:] if argv is None else argv) or ["test"])
     except CudaAPIError as e:
         said = " ".join(str(e).split())
-        print(f"nanoeuler: the GPU says: {said}; see: python nanoeuler_cuda.py doctor",
+        print(f"nanoeuler: the GPU says: {said}; see: {HERE} doctor",
               file=sys.stderr)
         return 2
 

@@ -84,7 +84,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert all(1 <= n <= most for n, most in zip(self.grid, (2**31 - 1, 65535, 65535))), (
             f"grid {self.grid}")
         assert min(self.block) >= 1 and math.prod(self.block) <= 1024 and self.block[2] <= 64
-        assert self.smem <= 48 << 10 or nc.allow_shared in self.asked
+        assert self.smem <= 48 << 10 or nc.once(nc.allow_shared) in self.asked
         for x in filter(is_array, self.args):
             first, end = extent(x)
             assert end - first <= x.gpu_data.size, "an array beyond the end of its memory"
@@ -122,6 +122,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if accumulate else 2) and 1 <= splits <= tiles(K, 64)
         assert splits == 1 or accumulate and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
+        assert splits == 1 or nc.once(nc.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
@@ -253,9 +254,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def cross_entropy_kernel_fused(self, nll, logits, targets, weight, row0, V, T):
         (P, BT), (R, PV) = nll.shape, logits.shape
-        assert PV == P * V and targets.shape == (P, BT) and weight.shape == (-(-BT // T), P)
+        heads = PV // V
+        assert PV == heads * V and heads in (1, P)
+        assert targets.shape == (P, BT) and weight.shape == (-(-BT // T), P)
         assert 0 <= row0 and row0 + R <= BT
-        self.runs((R, P), 256)
+        self.runs((R, heads), 256)
         assert self.vectors(logits) in (1, math.gcd(V, 8))
 
     def fill_kernel(self, x, value):
@@ -308,7 +311,7 @@ class Device:
 
     def __init__(self, total):
         self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
-        self.maps, self.kept, self.fill, self.bad = {}, {}, 0.0, ()
+        self.maps, self.fill, self.bad = {}, 0.0, ()
         self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry",
                                    MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=100 << 10,
                                    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=99 << 10)
@@ -329,10 +332,9 @@ class Device:
         pointer, rows, columns, stride, box_rows, size = key
         assert pointer % 16 == 0 == stride % 16 and size in (2, 4), "copies go in steps of 16 bytes"
         assert 0 < rows < 1 << 32 and 0 < size * columns <= stride < 1 << 40 and 0 < box_rows <= 256
-        if key not in self.kept:
-            self.kept[key] = x = self.array(16, np.uint64)
-            self.maps[x.gpu_data.address] = key
-        return self.kept[key]
+        x = self.array(16, np.uint64)
+        self.maps[x.gpu_data.address] = key
+        return x
 
     def read(self, x):
         host = np.zeros(x.shape, x.dtype)

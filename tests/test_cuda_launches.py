@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (BASE, BIG, KINDS, LARGE, RUNS, SMALL, blank, dry_run, everything, is_array,
-                     kernels_of, step, ways)
+from dry_gpu import (BASE, BIG, KINDS, LARGE, RUNS, SMALL, blank, dry_run, everything, extent,
+                     is_array, kernels_of, step, ways)
 from helpers import ROOT, TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +135,46 @@ def test_chunks_of_logits_are_the_whole_batch(name, dry):
               [dry.launches[i + 1].args[0] for i in at]):          # d.norm of dx = dy w
         first = [a.gpu_data.address - x[0].gpu_data.address for a in x]
         assert first == [4 * r * cfg.n_embd for r, _ in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["small", "tied", "one head", "chunks of logits"])
+def test_a_loss_takes_the_first_head_only(name, kind, dry):
+    """The others are for training; of four heads they would be three quarters of the logits."""
+    dtype, dry.gpu.compute_capability = KINDS[kind]
+    (cfg, B, T), ids = RUNS[name], np.zeros((RUNS[name][1], RUNS[name][2]), np.int32)
+    model = blank(cfg, dtype)
+    model.losses(ids, ids)
+    losses = [x for x in dry.launches if "entropy" in x.name]
+    assert {x.args[1].shape[1] for x in losses} == {cfg.vocab_size} == {x.args[5] for x in losses}
+    dry.launches.clear()
+    step(model, B, T)
+    assert {x.args[1].shape[1] for x in dry.launches if "entropy" in x.name} == {
+        cfg.n_mtp * cfg.vocab_size}
+
+
+def test_a_decoder_keeps_the_weights_of_its_moment(dry):
+    model = blank(TINY)
+    first, end = extent(model.flat)
+    for decoder in (model.decoder(), model.decoder()):
+        assert not any(first <= x.gpu_data.address < end for x in decoder.p)
+
+
+@pytest.mark.parametrize("each, fits", [(1, True), (0, False)])
+def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry, monkeypatch):
+    """Looked at once for each kernel and grid, and refused in a line."""
+    asked, done, config = [], [], SimpleNamespace(griddim=(46, 1, 1), blockdim=(384, 1, 1),
+                                                  sharedmem=1)
+    library = SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=7))
+    compiled = type("Compiled", (), {"_codelibrary": library})()
+    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+        CUfunction=int,
+        cuOccupancyMaxActiveBlocksPerMultiprocessor=lambda *x: asked.append(x) or (0, each)))
+    for _ in range(2):
+        with contextlib.nullcontext() if fits else pytest.raises(ne.UserError, match="46 blocks"):
+            nc.once(nc.need_resident)(compiled, config)
+            done.append(1)
+    assert asked == [(7, 384, 1)] * (1 if fits else 2) and len(done) == 2 * fits
 
 
 def recorded(device, function):

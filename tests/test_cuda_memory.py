@@ -157,7 +157,7 @@ def test_what_is_asked_for_is_taken_and_said(dry, capsys):
     model = blank(SMALL)
     assert model.micro_batch(40, 7) == 7 and model.micro_batch(40, 7) == 7
     said = capsys.readouterr().out
-    assert said.count("memory of 7 sequences at a time") == 1 and "together" in said
+    assert said.count("memory of 7 sequences of 128 tokens at a time") == 1 and "together" in said
     assert model.micro_batch(4, 9) == 4      # no more than there are
 
 
@@ -201,3 +201,47 @@ def test_no_more_sequences_than_a_grid_has_blocks(dry):
     model = blank(cfg)
     assert model.fitting(2) == 65535
     step(model, 65535, 2)
+
+
+def test_the_rows_that_are_trained_on_are_what_counts(dry, capsys):
+    """Fine-tuning takes rows that are shorter than the context."""
+    cfg = replace(BIG, seq_len=2048)
+    with dry_run(needed(cfg, 6, 2048)):
+        model = blank(cfg)
+        assert model.micro_batch(32, 0, 256) == 32 and model.micro_batch(32) < 6
+    said = capsys.readouterr().out
+    assert "memory of 32 sequences of 256 tokens" in said
+    assert "sequences of 2048 tokens" in said
+
+
+def test_a_loss_of_other_rows_than_were_prepared(dry):
+    """As many as fit, not as many as there were; more than the context are refused."""
+    with dry_run(needed(BIG, 40, 16)):
+        model, ids = blank(BIG), np.zeros((32, 256), np.int32)
+        model.prepare(32, 16)
+        assert model.losses(ids, ids).shape == (32,) and model.shape[0] < 32
+        long = np.zeros((1, 257), np.int32)
+        for _ in range(2):
+            with pytest.raises(nc.UserError, match="257 tokens.*context of 256"):
+                model.losses(long, long)
+        assert model.losses(ids, ids).shape == (32,)
+
+
+@pytest.mark.parametrize("bad", [-1, BIG.vocab_size])
+def test_a_token_that_the_model_has_not_is_refused(bad, dry):
+    model, ids = blank(BIG), np.zeros((1, 16), np.int32)
+    wrong = ids + bad
+    with pytest.raises(nc.UserError, match="a token that"):
+        model.losses(wrong, ids)
+
+
+def test_tensor_maps_go_with_the_memory_that_they_tell_of(dry):
+    """They are as many after a hundred changes of shape as after the first."""
+    dry.gpu.compute_capability, seen = (9, 0), []
+    model, before = blank(SMALL, "bf16"), len(nc.tensor_maps)
+    for T in (64, 32, 64, 32, 64):
+        step(model, 2, T)
+        dry.launches.clear()
+        seen.append((dry.used, len(model.maps)))
+    assert seen[0] == seen[2] == seen[4] and seen[1] == seen[3] and seen[0][1] > 10
+    assert len(nc.tensor_maps) == before     # and no others were kept

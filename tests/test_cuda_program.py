@@ -121,6 +121,27 @@ def test_a_model_names_its_device_and_type(dtype, dry):
     assert ("heads of 80" in blank(other, dtype).device()) == (dtype == "bf16")
 
 
+@pytest.mark.parametrize("name", ["vocab_size", "n_embd", "n_hidden"])
+def test_what_tensor_cores_cannot_multiply_is_said_at_the_start(name, dry, capsys):
+    eights = ne.replace(TINY, n_embd=64, head_dim=32, n_hidden=128, vocab_size=264)
+    for cfg, slow in ((eights, False), (ne.replace(eights, **{name: 257}), True)):
+        model = blank(cfg, "bf16")
+        model.micro_batch(8)
+        model.micro_batch(4)
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+        assert len(said) == slow and all(f"{name} 257" in line for line in said), said
+        assert (f"{name} 257" in model.device()) == slow
+
+
+def test_settings_of_muon_are_refused(dry):
+    """AdamW in its place would be silent."""
+    model = blank(TINY)
+    with pytest.raises(ne.UserError, match="muon_lr is 0.02.*train") as e:
+        model.update(ne.Hyper(*np.ones(8), muon_lr=0.02))
+    assert "\n" not in str(e.value)
+    model.update(ne.Hyper(*np.ones(8)))
+
+
 def test_a_gpu_for_which_nothing_compiles_is_a_problem_with_a_remedy(dry, monkeypatch):
     assert nc.gpu_problem() == ""
 
@@ -184,12 +205,21 @@ def test_an_unknown_verb_and_help(tmp_path):
 
 @pytest.fixture
 def without_numba_cuda(tmp_path):
-    """The environment of an interpreter, to be started with -S, that lacks numba-cuda."""
+    return lacking("numba_cuda", tmp_path)
+
+
+@pytest.fixture
+def without_numba(tmp_path):
+    return lacking("numba", tmp_path)
+
+
+def lacking(package, tmp_path):
+    """The environment of an interpreter, to be started with -S, that lacks packages so called."""
     site = tmp_path / "site"
     site.mkdir()
     for folder in (p for p in sys.path if p.endswith("-packages")):
         for name in os.listdir(folder):
-            if not name.lstrip("_").replace("-", "_").startswith("numba_cuda"):
+            if not name.lstrip("_").replace("-", "_").startswith(package):
                 with contextlib.suppress(FileExistsError):
                     (site / name).symlink_to(os.path.join(folder, name))
     return dict(HIDDEN, PYTHONPATH=str(site))
@@ -214,17 +244,40 @@ def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
     names_the_remedy(result, "numba-cuda is not installed", "numba-cuda       not installed")
 
 
+@pytest.mark.parametrize("verb", ["", "doctor", "t"])
+def test_without_numba(verb, without_numba, tmp_path):
+    """Which nanoeuler.py and bpe.py need as well."""
+    args = [str(ROOT / "nanoeuler_cuda.py"), *filter(None, [verb])]
+    result = python("-S", *args, cwd=tmp_path, env=without_numba)
+    names_the_remedy(result, "No module named 'numba", "numba            not installed")
+
+
+@pytest.fixture
+def command_of_pip(tmp_path):
+    """The command nanoeuler-cuda, as pip would make it."""
+    path = tmp_path / "nanoeuler-cuda"
+    path.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+                    "import nanoeuler; sys.exit(nanoeuler.main_on_gpu())", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("verb", ["doctor", "t"])
+def test_the_installed_command_without_numba_cuda(verb, without_numba_cuda, command_of_pip,
+                                                  tmp_path):
+    result = python("-S", command_of_pip, verb, cwd=tmp_path, env=without_numba_cuda)
+    names_the_remedy(result, "broken: numba-cuda is not", "numba-cuda       not installed")
+    assert "UserError" not in result.stdout and "nanoeuler_cuda.py" not in result.stdout
+
+
 @pytest.mark.parametrize("words", [["--help"], ["t", "-h"]])
-def test_help_without_numba_cuda(words, without_numba_cuda, tmp_path):
+def test_help_without_numba_cuda(words, without_numba_cuda, command_of_pip, tmp_path):
     """Who reads it may want to know whether the package is worth its gigabyte."""
-    result = python("-S", str(ROOT / "nanoeuler_cuda.py"), *words, cwd=tmp_path,
-                    env=without_numba_cuda)
-    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nanoeuler as ne\n"
-    installed = python("-S", "-c", f"{command}sys.exit(ne.main_on_gpu())", *words, cwd=tmp_path,
-                       env=without_numba_cuda)
-    for x in (result, installed):
+    for file, command in ((str(ROOT / "nanoeuler_cuda.py"), "python nanoeuler_cuda.py"),
+                          (command_of_pip, "nanoeuler-cuda")):
+        x = python("-S", file, *words, cwd=tmp_path, env=without_numba_cuda)
         assert x.returncode == 0 and x.stderr == "", x
-        assert "python nanoeuler_cuda.py doctor" in x.stdout and "Contents" not in x.stdout
+        assert f"    {command} doctor" in x.stdout and "Contents" not in x.stdout
+        assert "numba-cuda is not installed" in x.stdout and nc.PIP in x.stdout
 
 
 TOO_NEW = {
