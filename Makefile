@@ -33,7 +33,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat check test test-all release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train sft dpo chat check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -58,6 +58,11 @@ test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 
 test-all: $(TEST_DEPS)  ## `test`, and what takes minutes and seldom finds anything
 	$(PY) -m pytest $(PARALLEL) $(ARGS)
+
+smoke: $(TEST_DEPS)  ## for another Python: compile, ten steps, the tests of the ops
+	$(PY) nanoeuler.py compile
+	$(PY) nanoeuler.py train --steps 10 --force --out smoke.bin
+	$(PY) -m pytest tests/test_ops.py $(ARGS)
 
 release-check: $(TEST_DEPS)  ## is what README and bench/results/ say of the code as it stands?
 	$(PY) -m pytest tests/release_check.py $(ARGS)

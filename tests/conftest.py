@@ -48,7 +48,17 @@ LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_check.py", 
         "test_cuda_program.py")
 
 
+# Files that do not say it themselves: the GPU program's, and two of the decoder
+MARKS = {"test_inference.py": ["cli"], "test_smollm.py": ["interop", "network"],
+         "test_gpu.py": ["gpu"]}
+
+
+@pytest.hookimpl(tryfirst=True)              # before -m selects by them
 def pytest_collection_modifyitems(items):
+    for item in items:
+        name = item.path.name
+        for mark in ["gpu"] if name.startswith("test_cuda_") else MARKS.get(name, []):
+            item.add_marker(mark)
     places = {name: i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 

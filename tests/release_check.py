@@ -6,6 +6,7 @@ This is about evidence, and red where a figure has to be taken anew.  Whether th
 is what `make test` says; it does not run this file.
 """
 import json
+import re
 import sys
 
 import pytest
@@ -27,6 +28,21 @@ def cells(label):
     rows = [line for line in README.splitlines() if line.startswith(f"| {label} |")]
     assert len(rows) == 1, (label, rows)
     return [cell.strip().replace("*", "") for cell in rows[0].strip("|").split("|")[1:]]
+
+
+def test_every_result_has_an_entry_that_says_what_made_it():
+    import record
+    assert record.complaints() == []
+
+
+PICTURES = sorted(set(re.findall(r"!\[[^\]]*\]\(([^)#]+)\)|`(bench/results/[\w./-]+)`", README)))
+
+
+@pytest.mark.parametrize("name", sorted({a or b for a, b in PICTURES}))
+def test_what_the_pages_show_is_recorded(name):
+    import record
+    files = {file for entry in record.entries().values() for file in entry["files"]}
+    assert name.rsplit("/", 1)[-1] in files | {""}
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RESULTS.glob("cpu_*.json")))

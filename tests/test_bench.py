@@ -86,3 +86,51 @@ def test_minutes_that_leave_none_to_train_are_an_error(demo):
     train, _ = demo
     with pytest.raises(SystemExit, match="--minutes 1e-06: no time is left"):
         train(1e-6)
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """An empty bench/results/ and bench/out/, and a clean tree at commit abc1234."""
+    import record
+    out, results = tmp_path / "out", tmp_path / "results"
+    out.mkdir()
+    results.mkdir()
+    monkeypatch.setattr(record, "RESULTS", results)
+    monkeypatch.setattr(record, "MANIFEST", results / "MANIFEST.toml")
+    monkeypatch.setattr(record, "out_folder", lambda: out)
+    monkeypatch.setattr(record, "git", lambda *args: "abc1234" if args[0] == "rev-parse" else "")
+    (out / "a.json").write_text("1", encoding="utf-8")
+    return record
+
+
+def test_a_recorded_result_has_what_made_it(published, capsys):
+    published.main(["a \"quoted\" name", "a.json", "--command", "python bench/a.py --b 'c'"])
+    [(name, entry)] = published.entries().items()
+    assert name == 'a "quoted" name' and entry["files"] == ["a.json"]
+    assert entry["commit"] == "abc1234" and "numba " in entry["versions"]
+    assert published.complaints() == [] and (published.RESULTS / "a.json").exists()
+    published.main([name, "a.json", "--command", "another"])             # replaces the entry
+    assert published.entries()[name]["command"] == "another"
+    with pytest.raises(SystemExit):
+        published.main(["b", "none.json", "--command", "x"])
+    assert "there is no " in capsys.readouterr().err
+
+
+def test_what_is_measured_in_a_changed_tree_is_not_recorded(published, monkeypatch):
+    monkeypatch.setattr(published, "git", lambda *args: " M nanoeuler.py")
+    with pytest.raises(SystemExit):
+        published.main(["a", "a.json", "--command", "x"])
+    assert published.entries() == {} and published.complaints() == []
+
+
+def test_gaps_of_the_manifest_are_seen(published):
+    published.main(["a", "a.json", "--command", "x"])
+    (published.RESULTS / "stray.txt").touch()
+    assert published.complaints() == ["stray.txt has no entry"]
+    (published.RESULTS / "stray.txt").unlink()
+    (published.RESULTS / "a.json").unlink()
+    assert published.complaints() == ["a.json is not in the folder"]
+    (published.RESULTS / "a.json").touch()
+    [entry] = published.entries().values()
+    published.write({"a": entry, "b": {**entry, "commit": ""}})
+    assert published.complaints() == ["b: commit is missing or empty", "a.json has two entries"]

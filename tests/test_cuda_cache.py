@@ -15,8 +15,6 @@ needs("numba_cuda")
 import nanoeuler as ne
 import nanoeuler_cuda  # noqa: F401, which puts save_compiled into numba-cuda's cache too
 
-pytestmark = pytest.mark.gpu
-
 
 def test_a_kernel_is_found_in_the_cache_by_another_process():
     """Numba's keys of what the makers make, in two processes that hash everything differently."""

@@ -16,8 +16,6 @@ from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
 
-pytestmark = pytest.mark.gpu
-
 
 # ---- compiling and assembling
 # compute capability, and KB of shared memory a block may have

@@ -18,8 +18,6 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("first", ["wgmma", "mma", "portable"])
 def test_a_model_keeps_to_its_own_way_to_multiply(first, dry):

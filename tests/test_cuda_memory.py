@@ -17,7 +17,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from oracles.naive_attention import NaiveModel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("old_objects_are_no_garbage")]
+pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 
 
 @ways

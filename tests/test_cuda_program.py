@@ -18,7 +18,7 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("old_objects_are_no_garbage")]
+pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 
 
 def verb(*args):

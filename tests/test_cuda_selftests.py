@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(scope="module")
 def op_tests():

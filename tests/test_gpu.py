@@ -16,9 +16,6 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from oracles.naive_attention import NaiveModel
 
-pytestmark = pytest.mark.gpu
-
-
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
 

