@@ -1,7 +1,8 @@
 """NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
 Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
-specification: the self-tests hold every kernel against the function of the same name there.
+specification: the self-tests hold every kernel against the function of the same name there, or,
+products, against NumPy's.  AdamW is the only optimizer here; runs that Muon began go on there.
 Data, checkpoints, training loops, chat, files (7 to 9, 11, most of 10 and 13) are imported from it.
 
     python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
@@ -34,7 +35,7 @@ Types   Kernels take their dtype from their arguments: bfloat16, float32 or floa
         weights, moments, gradients of weights and norms are float32 then.  A literal is made with
         ctype(x).type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
-        give the same bits.
+        on one kind of GPU, with as many sequences at a time, give the same bits.
 """
 import argparse
 import bisect
@@ -81,7 +82,7 @@ def doctor(problem=None):
         free, total = cuda.current_context().get_memory_info()
         gpu = cuda.get_current_device()   # the first, or what CUDA_VISIBLE_DEVICES says
         rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
-                 ("matmul, attention", rung()),
+                 ("matmul, attention", kernel_path()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     print(f"what {HERE.removeprefix('python ')} finds here")
     for name, found in rows:
@@ -225,7 +226,8 @@ class Graph:
 
     The first call runs it as it is, which compiles its kernels; the second records it.  All that
     changes between calls must lie in device memory: a graph remembers the values of scalars.  It
-    does not keep the function: a model that nobody has frees its memory at once."""
+    does not keep the function, which would keep its model, and that the graph: a circle that frees
+    gigabytes only when Python looks for garbage.  So whoever has the graph must keep the arrays."""
     enabled = True
 
     def __init__(self):
@@ -267,8 +269,8 @@ def has(dtype):
     """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
     return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
-RUNGS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
-highest = "wgmma"                            # of RUNGS that may be used just now: see `at_most`
+PATHS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
+highest = "wgmma"                            # of PATHS that may be used just now: see `at_most`
 
 tensor_maps = {}                             # those of calls outside of `at_most`
 
@@ -284,15 +286,15 @@ def at_most(top, maps=None):
     finally:
         highest, tensor_maps = before
 
-def rung():
-    """The highest of RUNGS that this GPU has, and that may be used just now."""
+def kernel_path():
+    """The highest of PATHS that this GPU has, and that may be used just now."""
     capability = cuda.get_current_device().compute_capability
     top = "portable"
     if capability >= (8, 0):
         top = "mma"
     if capability == (9, 0):                 # newer ones have other instructions instead
         top = "wgmma"
-    return min(top, highest, key=RUNGS.index)
+    return min(top, highest, key=PATHS.index)
 
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
@@ -368,7 +370,7 @@ def buffer_table(cfg, B, T, dtype):
     a = [("x", (2 * L + 1, BT, C)), ("qkv", (L, BT, QKV)), ("att", (L, BT, HD)),
          ("gate_up", (L, BT, 2 * F)), ("swiglu", (L, BT, F)), ("y", (BT, C)),
          ("logits", (R, P * V))]
-    d = [("x", (BT, C)), ("norm", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
+    d = [("x", (BT, C)), ("y", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
          ("swiglu", (BT, F))]
     a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
            ("state", (BT, C)), ("nll", (P, BT)), ("lse", (L, H, BT))]
@@ -563,7 +565,7 @@ tma_commit = ptx("cp.async.bulk.commit_group;")
 tma_stored = ptx("cp.async.bulk.wait_group.read 0;")     # shared memory may be written again
 tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memory
 fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
-fence_turn = ptx("fence.proxy.async.global;")            # before it adds to what others have added
+fence_async_global = ptx("fence.proxy.async.global;")    # before it adds to what others added
 warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
 take_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
 give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
@@ -582,6 +584,24 @@ to_shared = ptx("{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }",
 def shared_address(array):
     return to_shared(global_address(array))
 
+@inlined
+def thread_id():
+    return u32(cuda.threadIdx.x)             # of a block of one dimension
+
+@inlined
+def lane_id():
+    return thread_id() & u32(31)
+
+@inlined
+def warp_id():
+    return thread_id() >> u32(5)
+
+@inlined
+def dynamic_smem():
+    """Where dynamic shared memory begins, from a multiple of 1,024 on, as the swizzle wants it.
+    The kernels ask for 1,024 bytes more than they use."""
+    return (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
 cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
 cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
@@ -591,11 +611,12 @@ cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;",
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
 pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
 store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
-# a number in device memory that blocks take turns by: who waits for it sees what was written before
-# it was set
-turn_set = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
-turn_wait = ptx("{ .reg .pred p; .reg .u32 turn; AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
-                "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
+# A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
+# written before it was set.
+semaphore_release = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
+semaphore_acquire = ptx("{ .reg .pred p; .reg .u32 turn; "
+                        "AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
+                        "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
 
 def ldmatrix(transposed):
     """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
@@ -906,22 +927,28 @@ def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
 # sums.  It waits for the parts before it.  Where a block has one piece, those have begun: blocks
 # begin in the order of their numbers, as on every GPU so far, though CUDA does not promise it.
 # Where a block takes one piece after another, that holds only if the whole grid is resident.
-TURNS = 1 << 15                              # numbers: one a tile on rung 1, on rung 2 one for each
-                                             # of the two warpgroups of a tile
+SEMAPHORES = 1 << 15                         # one a tile in `mma`, two in `wgmma`: its warpgroups'
 
-# Rung 1, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.  Copies
-# of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go into
-# registers while `mma` works on the last 16.  Some 35 times the speed of the portable tile, 0.55 of
-# cuBLAS's.  97 KB of shared memory: an RTX 40 allows a block 99.
+# Path `mma`, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.
+# Copies of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go
+# into registers while `mma` works on the last 16.  Some 35 times the speed of the portable tile,
+# 0.55 of cuBLAS's.  97 KB of shared memory: an RTX 40 allows a block 99.
 MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
 MMA_SMEM = 3 * MMA_STAGE + 1024
+
+class Operand(NamedTuple):
+    """How A or B of `mma_kernel` comes from memory to shared memory, and from there to registers:
+    device functions."""
+    first_chunk: object                      # (source, mn0, k0): where a thread's part begins
+    issue_loads: object                      # (to, source, place, r, c): of a slice
+    lane_start: object                       # (mn0): where a lane begins to read a tile
+    load_fragment: object                    # (out, at, i, s)
 
 @made_once
 def mma_kernel(a_mn, b_mn, accumulate):
     """accumulate: out += A B in float32; else out = A B in bfloat16."""
     def operand(mn, load, row_bit, chunk_bit):
-        """How A or B comes from memory to shared memory (begin, fetch), and from there to registers
-        (lane_start, read_slice).
+        """Operand of A or B.
 
         In shared memory, steps along the chunks of a row flip bits of the address, as the swizzle
         has it; 16 rows further it adds.  row_bit, chunk_bit: the bits of a lane's number that say
@@ -929,7 +956,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
         across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
 
         @inlined
-        def begin(source, mn0, k0):
+        def first_chunk(source, mn0, k0):
             """Where this thread's part of the first slice begins: in memory, in a buffer."""
             row, chunk = u32(cuda.threadIdx.x) // u32(across), u32(cuda.threadIdx.x) % u32(across)
             r, c = (k0 + row, mn0 + chunk * u32(8)) if mn else (mn0 + row, k0 + chunk * u32(8))
@@ -937,8 +964,8 @@ def mma_kernel(a_mn, b_mn, accumulate):
                     swizzled(row, chunk), types.int32(r), types.int32(c))
 
         @inlined
-        def fetch(to, source, place, r, c):
-            """Orders 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
+        def issue_loads(to, source, place, r, c):
+            """Asks for 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
             Returns where the next 64 begin."""
             # rows of the matrix from r on; none if the chunk is beyond its columns.  In 32 bits
             left = types.int32(types.int32(source.shape[0]) - r if
@@ -963,11 +990,11 @@ def mma_kernel(a_mn, b_mn, accumulate):
             return swizzled(mn0 + row, chunk)
 
         @inlined
-        def read_slice(out, at, i, s):
+        def load_fragment(out, at, i, s):
             """16 of them, 16 i further, at k = 16 s to 16 s + 15, into out[4 * i:]"""
             across, down = (i, s) if mn else (s, i)
             load(out, 4 * i, (at ^ u32(32 * across)) + u32(2048 * down))
-        return begin, fetch, lane_start, read_slice
+        return Operand(first_chunk, issue_loads, lane_start, load_fragment)
 
     # A's four matrices go along M first, B's along K first, whichever of the two a tile's rows are
     if a_mn:
@@ -978,16 +1005,18 @@ def mma_kernel(a_mn, b_mn, accumulate):
         of_b = operand(b_mn, ldmatrix_columns, row_bit=3, chunk_bit=4)
     else:
         of_b = operand(b_mn, ldmatrix_rows, row_bit=4, chunk_bit=3)
-    begin_a, fetch_a, start_a, read_a = of_a
-    begin_b, fetch_b, start_b, read_b = of_b
+    first_chunk_a, first_chunk_b = of_a.first_chunk, of_b.first_chunk
+    issue_loads_a, issue_loads_b = of_a.issue_loads, of_b.issue_loads
+    lane_start_a, lane_start_b = of_a.lane_start, of_b.lane_start
+    load_fragment_a, load_fragment_b = of_a.load_fragment, of_b.load_fragment
 
     @inlined
-    def read(a, b, a_at, b_at, s):
+    def load_fragments(a, b, a_at, b_at, s):
         """Rows and columns of the warp, 64 each, at k = 16 s to 16 s + 15, into registers"""
         for i in range(4):
-            read_a(a, a_at, i, s)
+            load_fragment_a(a, a_at, i, s)
         for i in range(4):
-            read_b(b, b_at, i, s)
+            load_fragment_b(b, b_at, i, s)
 
     @inlined
     def multiply(acc, a, b):
@@ -997,107 +1026,130 @@ def mma_kernel(a_mn, b_mn, accumulate):
                 mma(acc, 32 * i + 8 * j, a, 4 * i, b, 4 * j)
                 mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 4 * j + 2)
 
-    (load4, store4), shift = vector(4), 2 if accumulate else 1
+    load4, store4 = vector(4)
+    NEIGHBOURS, ROW_STEP = 4, 2              # numbers a lane stores; rows that a warp does at once
+    BYTES_LOG2 = 2 if accumulate else 1      # of a number of the output
 
     @inlined
-    def staged(warp, row, chunk):
-        """Where a warp's 64 x 64 sums keep 4 neighbours: chunks turn by row, in pairs."""
+    def staging_offset(warp, row, chunk):
+        """Where a warp's 64 x 64 sums have 4 neighbours: chunks turn by row, in pairs."""
         return warp * u32(4096) + row * u32(64) + ((chunk ^ ((row & u32(7)) << u32(1))) << u32(2))
 
     @inlined
-    def finish(out, m0, n0, M, N, acc, warp, lane):
-        """The warp's sums, through shared memory: neighbouring lanes write neighbours."""
-        stage = cuda.shared.array(0, f32)
-        place = shared_address(stage) + (lane & u32(1)) * u32(8)
+    def stage_sums(staging, acc, warp, lane):
+        """The warp's sums to shared memory, from where neighbouring lanes take neighbours."""
+        place = shared_address(staging) + (lane & u32(1)) * u32(8)
         for i in range(8):
             for j in range(8):
-                at = staged(warp, u32(8 * i) + lane // u32(4), u32(2 * j) + lane % u32(4) // u32(2))
+                row, chunk = u32(8 * i) + lane // u32(4), u32(2 * j) + lane % u32(4) // u32(2)
+                at = staging_offset(warp, row, chunk)
                 n = 32 * (i // 2) + 2 * (i % 2) + 4 * j
                 store_two(place + u32(4) * at, acc[n], acc[n + 1])
         cuda.syncwarp()
+
+    @inlined
+    def store_rows(out, m0, n0, M, N, staging, warp, lane):
+        """out = the sums"""
+        row, chunk = lane // u32(16), lane % u32(16)
+        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
+        pitch, left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
+        store_at = r * pitch + c
+        for g in range(0, 64, 16):
+            for i in range(8):
+                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                if g + ROW_STEP * i < left:
+                    store4(out, store_at, few)
+                store_at += ROW_STEP * pitch
+
+    @inlined
+    def add_rows(out, m0, n0, M, N, staging, warp, lane):
+        """out += the sums, 16 rows at a time"""
         old = cuda.local.array(32, f32)
         row, chunk = lane // u32(16), lane % u32(16)
-        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(4))
-        pitch, left = out.strides[0] >> shift, types.int32(M - r if c < N else 0)
+        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
+        pitch, left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
         store_at, load_at, last_load = r * pitch + c, r * pitch + c, (M - 1) * pitch + N - 4
         for g in range(0, 64, 16):
-            if accumulate:                   # all loads first, and without an `if`: none waits
-                for i in range(8):
-                    few = load4(out, min(load_at, last_load))
-                    load_at += 2 * pitch
-                    for n in range(4):
-                        old[4 * i + n] = few[n]
+            for i in range(8):               # all loads first, and without an `if`: none waits
+                few = load4(out, min(load_at, last_load))
+                load_at += ROW_STEP * pitch
+                for n in range(NEIGHBOURS):
+                    old[NEIGHBOURS * i + n] = few[n]
             for i in range(8):
-                few = load4(stage, staged(warp, row + u32(g + 2 * i), chunk))
-                if accumulate:
-                    for n in range(4):
-                        few[n] += old[4 * i + n]
-                if g + 2 * i < left:
+                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                for n in range(NEIGHBOURS):
+                    few[n] += old[NEIGHBOURS * i + n]
+                if g + ROW_STEP * i < left:
                     store4(out, store_at, few)
-                store_at += 2 * pitch
+                store_at += ROW_STEP * pitch
+
+    write_rows = add_rows if accumulate else store_rows
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 2))
-    def kernel(out, a, b, turns, M, N, K, splits):
+    def kernel(out, a, b, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
+        smem = dynamic_smem()
         acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
         m0, n0, begin, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
         warp_m, warp_n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
-        a_from, a_to, a_row, a_col = begin_a(a, m0, begin * u32(BK))
-        b_from, b_to, b_row, b_col = begin_b(b, n0, begin * u32(BK))
+        a_from, a_to, a_row, a_col = first_chunk_a(a, m0, begin * u32(BK))
+        b_from, b_to, b_row, b_col = first_chunk_b(b, n0, begin * u32(BK))
         a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
-        a_lane, b_lane = smem + start_a(warp_m), smem + u32(MMA_STAGE // 2) + start_b(warp_n)
+        a_lane = smem + lane_start_a(warp_m)
+        b_lane = smem + u32(MMA_STAGE // 2) + lane_start_b(warp_n)
         for s in range(2):
             next_buffer = u32(s * MMA_STAGE)
-            a_from, a_row, a_col = fetch_a(a_to + next_buffer, a, a_from, a_row, a_col)
-            b_from, b_row, b_col = fetch_b(b_to + next_buffer, b, b_from, b_row, b_col)
+            a_from, a_row, a_col = issue_loads_a(a_to + next_buffer, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = issue_loads_b(b_to + next_buffer, b, b_from, b_row, b_col)
             cp_async_commit()
         buffer, next_buffer = u32(0), u32(2 * MMA_STAGE)
         a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
         a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
         cp_async_wait_one()
         cuda.syncthreads()                   # the first slice is there
-        read(a_now, b_now, a_lane, b_lane, 0)
+        load_fragments(a_now, b_now, a_lane, b_lane, 0)
         for _ in range(types.int32(end - begin)):        # written out: copies and reads of what
             # comes next stand between products, and none of them waits
-            read(a_next, b_next, a_lane + buffer, b_lane + buffer, 1)
+            load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 1)
             multiply(acc, a_now, b_now)
-            a_from, a_row, a_col = fetch_a(a_to + next_buffer, a, a_from, a_row, a_col)
-            read(a_now, b_now, a_lane + buffer, b_lane + buffer, 2)
+            a_from, a_row, a_col = issue_loads_a(a_to + next_buffer, a, a_from, a_row, a_col)
+            load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 2)
             multiply(acc, a_next, b_next)
-            b_from, b_row, b_col = fetch_b(b_to + next_buffer, b, b_from, b_row, b_col)
+            b_from, b_row, b_col = issue_loads_b(b_to + next_buffer, b, b_from, b_row, b_col)
             cp_async_commit()
-            read(a_next, b_next, a_lane + buffer, b_lane + buffer, 3)
+            load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 3)
             multiply(acc, a_now, b_now)
             next_buffer = buffer             # the buffer just read is the next to be filled
             buffer = buffer + u32(MMA_STAGE) if buffer < u32(2 * MMA_STAGE) else u32(0)
             cp_async_wait_one()              # all but the youngest slice is there
             cuda.syncthreads()               # and nobody reads the one before
-            read(a_now, b_now, a_lane + buffer, b_lane + buffer, 0)
+            load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 0)
             multiply(acc, a_next, b_next)
         cp_async_wait_all()
         cuda.syncthreads()                   # no copy is under way, and nobody reads any more
         tiles = u32(cuda.gridDim.x) // u32(splits)
-        part, mine = piece // tiles, global_address(turns) + u64(4) * u64(piece % tiles)
+        part, mine = piece // tiles, global_address(semaphores) + u64(4) * u64(piece % tiles)
         if accumulate and splits > 1:
             if thread == u32(0):
-                turn_wait(mine, part)
+                semaphore_acquire(mine, part)
             cuda.syncthreads()               # it is our turn
-        finish(out, m0 + warp_m, n0 + warp_n, M, N, acc, warp, lane)
+        staging = cuda.shared.array(0, f32)
+        stage_sums(staging, acc, warp, lane)
+        write_rows(out, m0 + warp_m, n0 + warp_n, M, N, staging, warp, lane)
         if accumulate and splits > 1:
             cuda.threadfence()
             cuda.syncthreads()               # all of it is written
             if thread == u32(0):
-                turn_set(mine, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
+                semaphore_release(mine, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
     return kernel
 
-# Rung 2, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one 128 x
-# 256 piece after another.  Warpgroup 0 only orders copies: slices of A and B flow through three
-# buffers, `full` and `empty` barriers between it and the two others, each of which multiplies 64 of
-# the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both operands from shared
-# memory, once a warpgroup.  Slices 0, 1, 2, .. over time, downwards:
+# Path `wgmma`, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one
+# 128 x 256 piece after another.  Warpgroup 0 only asks for copies: slices of A and B flow through a
+# ring of three buffers, or stages, `full` and `empty` barriers between it and the two others, each
+# of which multiplies 64 of the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both
+# operands from shared memory, once a warpgroup.  Slices 0, 1, 2, .. over time, downwards:
 #
 #     buffer 0          buffer 1          buffer 2
 #     0 is copied                                           empty[i] is over at first: warpgroup 0
@@ -1112,7 +1164,8 @@ def mma_kernel(a_mn, b_mn, accumulate):
 BM, BN = 128, 256
 A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
 OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-WGMMA_SMEM = 3 * STAGE + 2 * OUT_BYTES + 16 * 3 + 1024               # 1,024: to align
+STAGES, MBARRIER = 3, 8                      # of the ring; bytes of a barrier
+WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 2 * MBARRIER * STAGES + 1024       # 1,024: to align
 
 @made_once
 def wgmma_kernel(a_mn, b_mn, accumulate):
@@ -1124,58 +1177,79 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
     else:
         rounds, box, send = 1, 64, tma_store
 
+    # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row, lane / 4, the
+    # next two those of row + 8; `line` is the first of the warp's 16 rows.
     @inlined
-    def finish(map_out, n, m, acc, place, group, turn, part, splits):
-        """out = acc in bfloat16, 64 x 256 at once; or out += acc in float32, 64 x 128 at a time,
-        when the turn has come to this part.
+    def stage_f32(place, acc, line, lane, half):
+        """64 x 128 of float32, as boxes of 32 columns"""
+        for j in range(16):
+            at = place + swizzled(line + (lane >> u32(2)), u32(2 * j) + (
+                lane >> u32(1) & u32(1))) + (lane & u32(1)) * u32(8)
+            i = 64 * half + 4 * j
+            store_two(at, acc[i], acc[i + 1])
+            store_two(at + u32(1024), acc[i + 2], acc[i + 3])        # eight rows further
 
-        acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row, lane / 4, the
-        next two those of row + 8."""
-        thread = u32(cuda.threadIdx.x)
-        lane, line = thread & u32(31), (thread >> u32(5) & u32(3)) * u32(16)
-        leads = (thread & u32(127)) == u32(0)
+    @inlined
+    def stage_bf16(place, acc, line, lane, half):
+        """64 x 256 of bfloat16, as boxes of 64 columns"""
+        for j in range(16):
+            at = place + swizzled(line + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
+            i = 8 * j
+            stmatrix(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
+                     pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
+
+    stage_sums = stage_f32 if accumulate else stage_bf16
+
+    @inlined
+    def write_tile(map_out, n, m, acc, place, group, semaphore, part, splits):
+        """out = acc in bfloat16, 64 x 256 at once; or out += acc in float32, 64 x 128 at a time,
+        when it is this part's turn."""
+        lane, line = lane_id(), (warp_id() & u32(3)) * u32(16)
+        leads = (thread_id() & u32(127)) == u32(0)
         for half in range(rounds):
             if leads:
                 tma_stored()                 # what was staged before has been read
             warpgroup_barrier(group)
-            for j in range(16):
-                if accumulate:
-                    at = place + swizzled(line + (lane >> u32(2)), u32(2 * j) + (
-                        lane >> u32(1) & u32(1))) + (lane & u32(1)) * u32(8)
-                    i = 64 * half + 4 * j
-                    store_two(at, acc[i], acc[i + 1])
-                    store_two(at + u32(1024), acc[i + 2], acc[i + 3])
-                else:
-                    at = place + swizzled(line + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
-                    i = 8 * j
-                    stmatrix(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
-                             pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
+            stage_sums(place, acc, line, lane, half)
             fence_async()
             warpgroup_barrier(group)         # all 64 rows are there
             if leads:
                 if accumulate and splits > 1 and half == 0:
-                    turn_wait(turn, part)
-                    fence_turn()
+                    semaphore_acquire(semaphore, part)
+                    fence_async_global()
                 for j in range(4):
                     send(global_address(map_out), n + u32(128 * half + box * j), m,
                          place + u32(8192 * j))
                 tma_commit()
         if accumulate and splits > 1 and leads:
             tma_written()
-            turn_set(turn, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
+            semaphore_release(semaphore, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
+
+    @inlined
+    def barrier_of(barriers, stage):
+        return barriers + u32(MBARRIER) * stage
+
+    @inlined
+    def advance(stage, phase):
+        """The next stage of the ring, and the parity of its phase"""
+        stage += u32(1)
+        if stage == u32(STAGES):
+            stage, phase = u32(0), phase ^ u32(1)
+        return stage, phase
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, turns, M, N, K, splits):
+    def kernel(map_a, map_b, map_out, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B"""
-        smem = cuda.shared.array(0, types.uint16)
-        start = (shared_address(smem) + u32(1023)) & u32(0xFFFFFC00)
-        staging, full = start + u32(3 * STAGE), start + u32(3 * STAGE + 2 * OUT_BYTES)
-        empty, thread = full + u32(8 * 3), u32(cuda.threadIdx.x)
+        start, thread = dynamic_smem(), thread_id()
+        staging = start + u32(STAGES * STAGE)
+        full = staging + u32(2 * OUT_BYTES)
+        empty = full + u32(MBARRIER * STAGES)
         group, stage, phase = thread >> u32(7), u32(0), u32(0)
         if thread == u32(0):
-            for i in range(3):
-                mbarrier_init(full + u32(8 * i), u32(1))             # the producer arrives once
-                mbarrier_init(empty + u32(8 * i), u32(8))            # each consuming warp once
+            producers, consumers = u32(1), u32(8)        # a thread; the warps of two warpgroups
+            for i in range(STAGES):
+                mbarrier_init(full + u32(MBARRIER * i), producers)
+                mbarrier_init(empty + u32(MBARRIER * i), consumers)
             mbarrier_fence()
         if (thread & u32(127)) == u32(0):
             map_fence(global_address(map_a))
@@ -1191,8 +1265,8 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                 m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
                 for s in range(first, end):
                     buffer, k = start + stage * u32(STAGE), u32(s) * u32(BK)
-                    ready = full + u32(8) * stage
-                    mbarrier_wait(empty + u32(8) * stage, phase ^ u32(1))    # at first at once
+                    ready = barrier_of(full, stage)
+                    mbarrier_wait(barrier_of(empty, stage), phase ^ u32(1))       # at first at once
                     mbarrier_expect(ready, u32(STAGE))
                     for j in range(a_loads):
                         column, row = (m + u32(64 * j), k) if a_mn else (k, m)
@@ -1201,9 +1275,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                         column, row = (n + u32(64 * j), k) if b_mn else (k, n)
                         tma_load(buffer + u32(A_BYTES + 8192 * j), global_address(map_b), column,
                                  row, ready)
-                    stage += u32(1)
-                    if stage == u32(3):
-                        stage, phase = u32(0), phase ^ u32(1)
+                    stage, phase = advance(stage, phase)
                 piece += u32(cuda.gridDim.x)
         else:
             take_registers()
@@ -1215,19 +1287,18 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                 m += row0_of_half
                 after = m, n, first, end     # for its type: set with the first slice
                 for s in range(first, end):
-                    buffer, done = start + stage * u32(STAGE), empty + u32(8) * stage
-                    mbarrier_wait(full + u32(8) * stage, phase)
+                    buffer = start + stage * u32(STAGE)
+                    mbarrier_wait(barrier_of(full, stage), phase)
                     multiply(acc, descriptor(buffer + row0_of_half * u32(2 * BK)),
                              descriptor(buffer + u32(A_BYTES)), u32(s) - u32(first))
                     if thread & u32(31) == u32(0):
-                        mbarrier_arrive(done)
-                    stage += u32(1)
-                    if stage == u32(3):
-                        stage, phase = u32(0), phase ^ u32(1)
+                        mbarrier_arrive(barrier_of(empty, stage))
+                    stage, phase = advance(stage, phase)
                     if u32(s) == first:      # while the other warpgroup multiplies
                         after = tile_at(piece + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
-                turn = global_address(turns) + u64(4) * u64(u32(2) * (piece % tiles) + half_of_tile)
-                finish(map_out, n, m, acc, place, group, turn, piece // tiles, splits)
+                which = u32(2) * (piece % tiles) + half_of_tile
+                semaphore = global_address(semaphores) + u64(4) * u64(which)
+                write_tile(map_out, n, m, acc, place, group, semaphore, piece // tiles, splits)
                 m, n, first, end = after
                 piece += u32(cuda.gridDim.x)
             if thread & u32(127) == u32(0):
@@ -1264,7 +1335,7 @@ def tensor_cores(*matrices):
         whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
         starts = x.strides[0], int(x.gpu_data.device_pointer)
         return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
-    return rung() != "portable" and all(map(fits, matrices))
+    return kernel_path() != "portable" and all(map(fits, matrices))
 
 def parts_of(tiles, slices, wait, blocks):
     """Into how many parts K is cut where there are few tiles: as many as take the least time.
@@ -1276,12 +1347,12 @@ def parts_of(tiles, slices, wait, blocks):
         return rounds * (slices / parts + 4) + wait * parts
     return min(range(1, 1 + slices), key=cost)
 
-def tensor_matmul(out, a, b, a_mn, b_mn, turns=None):
-    """out (M, N) = A B.  With `turns`, zeros, out is float32 and added to; where they are enough
-    for its tiles, several blocks may share one."""
+def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
+    """out (M, N) = A B.  With `semaphores`, zeros, out is float32 and added to; where they are
+    enough for its tiles, several blocks may share one."""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
-    hopper = rung() == "wgmma"
-    accumulate = turns is not None
+    hopper = kernel_path() == "wgmma"
+    accumulate = semaphores is not None
     sizes = M, N, K
     gpu = cuda.get_current_device()
     if hopper:
@@ -1292,17 +1363,17 @@ def tensor_matmul(out, a, b, a_mn, b_mn, turns=None):
     blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
     tiles = -(-M // rows) * -(-N // columns)
     splits = 1
-    if accumulate and 2 * tiles <= turns.size:           # a turn for each warpgroup of a tile
+    if accumulate and 2 * tiles <= semaphores.size:           # a turn for each warpgroup of a tile
         splits = parts_of(tiles, -(-K // BK), wait, blocks)
     if hopper:
         map_a = map_of(a, BK if a_mn else BM)
         unused = map_a                       # the kernel wants an array, which nobody reads
         launch(wgmma_kernel(a_mn, b_mn, accumulate), min(tiles * splits, blocks), 384, map_a,
-               map_of(b, BK if b_mn else BN), map_of(out, 64), turns if accumulate else unused,
+               map_of(b, BK if b_mn else BN), map_of(out, 64), semaphores if accumulate else unused,
                *sizes, splits, smem=WGMMA_SMEM, resident=splits > 1)
     else:
         launch(mma_kernel(a_mn, b_mn, accumulate), tiles * splits, 128, out, a, b,
-               turns if accumulate else out, *sizes, splits, smem=MMA_SMEM)
+               semaphores if accumulate else out, *sizes, splits, smem=MMA_SMEM)
 
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
@@ -1316,10 +1387,10 @@ def matmul_dx(dx, dy, w, add=False):
         return tensor_matmul(dx, dy, w, False, True)
     batched_matmul(dx, dy, w, add)
 
-def matmul_dw(dw, dy, x, turns):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     turns: zeros, before and after"""
+def matmul_dw(dw, dy, x, semaphores):
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     semaphores: zeros, before and after"""
     if tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
-        return tensor_matmul(dw, dy, x, True, True, turns)
+        return tensor_matmul(dw, dy, x, True, True, semaphores)
     batched_matmul(dw, transposed(dy), x, add=True)
 
 # ==== 4.2 Embedding ====
@@ -1398,12 +1469,12 @@ def rmsnorm_kernels(C, W):
     load, store = vector(W)
 
     @kernel
-    def forward(y, kept, rstd, x, w, eps, add):
+    def forward(y, saved, rstd, x, w, eps, add):
         """An Euler step, x += y, if asked for, and its norm:  rstd = 1 / sqrt(mean_c(x^2) + eps),
-        y = x * rstd * w, in place of the step.  kept = x, as it is stored for backward.
+        y = x * rstd * w, in place of the step.  saved = x, as it is stored for backward.
 
         One warp per row.     grid BT / ROWS, block (32, ROWS)
-        y, kept, x (BT, C), x in the type of sums, rstd (BT,), w (C,)"""
+        y, saved, x (BT, C), x in the type of sums, rstd (BT,), w (C,)"""
         v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
@@ -1421,7 +1492,7 @@ def rmsnorm_kernels(C, W):
                     v[j * W + i] = few[i]
                     ss += few[i] * few[i] if c < C else ctype(x).type(0)
                 if c < C:
-                    store(kept, at, few)
+                    store(saved, at, few)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):
                 c = (WARP * j + lane) * W
@@ -1493,10 +1564,11 @@ def sum_rows_kernel(out, x):
     if cuda.threadIdx.x == 0:
         out[n] += s
 
-def rmsnorm_forward(y, kept, rstd, x, w, eps, add=True):
-    """x += y if add, then y = x * rstd * w, kept = x"""
+def rmsnorm_forward(y, saved, rstd, x, w, eps, add=True):
+    """x += y if add, then y = x * rstd * w, saved = x"""
     forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
-    launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, kept, rstd, x, w, number(x, eps), add)
+    launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, saved, rstd, x, w, number(x, eps),
+           add)
 
 def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     """dx += ..., dw += sum_bt dy * u, dy becomes y     partial (PARTS, C) is scratch"""
@@ -1512,9 +1584,9 @@ def rope_kernel(W):
     load, store = vector(W)
 
     @kernel
-    def turn(qkv, cos, sin, T, heads, sign):
-        """Turns pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T, i],
-        in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
+    def rotate(qkv, cos, sin, T, heads, sign):
+        """Rotates pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T,
+        i], in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
         bt, half = cuda.blockIdx.x, cos.shape[1]
         for j in range(cuda.threadIdx.x * W, heads * half, cuda.blockDim.x * W):
             low = bt * qkv.shape[1] + j // half * 2 * half + j % half
@@ -1526,7 +1598,7 @@ def rope_kernel(W):
                 v[i] = v[i] * c[i] + sign * x * s[i]
             store(qkv, low, u)
             store(qkv, low + half, v)
-    return turn
+    return rotate
 
 def rope(qkv, cos, sin, T, heads, sign):
     W = width(cos.shape[1], qkv.shape[1])
@@ -1545,7 +1617,7 @@ class Attention(NamedTuple):
     forward: object
     dq: object
     dkv: object
-    turns: bool                              # whether dq and dkv turn their results back by RoPE
+    rotates: bool                            # whether dq and dkv rotate their results back (RoPE)
     block: object                            # threads, of all three
     rows: int                                # query rows of a block of forward
     back_rows: int                           # query rows of a block of dq, keys of one of dkv
@@ -1718,274 +1790,408 @@ def portable_attention(D, itemsize, room):
                             dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
         return run
 
-    return Attention(forward, dq=backward(keys=False), dkv=backward(keys=True), turns=False,
+    return Attention(forward, dq=backward(keys=False), dkv=backward(keys=True), rotates=False,
                      block=(16, 8), rows=N, back_rows=N,
                      smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
-# The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: it keeps
-# two tiles of 64 rows, and walks over pairs of others, which arrive in two places by turns.  A warp
-# computes 16 rows of S, P or dS at a time, and has them in the registers as a left operand has to
-# be: they go into the next product without shared memory.  The products are two rungs: `mma` keeps
-# its left operand in registers and reads the right one once a warp; Hopper's `wgmma`, for D = 64,
-# once a warpgroup, with a pair of products in flight, and the copy engine brings its tiles.
+# The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: two
+# tiles of 64 rows, the stationary ones, stay with it, and it walks over pairs of others, which
+# arrive in a ring of two places: the next pair is on its way while this one is multiplied.  In
+# shared memory:
+#
+#     tile      forward    dq                   dkv
+#     0, 1      Q, Q       Q, dO                K, V           stationary
+#     2, 3      K, V       K, V (at first O)    Q, dO          pairs 0, 2, 4, ..
+#     4, 5      K, V       K, V                 Q, dO          pairs 1, 3, 5, ..
+#
+# A warp computes 16 rows of S, P or dS at a time, and has them in registers as a left operand, a
+# fragment of A, has to be: they go into the next product without shared memory.  Of the sums of a
+# product, 64 x 64 or 64 x D, acc[i] of a thread lies 8 (i // 2 % 2) rows below its first row,
+# lane / 4 of the warp's 16, and 8 (i // 4) + i % 2 columns right of its first column, 2 (lane % 4):
+# as `mma` has them, and `wgmma`.
+#
+# For D = 64, a thread: a tile as fragments of A 16 registers, the sums of S 32, those of O 32.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
-@made_once
-def tensor_attention(D, hopper):
-    # Of a product's 64 x 64 or 64 x D sums, acc[i] of a thread lies 8 (i // 2 % 2) rows below its
-    # first row, lane / 4 of the warp's 16, and 8 (i // 4) + i % 2 columns right of its first
-    # column, 2 (lane % 4): as `mma` has them, and `wgmma`.
-    CHUNKS, STEPS, TILE_BYTES = D // 8, D // 16, 128 * D # chunks of 16 bytes; a tile has 64 rows
-    LEFT, OUT = 4 * STEPS, 4 * CHUNKS        # registers a thread: a tile (64, D) as left operand in
-    BOTH_LEFT, BOTH_OUT = 2 * LEFT, 2 * OUT  # pairs of bfloat16, and as sums; two such tiles
-    i32, INF, LOG2E32 = types.int32, np.float32(math.inf), np.float32(LOG2E)
-    load_two, _ = vector(2)
-    two_rows = wgmma(64, "rows", False, 2, adds="never")
-    one_column, two_columns = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
+FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
+TILE_ROWS, PER_CHUNK = 64, 8                 # of a tile; numbers of bfloat16 in 16 bytes
+STATIONARY, PLACES = 2, 2                    # tiles that stay; pairs in the ring
+BARRIERS = PLACES + 1                        # one a place, one for what stays
+INF32, LOG2E32, i32 = np.float32(math.inf), np.float32(LOG2E), types.int32
 
-    at = swizzled
-    if D == 32:                              # rows of 64 bytes
-        @inlined
-        def at(row, chunk):
-            return row * u32(64) + ((chunk ^ ((row >> u32(1)) & u32(3))) << u32(4))
+class Tiles(NamedTuple):
+    """What the kernels below ask of the way to fetch and to multiply tiles: device functions."""
+    set_up: object                           # (loads) -> smem, barriers; loads of stationary tiles
+    fence_map: object                        # (source): before the first load from it
+    issue_load: object                       # (barrier, tile, source, row, last, col)
+    wait: object                             # (barrier, parity): what was loaded is there
+    load_fragments: object                   # (a, tiles): what the products want of both
+    multiply_abt: object                     # (a, tiles, first, second) -> s: two of A B^T
+    accumulate_ab: object                    # (acc, a, tile): acc += A B
+    accumulate_two: object                   # (acc, a, first, second): two of them
+
+def fragments_of(D, at):
+    """The device function a[i..] = the warp's 16 rows of a tile, as fragments of A.
+    at(row, chunk): where a chunk of a tile is"""
+    @inlined
+    def load_a(a, i, tile):
+        row = (warp_id() << u32(4)) + (lane_id() & u32(15))
+        for k in range(D // 16):
+            ldmatrix_rows(a, i + 4 * k, tile + at(row, u32(2 * k) + (lane_id() >> u32(4))))
+    return load_a
+
+@inlined
+def rows_of_64_bytes(row, chunk):
+    """`swizzled` for tiles of 32 columns: two rows, which lie in 128 bytes, turn together."""
+    return row * u32(64) + ((chunk ^ ((row >> u32(1)) & u32(3))) << u32(4))
+
+# On mma.sync: all threads copy, chunk by chunk; fragments of both operands are read from shared
+# memory, those of A once, those of B by every warp.
+@functools.cache
+def mma_tiles(D):
+    CHUNKS, STEPS = D // PER_CHUNK, D // 16  # of a row; of K in a product over D
+    TILE, A_REGISTERS, SUMS = np.uint32(2 * TILE_ROWS * D), 4 * STEPS, 4 * CHUNKS
+    at = swizzled if D > 32 else rows_of_64_bytes
+    load_a = fragments_of(D, at)
 
     @inlined
-    def left(a, i, tile):
-        """a[i..] = the warp's 16 rows of a tile, as a left operand."""
-        lane = u32(cuda.threadIdx.x) & u32(31)
-        row = (u32(cuda.threadIdx.x) >> u32(5) << u32(4)) + (lane & u32(15))
-        for k in range(STEPS):
-            ldmatrix_rows(a, i + 4 * k, tile + at(row, u32(2 * k) + (lane >> u32(4))))
+    def set_up(loads):
+        return dynamic_smem(), u32(0)        # there are no barriers
 
     @inlined
-    def begin(kept):
-        """Shared memory from a multiple of 1,024 on; for wgmma, barriers for the pairs in two
-        places, and for so many kept tiles."""
-        smem = (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-        barriers = shared_address(cuda.shared.array(3, u64))
-        if hopper:
-            if cuda.threadIdx.x == 0:
-                mbarrier_init(barriers, u32(2))
-                mbarrier_init(barriers + u32(8), u32(2))
-                mbarrier_init(barriers + u32(16), u32(kept))
-                mbarrier_fence()
-            cuda.syncthreads()               # they exist
-        return smem, barriers
+    def fence_map(source):
+        pass                                 # nor tensor maps
 
     @inlined
-    def see(source):
-        if hopper and cuda.threadIdx.x == 0:
-            map_fence(global_address(source))
+    def issue_load(barrier, tile, source, row, last, col):
+        """Rows row.. of `source`, columns col to col + D; rows beyond the last are copies of it."""
+        width = source.shape[1]
+        for i in range(CHUNKS // 2):         # 128 threads, a chunk each, 64 * CHUNKS of them
+            r = (thread_id() + u32(128 * i)) // u32(CHUNKS)
+            chunk = (thread_id() + u32(128 * i)) % u32(CHUNKS)
+            offset = min(row + r, last) * width + col + chunk * PER_CHUNK
+            cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
 
     @inlined
-    def fetch(barrier, tile, source, row, last, col):
-        """Orders rows row.. of `source`, columns col to col + D, into a tile; rows beyond the last
-        are whatever comes then (wgmma), or copies of it."""
-        if hopper:
-            if cuda.threadIdx.x == 0:
-                mbarrier_expect(barrier, u32(TILE_BYTES))
-                tma_load(tile, global_address(source), u32(col), u32(row), barrier)
-        else:
-            thread, width = u32(cuda.threadIdx.x), source.shape[1]
-            for i in range(CHUNKS // 2):
-                r = (thread + u32(128 * i)) // u32(CHUNKS)
-                chunk = (thread + u32(128 * i)) % u32(CHUNKS)
-                offset = min(row + r, last) * width + col + chunk * 8
-                cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
-
-    @inlined
-    def order(smem, barriers, n, one, col1, other, col2, row, last):
-        """Orders the n-th pair of tiles, rows row.. of two matrices, into places 2, 3 or 4, 5."""
-        tile, barrier = smem + u32((2 + n % 2 * 2) * TILE_BYTES), barriers + u32(n % 2 * 8)
-        fetch(barrier, tile, one, row, last, col1)
-        fetch(barrier, tile + u32(TILE_BYTES), other, row, last, col2)
-
-    @inlined
-    def arrived(barrier, parity):
-        """The tiles are there, and nobody reads what was ordered before them."""
+    def wait(barrier, parity):
+        """The tiles are there, and nobody reads what was loaded before them."""
         cp_async_wait_all()
-        if hopper:
-            mbarrier_wait(barrier, u32(parity))
         cuda.syncthreads()
 
     @inlined
-    def wait_and_order_next(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
-        """Waits for the n-th pair of tiles of K and V, orders the next.  For n = -1, only that."""
-        if n >= 0:
-            arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
-        if n + 1 < count:
-            order(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64, last)
+    def load_fragments(a, tiles):
+        load_a(a, 0, tiles)
+        load_a(a, A_REGISTERS, tiles + TILE)
 
     @inlined
-    def hold(a, kept):
-        """What `mma` needs of two kept tiles"""
-        if not hopper:
-            left(a, 0, kept)
-            left(a, LEFT, kept + u32(TILE_BYTES))
-
-    @inlined
-    def multiply(acc, i, a, j, b):
+    def mma_16_columns(acc, i, a, j, b):
         mma(acc, i, a, j, b, 0)
         mma(acc, i + 4, a, j, b, 2)
 
     @inlined
-    def by_rows(a, kept, first, second):
-        """Two products (64, 64): kept tile (held in a) * other tile^T.  If that is one for both,
-        `mma` reads it once."""
-        s = filled(64, f32(0))
-        if hopper:
-            two_rows(s, descriptor(kept), descriptor(first), descriptor(kept + u32(TILE_BYTES)),
-                     descriptor(second))
-        else:
-            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
-            row, chunk = (lane & u32(7)) + (lane >> u32(4) << u32(3)), lane >> u32(3) & u32(1)
-            for k in range(STEPS):
-                for n in range(4):
-                    where = at(row + u32(16 * n), chunk + u32(2 * k))
-                    ldmatrix_rows(b, 0, first + where)
-                    multiply(s, 8 * n, a, 4 * k, b)
-                    if second != first:
-                        ldmatrix_rows(b, 0, second + where)
-                    multiply(s, 32 + 8 * n, a, LEFT + 4 * k, b)
+    def multiply_abt(a, tiles, first, second):
+        """Two products (64, 64): stationary tile * other tile^T.  If the other is one for both, its
+        fragments are loaded once."""
+        s, b = filled(64, f32(0)), cuda.local.array(4, u32)
+        row = (lane_id() & u32(7)) + (lane_id() >> u32(4) << u32(3))
+        chunk = lane_id() >> u32(3) & u32(1)
+        for k in range(STEPS):
+            for n in range(4):
+                where = at(row + u32(16 * n), chunk + u32(2 * k))
+                ldmatrix_rows(b, 0, first + where)
+                mma_16_columns(s, 8 * n, a, 4 * k, b)
+                if second != first:
+                    ldmatrix_rows(b, 0, second + where)
+                mma_16_columns(s, 32 + 8 * n, a, A_REGISTERS + 4 * k, b)
         return s
 
     @inlined
-    def by_columns(acc, a, count, first, second):
-        """acc += one or two products (64, D): A (64, 64) held in a * tile"""
-        if hopper and count == 2:
-            two_columns(acc, a, descriptor(first), descriptor(second))
-        elif hopper:
-            one_column(acc, a, descriptor(first))
-        else:
-            lane, b = u32(cuda.threadIdx.x) & u32(31), cuda.local.array(4, u32)
-            for k in range(4):
-                for n in range(STEPS):
-                    where = at(u32(16 * k) + (lane & u32(15)), u32(2 * n) + (lane >> u32(4)))
-                    ldmatrix_columns(b, 0, first + where)
-                    multiply(acc, 8 * n, a, 4 * k, b)
-                    if second != first:
-                        ldmatrix_columns(b, 0, second + where)
-                    if count == 2:
-                        multiply(acc, OUT + 8 * n, a, 16 + 4 * k, b)
+    def load_b(b, k, n, tile):
+        """Rows 16 k to 16 k + 15, columns 16 n to 16 n + 15 of a tile, as fragments of B"""
+        ldmatrix_columns(b, 0, tile + at(u32(16 * k) + (lane_id() & u32(15)),
+                                         u32(2 * n) + (lane_id() >> u32(4))))
 
     @inlined
-    def mask(s, first, beyond):
-        """-inf above the diagonal of the tile s[first:], if it passes through.
-        beyond: the thread's first column minus its first row."""
-        if beyond > -64:
-            for i in range(32):
-                if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
-                    s[first + i] = -INF
+    def accumulate_ab(acc, a, tile):
+        """acc (64, D) += A (64, 64) * tile"""
+        b = cuda.local.array(4, u32)
+        for k in range(4):
+            for n in range(STEPS):
+                load_b(b, k, n, tile)
+                mma_16_columns(acc, 8 * n, a, 4 * k, b)
 
     @inlined
-    def store(out, low, high, row, col):
-        """The two neighbours that a thread has of columns col to col + 7."""
-        col += cuda.threadIdx.x % 4 * 2
-        store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
+    def accumulate_two(acc, a, first, second):
+        """The same for two A, one behind the other in a, and their tiles"""
+        b = cuda.local.array(4, u32)
+        for k in range(4):
+            for n in range(STEPS):
+                load_b(b, k, n, first)
+                mma_16_columns(acc, 8 * n, a, 4 * k, b)
+                if second != first:
+                    load_b(b, k, n, second)
+                mma_16_columns(acc, SUMS + 8 * n, a, 16 + 4 * k, b)
+
+    return Tiles(set_up, fence_map, issue_load, wait, load_fragments, multiply_abt, accumulate_ab,
+                 accumulate_two)
+
+# What Hopper changes, for D = 64: one thread asks the copy engine for a whole tile, and a barrier
+# counts its bytes; `wgmma` reads B from shared memory once a warpgroup, and in A B^T the stationary
+# tiles too, which no registers hold then; two products are in flight at once.
+@functools.cache
+def wgmma_tiles(D):
+    TILE = np.uint32(2 * TILE_ROWS * D)
+    two_abt = wgmma(64, "rows", False, 2, adds="never")
+    one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
 
     @inlined
-    def store_turned(out, acc, first, row, col, cos, sin, t, scale):
-        """A row of acc, times scale, its pairs (c, c + D / 2) turned back by the angles of t: the
+    def set_up(loads):
+        """Barriers: one for each place of the ring, one for so many loads of stationary tiles.  A
+        load arrives once, with the bytes that it announces."""
+        smem, barriers = dynamic_smem(), shared_address(cuda.shared.array(BARRIERS, u64))
+        if cuda.threadIdx.x == 0:
+            loads_of_a_pair = u32(2)
+            mbarrier_init(barriers, loads_of_a_pair)
+            mbarrier_init(barriers + u32(MBARRIER), loads_of_a_pair)
+            mbarrier_init(barriers + u32(PLACES * MBARRIER), u32(loads))
+            mbarrier_fence()
+        cuda.syncthreads()                   # they exist
+        return smem, barriers
+
+    @inlined
+    def fence_map(source):
+        if cuda.threadIdx.x == 0:
+            map_fence(global_address(source))
+
+    @inlined
+    def issue_load(barrier, tile, source, row, last, col):
+        """Rows row.. of a tensor map's matrix, columns col to col + D; rows beyond the last are
+        whatever comes then."""
+        if cuda.threadIdx.x == 0:
+            mbarrier_expect(barrier, TILE)
+            tma_load(tile, global_address(source), u32(col), u32(row), barrier)
+
+    @inlined
+    def wait(barrier, parity):
+        """The tiles are there, and nobody reads what was loaded before them; of what dkv copies by
+        itself, lse and delta, as well."""
+        cp_async_wait_all()
+        mbarrier_wait(barrier, u32(parity))
+        cuda.syncthreads()
+
+    @inlined
+    def load_fragments(a, tiles):
+        pass                                 # they are read where they are
+
+    @inlined
+    def multiply_abt(a, tiles, first, second):
+        s = filled(64, f32(0))
+        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + TILE),
+                descriptor(second))
+        return s
+
+    @inlined
+    def accumulate_ab(acc, a, tile):
+        one_ab(acc, a, descriptor(tile))
+
+    @inlined
+    def accumulate_two(acc, a, first, second):
+        two_ab(acc, a, descriptor(first), descriptor(second))
+
+    return Tiles(set_up, fence_map, issue_load, wait, load_fragments, multiply_abt, accumulate_ab,
+                 accumulate_two)
+
+def tiles_of(D, hopper):
+    return wgmma_tiles(D) if hopper else mma_tiles(D)
+
+# The ring: where pair n is, which barrier tells that it is there, and the parity of the barrier's
+# phase, which is over then: 0 for pairs 0 and 1, 1 for 2 and 3, 0 for 4 and 5.
+@functools.cache
+def ring_of(D, hopper):
+    """The device functions of the ring: (pair_at, wait_pair, issue_pair)"""
+    TILE, way = np.uint32(2 * TILE_ROWS * D), tiles_of(D, hopper)
+    TILE_BYTES, issue_load, wait = int(TILE), way.issue_load, way.wait
+
+    @inlined
+    def pair_at(smem, n):
+        """Its first tile; the second lies behind it."""
+        return smem + u32((STATIONARY + n % PLACES * 2) * TILE_BYTES)
+
+    @inlined
+    def wait_pair(barriers, n):
+        wait(barriers + u32(n % PLACES * MBARRIER), n // PLACES % 2)
+
+    @inlined
+    def issue_pair(smem, barriers, n, one, col1, other, col2, row, last):
+        """Rows row.. of two matrices, into the places of pair n"""
+        tile, barrier = pair_at(smem, n), barriers + u32(n % PLACES * MBARRIER)
+        issue_load(barrier, tile, one, row, last, col1)
+        issue_load(barrier, tile + TILE, other, row, last, col2)
+    return pair_at, wait_pair, issue_pair
+
+@functools.cache
+def advance_pipeline_of(D, hopper):
+    """The device function of forward and dq: waits for pair n of K and V, asks for the next.  For
+    n = -1, only that."""
+    _, wait_pair, issue_pair = ring_of(D, hopper)
+
+    @inlined
+    def advance_pipeline(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
+        if n >= 0:
+            wait_pair(barriers, n)
+        if n + 1 < count:
+            issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64, last)
+    return advance_pipeline
+
+@inlined
+def mask(s, first, beyond):
+    """-inf above the diagonal of the tile s[first:], if it passes through.
+    beyond: the thread's first column minus its first row."""
+    if beyond > -TILE_ROWS:
+        for i in range(32):
+            if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
+                s[first + i] = -INF32
+
+@inlined
+def online_softmax(s, which, acc, SUMS, m, l, beyond, scale2):
+    """One step of the running softmax for a 64-row half of s: S becomes 2^(scale2 (S - m)), with
+    scale2 = log2(e) / sqrt(D).     SUMS: registers of half of acc"""
+    top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * which
+    mask(s, first, beyond)
+    for i in range(2):
+        top[i] = m[2 * which + i]
+    for i in range(32):
+        top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
+    for i in range(2):
+        top[i] = quad_max(top[i])
+        shrink[i] = exp2((m[2 * which + i] - top[i]) * scale2)
+        m[2 * which + i] = top[i]
+        top[i] *= scale2
+        l[2 * which + i] *= shrink[i]
+    for i in range(SUMS):
+        acc[which * SUMS + i] *= shrink[i // 2 % 2]
+    for i in range(32):
+        s[first + i] = exp2(s[first + i] * scale2 - top[i // 2 % 2])
+        l[2 * which + i // 2 % 2] += s[first + i]
+
+@inlined
+def store_neighbours(out, low, high, row, col):
+    """The two that a thread has of columns col to col + 7."""
+    col += cuda.threadIdx.x % 4 * 2
+    store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
+
+@functools.cache
+def store_rotated_of(D):
+    CHUNKS, SUMS = D // PER_CHUNK, D // 2
+
+    @inlined
+    def store_rotated(out, acc, first, row, col, cos, sin, t, scale):
+        """A row of acc, times scale, its pairs (c, c + D / 2) rotated back by the angles of t: the
         gradient of q or k before RoPE."""
         c = cuda.threadIdx.x % 4 * 2
         u, v = cuda.local.array(2, f32), cuda.local.array(2, f32)
         for j in range(CHUNKS // 2):
             for n in range(2):
-                x, y = acc[first + 4 * j + n] * scale, acc[first + OUT // 2 + 4 * j + n] * scale
+                x, y = acc[first + 4 * j + n] * scale, acc[first + SUMS // 2 + 4 * j + n] * scale
                 cosine, sine = cos[t, 8 * j + c + n], sin[t, 8 * j + c + n]
                 u[n], v[n] = x * cosine + y * sine, y * cosine - x * sine
-            store(out, u[0], u[1], row, col + 8 * j)
-            store(out, v[0], v[1], row, col + D // 2 + 8 * j)
+            store_neighbours(out, u[0], u[1], row, col + 8 * j)
+            store_neighbours(out, v[0], v[1], row, col + D // 2 + 8 * j)
+    return store_rotated
 
-    @inlined
-    def soften(s, which, acc, m, l, beyond, scale2):
-        """One step of the running softmax for a 64-row half of s: S becomes 2^(scale2 (S - m)),
-        with scale2 = log2(e) / sqrt(D)."""
-        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * which
-        mask(s, first, beyond)
-        for i in range(2):
-            top[i] = m[2 * which + i]
-        for i in range(32):
-            top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
-        for i in range(2):
-            top[i] = quad_max(top[i])
-            shrink[i] = exp2((m[2 * which + i] - top[i]) * scale2)
-            m[2 * which + i] = top[i]
-            top[i] *= scale2
-            l[2 * which + i] *= shrink[i]
-        for i in range(OUT):
-            acc[which * OUT + i] *= shrink[i // 2 % 2]
-        for i in range(32):
-            s[first + i] = exp2(s[first + i] * scale2 - top[i // 2 % 2])
-            l[2 * which + i // 2 % 2] += s[first + i]
+@made_once
+def tensor_attention_forward(D, hopper):
+    CHUNKS, SUMS = D // PER_CHUNK, D // 2    # of a row; registers of the sums of a tile (64, D),
+    BOTH_SUMS, FRAGMENTS = 2 * SUMS, D // 2  # of two, and of two tiles as fragments of A
+    TILE_BYTES, way = 2 * TILE_ROWS * D, tiles_of(D, hopper)
+    set_up, fence_map, issue_load, wait = way.set_up, way.fence_map, way.issue_load, way.wait
+    load_fragments, multiply_abt = way.load_fragments, way.multiply_abt
+    accumulate_two = way.accumulate_two
+    pair_at, _, _ = ring_of(D, hopper)
+    advance_pipeline = advance_pipeline_of(D, hopper)
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
     def forward(o, lse, qkv, T, G, scale):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
-        smem, barriers = begin(2)
-        see(qkv)
-        acc, m, l = filled(BOTH_OUT, f32(0)), filled(4, -INF), filled(4, f32(0))
-        q, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)
+        smem, barriers = set_up(STATIONARY)
+        fence_map(qkv)
+        acc, m, l = filled(BOTH_SUMS, f32(0)), filled(4, -INF32), filled(4, f32(0))
+        q, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, H = cuda.blockIdx.y, cuda.gridDim.y
         row0, scale2 = cuda.blockIdx.z * T, scale * LOG2E32
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
         k_col = o.shape[1] + h * G // H * D
         r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64     # r + 0, 8, 64, 72
+        stationary = barriers + u32(PLACES * MBARRIER)
         for i in range(2):
-            fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
-                  h * D)
-        arrived(barriers + u32(16), 0)       # Q is there
-        hold(q, smem)
-        for n in range(-1, count):           # the n-th pair of tiles; -1 only orders the first
-            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            wait_and_order_next(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D)
+        wait(stationary, 0)                  # Q is there
+        load_fragments(q, smem)
+        for n in range(-1, count):           # the n-th pair of tiles; -1 only asks for the first
+            k_tile = pair_at(smem, n)
+            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            s = by_rows(q, smem, tile, tile)
+            s = multiply_abt(q, smem, k_tile, k_tile)                # S = Q K^T, both halves of Q
             beyond = i32(n * 64 + lane % 4 * 2 - r)
-            soften(s, 0, acc, m, l, beyond, scale2)
-            soften(s, 1, acc, m, l, i32(beyond - 64), scale2)
+            online_softmax(s, 0, acc, SUMS, m, l, beyond, scale2)
+            online_softmax(s, 1, acc, SUMS, m, l, i32(beyond - 64), scale2)
             for i in range(32):
                 p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile + u32(TILE_BYTES))
+            v_tile = k_tile + u32(TILE_BYTES)
+            accumulate_two(acc, p, v_tile, v_tile)                   # O += P V
         for i in range(4):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
                 for j in range(CHUNKS):
-                    n = i // 2 * OUT + j * 4 + i % 2 * 2
-                    store(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
+                    n = i // 2 * SUMS + j * 4 + i % 2 * 2
+                    store_neighbours(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if lane % 4 == 0:
                     lse[h, row0 + t] = m[i] * scale2 / LOG2E32 + math.log(total)
+    return forward
+
+@made_once
+def tensor_attention_dq(D, hopper):
+    SUMS, A_REGISTERS = D // 2, D // 4       # of the sums of a tile (64, D), of its fragments of A,
+    FRAGMENTS = 2 * A_REGISTERS              # and of two tiles
+    TILE_BYTES, way = 2 * TILE_ROWS * D, tiles_of(D, hopper)
+    set_up, fence_map, issue_load, wait = way.set_up, way.fence_map, way.issue_load, way.wait
+    load_fragments, multiply_abt = way.load_fragments, way.multiply_abt
+    accumulate_ab = way.accumulate_ab
+    load_a = fragments_of(D, swizzled if D > 32 else rows_of_64_bytes)
+    (pair_at, _, _), store_rotated = ring_of(D, hopper), store_rotated_of(D)
+    advance_pipeline = advance_pipeline_of(D, hopper)
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
-        smem, barriers = begin(3)
-        see(qkv)
-        see(do)
-        see(o)
-        acc = filled(OUT, f32(0))
+        smem, barriers = set_up(STATIONARY + 1)
+        fence_map(qkv)
+        fence_map(do)
+        fence_map(o)
+        acc = filled(SUMS, f32(0))
         delta_of_row = filled(2, f32(0))
         lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
-        a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(16, u32)       # a: Q, dO
+        a, ds = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)        # a: Q, dO
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         h, H = cuda.blockIdx.y, cuda.gridDim.y
         row0, scale2 = cuda.blockIdx.z * T, scale * LOG2E32
         t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + warp * 16 + lane // 4
-        kept, count = barriers + u32(16), (min(t0 + 64, T) + 63) // 64
-        fetch(kept, smem, qkv, row0 + t0, last, h * D)
-        fetch(kept, smem + u32(TILE_BYTES), do, row0 + t0, last, h * D)
-        fetch(kept, smem + u32(2 * TILE_BYTES), o, row0 + t0, last, h * D)       # for a moment
-        arrived(kept, 0)                     # Q, dO and O are there
-        left(a, 0, smem + u32(2 * TILE_BYTES))
-        left(a, LEFT, smem + u32(TILE_BYTES))
-        for i in range(LEFT):
-            u, v = a[i], a[LEFT + i]         # two neighbours of O, two of dO
+        stationary, count = barriers + u32(PLACES * MBARRIER), (min(t0 + 64, T) + 63) // 64
+        do_tile, o_tile = smem + u32(TILE_BYTES), smem + u32(2 * TILE_BYTES)     # O: for a moment
+        issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
+        issue_load(stationary, do_tile, do, row0 + t0, last, h * D)
+        issue_load(stationary, o_tile, o, row0 + t0, last, h * D)
+        wait(stationary, 0)                  # Q, dO and O are there
+        load_a(a, 0, o_tile)
+        load_a(a, A_REGISTERS, do_tile)
+        for i in range(A_REGISTERS):
+            u, v = a[i], a[A_REGISTERS + i]  # two neighbours of O, two of dO
             delta_of_row[i % 2] += value(u16(u)) * value(u16(v)) + (
                 value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
         for i in range(2):
@@ -1994,51 +2200,65 @@ def tensor_attention(D, hopper):
             lse2[i] = lse[h, t] * LOG2E32
             if lane % 4 == 0 and r + 8 * i < T:
                 delta[h, t] = delta_of_row[i]
-        hold(a, smem)
+        load_fragments(a, smem)
         cuda.syncthreads()                   # O is read: K may come
-        for n in range(-1, count):
-            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # K, and V behind it
-            wait_and_order_next(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+        for n in range(-1, count):           # -1 only asks for the first pair of tiles
+            k_tile = pair_at(smem, n)
+            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
+            s = multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))          # Q K^T, dO V^T
             mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
             for i in range(32):
                 p_i = exp2(s[i] * scale2 - lse2[i // 2 % 2])
                 s[i] = p_i * (s[32 + i] - delta_of_row[i // 2 % 2])
             for i in range(16):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, 1, tile, tile)
+                ds[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            accumulate_ab(acc, ds, k_tile)   # dQ += dS K
         for i in range(2):
             if r + 8 * i < T:
-                store_turned(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
+                store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
+    return dq
+
+@made_once
+def tensor_attention_dkv(D, hopper):
+    CHUNKS, SUMS = D // PER_CHUNK, D // 2    # of a row; registers of the sums of a tile (64, D),
+    BOTH_SUMS, FRAGMENTS = 2 * SUMS, D // 2  # of two, and of two tiles as fragments of A
+    TILE_BYTES, way = 2 * TILE_ROWS * D, tiles_of(D, hopper)
+    set_up, fence_map, issue_load, wait = way.set_up, way.fence_map, way.issue_load, way.wait
+    load_fragments, multiply_abt = way.load_fragments, way.multiply_abt
+    accumulate_two = way.accumulate_two
+    (pair_at, wait_pair, issue_pair), store_rotated = ring_of(D, hopper), store_rotated_of(D)
+    load_two, _ = vector(2)
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
-        smem, barriers = begin(2)
-        see(qkv)
-        see(do)
+        smem, barriers = set_up(STATIONARY)
+        fence_map(qkv)
+        fence_map(do)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
-        acc = filled(BOTH_OUT, f32(0))                                           # dV, dK
-        a, p = cuda.local.array(BOTH_LEFT, u32), cuda.local.array(32, u32)       # a: K, V
+        acc = filled(BOTH_SUMS, f32(0))       # dV, dK
+        a, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)          # a: K, V
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
         my_numbers = global_address(lse) if warp < 2 else global_address(delta)
+        stationary = barriers + u32(PLACES * MBARRIER)
         for i in range(2):
-            fetch(barriers + u32(16), smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
-                  k_col + i * G * D)
-        arrived(barriers + u32(16), 0)       # K and V are there
-        hold(a, smem)
+            issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
+                       k_col + i * G * D)
+        wait(stationary, 0)                  # K and V are there
+        load_fragments(a, smem)
         next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):           # -1 only orders the first pair of tiles
+        for n in range(-1, count):           # -1 only asks for the first pair of tiles
             t0 = next_t
-            tile = smem + u32((2 + n % 2 * 2) * TILE_BYTES)          # Q, and dO behind it
+            q_tile = pair_at(smem, n)
+            do_tile = q_tile + u32(TILE_BYTES)
             if n >= 0:
-                arrived(barriers + u32(n % 2 * 8), n // 2 % 2)
+                wait_pair(barriers, n)
                 next_t += 64
                 if next_t >= T:              # the group's next query head
                     next_h, next_t = next_h + 1, k0
@@ -2049,17 +2269,17 @@ def tensor_attention(D, hopper):
                 cp_async_4(shared_address(numbers) + u32(4 * place),
                            my_numbers + u64(4 * flat_index))
                 col = next_h * D
-                order(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
+                issue_pair(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
             if n < 0:
                 continue
-            s = by_rows(a, smem, tile, tile + u32(TILE_BYTES))
+            s = multiply_abt(a, smem, q_tile, do_tile)               # S^T = K Q^T, dP^T = V dO^T
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
                 before = i32(k0 + warp * 16 + lane // 4 - t0 - lane % 4 * 2)     # key - query
                 end = i32(T - t0 - lane % 4 * 2)
                 for i in range(32):
                     if i32(i // 4 * 8 + i % 2 - i // 2 % 2 * 8) < before or (
                             i32(i // 4 * 8 + i % 2) >= end):
-                        s[i] = -INF
+                        s[i] = -INF32
             for j in range(8):
                 lses = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
                 deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
@@ -2067,28 +2287,31 @@ def tensor_attention(D, hopper):
                     s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E32)
                     s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
             for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            by_columns(acc, p, 2, tile + u32(TILE_BYTES), tile)
+                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])             # P^T, dS^T
+            accumulate_two(acc, p, do_tile, q_tile)                  # dV += P^T dO, dK += dS^T Q
         for i in range(2):
             t = k0 + warp * 16 + lane // 4 + 8 * i
             if t < T:
                 for j in range(CHUNKS):
                     n = 4 * j + 2 * i
-                    store(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
-                store_turned(dqkv, acc, OUT + 2 * i, row0 + t, k_col, cos, sin, t, scale)
+                    store_neighbours(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
+                store_rotated(dqkv, acc, SUMS + 2 * i, row0 + t, k_col, cos, sin, t, scale)
+    return dkv
 
-    smem = 6 * TILE_BYTES + 1024             # 1,024: to align
-    return Attention(forward, dq, dkv, turns=True, block=128, rows=128, back_rows=64, smem=smem,
-                     back_smem=smem)
-
-FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
+@functools.cache
+def tensor_attention(D, hopper):
+    kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
+                                            tensor_attention_dkv))
+    smem = (STATIONARY + 2 * PLACES) * 2 * TILE_ROWS * D + 1024      # 1,024: to align
+    return Attention(*kernels, rotates=True, block=128, rows=2 * TILE_ROWS, back_rows=TILE_ROWS,
+                     smem=smem, back_smem=smem)
 
 def attention_of(D, *matrices):
     """The kernels for head size D, and the matrices, or what they want to know of them."""
-    if matrices[0].dtype != np.uint16 or rung() == "portable" or D not in FAST_HEADS:
+    if matrices[0].dtype != np.uint16 or kernel_path() == "portable" or D not in FAST_HEADS:
         room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         return portable_attention(D, computing(matrices[0].dtype).itemsize, room), *matrices
-    if rung() == "wgmma" and D == 64:
+    if kernel_path() == "wgmma" and D == 64:
         return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
     return tensor_attention(D, False), *matrices
 
@@ -2109,7 +2332,7 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     for function, heads in ((k.dq, H), (k.dkv, G)):
         launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, do_source,
                o_source, lse, qkv_source, cos, sin, T, HD, scale, smem=k.back_smem)
-    if not k.turns:
+    if not k.rotates:
         rope(dqkv, cos, sin, T, H + G, -1)
 
 # ==== 4.6 SwiGLU ====
@@ -2225,10 +2448,10 @@ class Model:
         open_device()
         if options:
             dtype = options.dtype
-            for name, values in (("dtype", DTYPES), ("matmul", RUNGS)):
+            for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-        self.top = options.matmul if options else highest    # a rung: of this model, not of others
+        self.top = options.matmul if options else highest    # a path: of this model, not of others
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.dtype = DTYPES[dtype]
@@ -2252,7 +2475,7 @@ class Model:
         self.staged_hyper = np.zeros(len(ne.Hyper._fields))
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(SUMS, np.float64)
-        self.turns = to_device(np.zeros(TURNS, np.uint32))
+        self.semaphores = to_device(np.zeros(SEMAPHORES, np.uint32))
         self.zero = np.zeros(cfg.n_mtp + 1)  # what results are set to
         self.micro = {}                      # (sequences a step, asked for, T) -> at a time
         self.maps = {}                       # tensor maps of the memory below: see `at_most`
@@ -2335,7 +2558,7 @@ class Model:
         """What of this model's shape keeps them from its products or its attention, in words."""
         cfg = self.cfg
         with at_most(self.top):
-            if self.dtype != np.uint16 or rung() == "portable":
+            if self.dtype != np.uint16 or kernel_path() == "portable":
                 return ""                    # they were not asked for, or are not there
         HD, KV = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
         sizes = {"n_embd": cfg.n_embd, "n_hidden": cfg.n_hidden, "vocab_size": cfg.vocab_size,
@@ -2358,21 +2581,21 @@ class Model:
         cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
         attend, _ = self.attention
 
-        def norm(x, rstd, gain, add=True):
+        def step_and_norm(x, rstd, gain, add=True):
             rmsnorm_forward(a.y, x, rstd, a.state, gain, cfg.norm_eps, add)
 
         embedding_forward(a.state, self.tokens, p.wte)
         for l in range(cfg.n_layer):
-            norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
+            step_and_norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
             matmul(a.qkv[l], a.y, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
             attend(a.att[l], a.lse[l], a.qkv[l], T, D)
             matmul(a.y, a.att[l], w.attn_proj[l])
-            norm(a.x[2 * l + 1], a.mlp_rstd[l], p.mlp_norm[l])
+            step_and_norm(a.x[2 * l + 1], a.mlp_rstd[l], p.mlp_norm[l])
             matmul(a.gate_up[l], a.y, w.gate_up[l])
             swiglu_forward(a.swiglu[l], a.gate_up[l])
             matmul(a.y, a.swiglu[l], w.down[l])
-        norm(a.x[2 * cfg.n_layer], a.final_rstd, p.final_norm)
+        step_and_norm(a.x[2 * cfg.n_layer], a.final_rstd, p.final_norm)
 
     def head_parts(self, P):
         """The matrices that make the logits of heads 0 to P - 1: lm_head, and wte if it is tied."""
@@ -2392,7 +2615,7 @@ class Model:
         a, V, parts = self.a, self.cfg.vocab_size, self.head_parts(P)
         BT, R = len(a.y), len(a.logits)
         for r0 in range(0, BT, R):
-            y, dy = a.y[r0:r0 + R], self.d.norm[r0:r0 + R]
+            y, dy = a.y[r0:r0 + R], self.d.y[r0:r0 + R]
             logits = view(a.logits, 0, (len(y), P * V))
             for part in parts:
                 matmul(logits[:, part.columns], y, part.w)
@@ -2402,7 +2625,7 @@ class Model:
                 for part in parts:           # each but the first adds to dy
                     dz = dlogits[:, part.columns]
                     matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
-                    matmul_dw(part.dw, dz, y, self.turns)
+                    matmul_dw(part.dw, dz, y, self.semaphores)
         if training:
             launch(sum_rows_kernel, P, 256, self.results[:-1], a.nll)
 
@@ -2413,24 +2636,28 @@ class Model:
         _, attend_back = self.attention
         d.x.gpu_data.memset(0, stream=stream)
 
-        def norm(dgain, x, gain, rstd):
-            rmsnorm_backward(d.x, dgain, d.norm, d.partial, x, gain, rstd)
+        y = d.y                              # a norm's backward makes its output anew, in place
 
-        norm(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
+        def norm_backward(dgain, x, gain, rstd):
+            """d.y is the gradient of the norm's output before, and that output afterwards."""
+            rmsnorm_backward(d.x, dgain, d.y, d.partial, x, gain, rstd)
+
+        norm_backward(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
         for l in range(L - 1, -1, -1):
             matmul_dx(d.swiglu, d.x, w.down[l])
-            matmul_dw(g.down[l], d.x, a.swiglu[l], self.turns)
+            matmul_dw(g.down[l], d.x, a.swiglu[l], self.semaphores)
             swiglu_backward(a.gate_up[l], d.swiglu)
-            matmul_dx(d.norm, a.gate_up[l], w.gate_up[l])
-            norm(g.mlp_norm[l], a.x[2 * l + 1], p.mlp_norm[l], a.mlp_rstd[l])
-            matmul_dw(g.gate_up[l], a.gate_up[l], d.norm, self.turns)       # now y, computed again
+            dgate_up = a.gate_up[l]          # which it has become
+            matmul_dx(d.y, dgate_up, w.gate_up[l])
+            norm_backward(g.mlp_norm[l], a.x[2 * l + 1], p.mlp_norm[l], a.mlp_rstd[l])
+            matmul_dw(g.gate_up[l], dgate_up, y, self.semaphores)
             matmul_dx(d.att, d.x, w.attn_proj[l])
-            matmul_dw(g.attn_proj[l], d.x, a.att[l], self.turns)
+            matmul_dw(g.attn_proj[l], d.x, a.att[l], self.semaphores)
             attend_back(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos, self.sin, T,
                         D)
-            matmul_dx(d.norm, d.qkv, w.qkv[l])
-            norm(g.attn_norm[l], a.x[2 * l], p.attn_norm[l], a.attn_rstd[l])
-            matmul_dw(g.qkv[l], d.qkv, d.norm, self.turns)                  # now y, computed again
+            matmul_dx(d.y, d.qkv, w.qkv[l])
+            norm_backward(g.attn_norm[l], a.x[2 * l], p.attn_norm[l], a.attn_rstd[l])
+            matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
         embedding_backward(g.wte, d.x, self.tokens)
 
     def stage(self, tokens, targets, weight):
@@ -2670,7 +2897,7 @@ class Decoder(ne.Decoder):
         self.kc, self.vc = buffer(*cache), buffer(*cache)
         self.scores = buffer(H, T)
         self.x, self.y = buffer(1, C), buffer(1, C)
-        self.kept, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
+        self.saved, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
         self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
         self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
         self.device_logits = buffer(cfg.vocab_size)
@@ -2682,23 +2909,23 @@ class Decoder(ne.Decoder):
         def flat(t):
             return view(t, 0, (t.size,))
 
-        def norm(w, add=True):
-            rmsnorm_forward(y, self.kept, self.rstd, x, w, cfg.norm_eps, add)
+        def step_and_norm(w, add=True):
+            rmsnorm_forward(y, self.saved, self.rstd, x, w, cfg.norm_eps, add)
 
         embedding_forward(x, at, p.wte)      # (1, C): only the first of at is a token
         for l in range(cfg.n_layer):
-            norm(p.attn_norm[l], add=l > 0)
+            step_and_norm(p.attn_norm[l], add=l > 0)
             matvec(self.qkv, p.qkv[l], flat(y))
             launch(rope_cache_kernel, cfg.n_head + 2 * cfg.n_kv_head, 32, self.qkv, self.kc[l],
                    self.vc[l], self.cos, self.sin, at, cfg.n_head)
             launch(attention_decode_kernel, cfg.n_head, 256, self.att, self.qkv, self.kc[l],
                    self.vc[l], self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)))
             matvec(flat(y), p.attn_proj[l], self.att)
-            norm(p.mlp_norm[l])
+            step_and_norm(p.mlp_norm[l])
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))
             swiglu_forward(self.swiglu, self.gate_up)
             matvec(flat(y), p.down[l], flat(self.swiglu))
-        norm(p.final_norm)
+        step_and_norm(p.final_norm)
         head = p.wte if cfg.tie_embeddings else p.lm_head[0]
         matvec(self.device_logits, head, flat(y))
 
@@ -2804,7 +3031,7 @@ def near(x):
 
 def on_device(function, outputs, inputs, top, dtype):
     """What function(*outputs, *inputs) makes of the outputs on the device, floating arrays in the
-    type of the run, `top` the highest rung of tensor cores."""
+    type of the run, `top` the highest kernel path."""
     def put(x):
         if not isinstance(x, np.ndarray):
             return x
@@ -2837,7 +3064,7 @@ def op_tests(quick):
         expected = [exact(y) if isinstance(x, Sum) else y
                     for x, y in zip(outputs, expected, strict=True)]
         runs = [(name, highest, dtypes)]
-        if rung() == "wgmma" and name.startswith(("matmul", "attention")):
+        if kernel_path() == "wgmma" and name.startswith(("matmul", "attention")):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for run_name, top, run_dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
@@ -2851,7 +3078,7 @@ def op_tests(quick):
         x, w, dy, dw = normal(M, K), normal(N, K), normal(M, N), normal(N, K)
         test(matmul, [0 * dy], [x, w], [x @ w.T])
         test(matmul_dx, [0 * x], [dy, w], [dy @ w])
-        test(matmul_dw, [exact(dw)], [dy, x, np.zeros(TURNS, np.uint32)], [dw + dy.T @ x])
+        test(matmul_dw, [exact(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
         tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
         test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
@@ -2868,7 +3095,9 @@ def op_tests(quick):
         test(rmsnorm_backward, [dnext, exact(dw), dy],
              [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
-                          (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34)):
+                          (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34),
+                          (2, 321, 2, 1, 64), (1, 330, 2, 2, 128), (1, 385, 2, 1, 32),
+                          (1, 321, 1, 1, 10)):   # the last four: several tiles on every path
         qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
@@ -2994,7 +3223,7 @@ class OnGpu:
     unsaid = {}
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
-    matmul: str = ne.setting("wgmma", 0, 0, "highest rung to use: wgmma, mma, or portable")
+    matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
 
 class Run(ne.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"

@@ -232,7 +232,7 @@ def rung(name):
     """What is launched inside, and models that are made inside, multiply that way: wgmma, mma or
     portable."""
     with nc.at_most(name):
-        if nc.rung() != name:
+        if nc.kernel_path() != name:
             raise Skip(f"this GPU has no {name}")
         yield
 
@@ -274,7 +274,7 @@ def matmul_row(kind, count, M, N, K):
     mine, out = zeros(torch.float32 if kind == "dW" else BF16), zeros(BF16)
     X, W, DY, OUT = ([t if t is None else shared(t) for t in ts] for ts in (x, w, dy, mine))
     if kind == "dW":
-        total, order = zeros(torch.float32), nc.to_device(np.zeros(nc.TURNS, np.uint32))
+        total, order = zeros(torch.float32), nc.to_device(np.zeros(nc.SEMAPHORES, np.uint32))
         product = lambda i: nc.matmul_dw(OUT[i % n], DY[i % n], X[i % n], order)
         peer = lambda i: torch.matmul(dy[i % n].T, x[i % n], out=out[i % n])
         others = {"cuBLAS, float32 +=": lambda i: torch.addmm(

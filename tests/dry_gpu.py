@@ -113,30 +113,30 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, turns, M, N, K, splits):
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, M, N, K, splits):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
-        accumulate = constants(f["finish"])["accumulate"]
+        accumulate = constants(f["write_tile"])["accumulate"]
         a, b, out = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
         assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
         assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if accumulate else 2) and 1 <= splits <= tiles(K, 64)
-        assert splits == 1 or accumulate and turns.size >= 2 * tiles(M, 128) * tiles(N, 256)
+        assert splits == 1 or accumulate and semaphores.size >= 2 * tiles(M, 128) * tiles(N, 256)
         assert splits == 1 or nc.once(nc.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
         self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
 
-    def mma_kernel_kernel(self, out, a, b, turns, M, N, K, splits):
-        a_mn, b_mn = (constants(constants(self.kernel)[f])["mn"] for f in ("fetch_a", "fetch_b"))
+    def mma_kernel_kernel(self, out, a, b, semaphores, M, N, K, splits):
+        a_mn, b_mn = (constants(constants(self.kernel)[f"issue_loads_{x}"])["mn"] for x in "ab")
         assert a.shape == ((K, M) if a_mn else (M, K))
         assert b.shape == ((K, N) if b_mn else (N, K)) and N % 4 == 0
         assert a.dtype == b.dtype == np.uint16
         assert all(x.strides[0] % 16 == extent(x)[0] % 16 == 0 for x in (a, b, out))
         assert out.shape == (M, N) and 1 <= splits <= tiles(K, 64)
         accumulate = out.dtype == np.float32
-        assert splits == 1 or accumulate and turns.size >= tiles(M, 128) * tiles(N, 128)
+        assert splits == 1 or accumulate and semaphores.size >= tiles(M, 128) * tiles(N, 128)
         apart(out, a, b)
         self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, nc.MMA_SMEM)
 
@@ -172,7 +172,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(len(x), 256)
         apart(out, x)
 
-    def rope_kernel_turn(self, qkv, cos, sin, T, heads, sign):
+    def rope_kernel_rotate(self, qkv, cos, sin, T, heads, sign):
         assert cos.shape == sin.shape and T <= len(cos) and qkv.shape[0] % T == 0
         assert heads * 2 * cos.shape[1] < qkv.shape[1]             # v is not turned
         pairs = tiles(heads * cos.shape[1], self.vectors(qkv, cos, sin))
@@ -202,7 +202,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def tensor_attention(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
-        hopper = nc.rung() == "wgmma" and D == 64
+        hopper = nc.kernel_path() == "wgmma" and D == 64
         assert D in (32, 64, 128) and self.kernel in nc.tensor_attention(D, hopper)
         return B, H, G, D, nc.tensor_attention(D, hopper)
 
@@ -218,13 +218,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(T, k.back_rows), H if self.kernel is k.dq else G, B), (16, 8), k.back_smem)
         apart(dqkv, qkv, do)
 
-    def tensor_attention_forward(self, o, lse, qkv, T, G, scale):
+    def tensor_attention_forward_forward(self, o, lse, qkv, T, G, scale):
         [qkv] = self.matrices(qkv)
         B, H, groups, D, k = self.tensor_attention(qkv, T, o.shape[1], lse)
         assert o.shape[0] == qkv.shape[0] and G == groups
         self.runs((tiles(T, 128), H, B), 128, k.smem)
 
-    def tensor_attention_dq(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+    def tensor_attention_dq_dq(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         do, o, qkv = self.matrices(do, o, qkv)
         B, H, G, D, k = self.tensor_attention(qkv, T, HD, lse, delta)
         assert tuple(do.shape) == tuple(o.shape) == (qkv.shape[0], HD)
@@ -232,7 +232,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert cos.shape == sin.shape == (len(cos), D // 2) and len(cos) >= T
         self.runs((tiles(T, 64), H if self.kernel is k.dq else G, B), 128, k.back_smem)
 
-    tensor_attention_dkv = tensor_attention_dq
+    tensor_attention_dkv_dkv = tensor_attention_dq_dq
 
     def softmax_kernel(self, p, scale):
         Z, H, T, T2 = p.shape

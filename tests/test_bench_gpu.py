@@ -54,9 +54,9 @@ def pace(steps, rounds=5, seconds=0.4):
 # How often a kernel moves each argument, read or written 1, both 2, over its base step's B T rows.
 # What does not grow with those rows (gains, angles, partial sums) is left out, as in the benchmark.
 MOVES = {
-    "rmsnorm_kernels_forward": dict(y=2, kept=1, rstd=1, x=2),
+    "rmsnorm_kernels_forward": dict(y=2, saved=1, rstd=1, x=2),
     "rmsnorm_kernels_backward": dict(dx=2, dy=2, x=1, rstd=1),
-    "rope_kernel_turn": dict(qkv=2),
+    "rope_kernel_rotate": dict(qkv=2),
     "swiglu_kernels_forward": dict(y=1, gate_up=1),
     "swiglu_kernels_backward": dict(gate_up=2, dy=1),
     "cross_entropy_kernel_fused": dict(logits=2),
@@ -71,7 +71,7 @@ def bytes_moved(launch):
     names = inspect.signature(launch.kernel.py_func).parameters
     args = dict(zip(names, launch.args, strict=True))
     sizes = {name: x.size * x.dtype.itemsize for name, x in args.items() if hasattr(x, "dtype")}
-    if launch.name == "rope_kernel_turn":
+    if launch.name == "rope_kernel_rotate":
         turned = args["heads"] * 2 * args["cos"].shape[1]
         sizes["qkv"] = sizes["qkv"] * turned // args["qkv"].shape[1]
     return sum(times * sizes[name] for name, times in MOVES.get(launch.name, {}).items())
@@ -284,12 +284,12 @@ def test_rows_fail_alone(device, tmp_path, monkeypatch):
     monkeypatch.setattr(nc, "open_device", lambda: None)
     monkeypatch.setattr(nc, "gpu_problem", lambda: "")
     path = tmp_path / "r.json"
-    bench.save(path, {"kernels": {"kept": 1}, "ceiling": {"first": {"ms": 3}}})
+    bench.save(path, {"kernels": {"saved": 1}, "ceiling": {"first": {"ms": 3}}})
     monkeypatch.setitem(bench.ROWS, "step", lambda options: broken())
     with contextlib.redirect_stderr(None):
         bench.work(path, ["ceiling", "step"], {"match": "none of these"}, "abc")
     found = bench.load(path)
-    assert found["kernels"] == {"kept": 1} and "running" not in found
+    assert found["kernels"] == {"saved": 1} and "running" not in found
     assert found["ceiling"]["first"] == {"ms": 3} and found["ceiling"]["last"]["ms"] == 2
     assert found["ceiling"]["bad"]["failed"] == "ValueError: broken"
     assert found["step"]["all rows"]["failed"] == "ValueError: broken"

@@ -106,7 +106,7 @@ def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
     for cfg in (SMALL, BIG, BASE, LARGE):
         step(blank(replace(cfg, n_layer=1), "bf16"), 1, cfg.seq_len)
     names = {x.name for x in dry.launches}
-    assert {"wgmma_kernel_kernel", "tensor_attention_dq"} < names
+    assert {"wgmma_kernel_kernel", "tensor_attention_dq_dq"} < names
     assert not {"matmul_kernel", "portable_attention_backward_run"} & names
 
 
@@ -115,7 +115,7 @@ def test_blocks_share_a_tile_where_each_has_a_turn(capability, dry):
     dry.gpu.compute_capability = capability
     dw, dy, x = dry.array((768, 2048), np.float32), *(
         dry.array((32_768, n), np.uint16) for n in (768, 2048))
-    for turns, shared in ((nc.TURNS, True), (1, False)):
+    for turns, shared in ((nc.SEMAPHORES, True), (1, False)):
         nc.matmul_dw(dw, dy, x, dry.array(turns, np.uint32))
         assert (dry.launches[-1].args[-1] > 1) == shared
 
@@ -130,7 +130,7 @@ def test_chunks_of_logits_are_the_whole_batch(name, dry):
     assert sum(n for _, n in rows) == B * T and (len(rows) > 1) == ("chunks" in name)
     assert max(n for _, n in rows) * cfg.n_mtp * cfg.vocab_size * 4 <= 384 << 20
     for x in ([dry.launches[i - 1].args[1] for i in at],           # a.y of logits = y w^T,
-              [dry.launches[i + 1].args[0] for i in at]):          # d.norm of dx = dy w
+              [dry.launches[i + 1].args[0] for i in at]):          # d.y of dx = dy w
         first = [a.gpu_data.address - x[0].gpu_data.address for a in x]
         assert first == [4 * r * cfg.n_embd for r, _ in rows]
 
