@@ -8,7 +8,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
     python nanoeuler.py dpo [FILE]             teach it to prefer, write nanoeuler_dpo.bin
     python nanoeuler.py chat [FILE]            continue or answer what you type
-    python nanoeuler.py generate "ROMEO:"      one continuation
+    python nanoeuler.py generate "ROMEO:"      one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
@@ -22,7 +22,7 @@ Contents
     3    Building blocks                      7    Data: texts, batches, examples
     4.1  Matmul                               8    Checkpoint
     4.2  Embedding                            9    Training: from a text, and from examples
-    4.3  RMSNorm                              10   Inference: sampling, chat, the lens
+    4.3  RMSNorm                              10   Inference: rows, sampling, drafts, chat
     4.4  RoPE                                 11   Import and export
     4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
     4.6  SwiGLU                               13   Command line
@@ -3275,6 +3275,7 @@ class Sampling(Settings):
         "help": "a text before which a reply ends; may be given several times"})
     logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
     speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
     seed: int = setting(1, 0, 1 << 60, "of the sampling")
     weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
@@ -3330,7 +3331,6 @@ class Reply:
         need(len(ids), NO_TOKEN)
         self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
         self.pending = [int(i) for i in ids]             # to be read next
-        self.before = list(self.pending)                 # where look-up finds drafts, too
         self.tokens, self.logprobs, self.counts = [], [], {}
         self.finish = "" if sampling.tokens else "length"
         self.text = b""                      # of the tokens, if there is a vocabulary
@@ -3373,6 +3373,11 @@ class Reply:
             self.text = self.text[:min(places)]
             self.finish = "stop"
 
+    @property
+    def answer(self):
+        """What was said, as text"""
+        return self.text.decode("utf-8", "replace")
+
     def news(self):
         """The bytes that have come since the last call, but for what may begin a stop text."""
         end = len(self.text)
@@ -3391,20 +3396,38 @@ NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other
 
 @dataclass
 class Pace:
-    """What generation took."""
+    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
     began: float = field(default_factory=time.perf_counter)
     first: float = 0.0                       # seconds to the first token
     seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
-    offered: list = field(default_factory=lambda: [0] * 15)          # drafts, by position
-    accepted: list = field(default_factory=lambda: [0] * 15)
+    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
+    accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
 
-    def count(self, n):
+    def count(self, tokens, seconds, drafted, reading):
+        """A step; one that reads prompts says nothing of either way."""
         self.seconds = time.perf_counter() - self.began
         self.first = self.first or self.seconds
-        self.tokens += n
+        self.tokens += tokens
         self.steps += 1
+        if not reading:
+            way = self.ways[drafted]
+            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
+
+    def drafts(self, reader, sampling):
+        """How many to make for the next step: where nobody says, as many as have paid of late.
+        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
+        a draft changes when a token comes, never which."""
+        if sampling.speculate >= 0 or not reader.wide:
+            return max(0, sampling.speculate) if reader.wide else 0
+        most, tried = reader.heads or LOOKED_UP, self.steps % 64
+        if tried < 8:
+            return most if tried < 4 else 0
+        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
+                                self.ways.values())
+        return most if with_drafts < without else 0
 
     def __str__(self):
         rate = self.tokens / self.seconds if self.seconds else 0.0
@@ -3416,24 +3439,27 @@ class Pace:
                      f"{', '.join(shares)}")
         return text
 
-def advance(reader, replies, k, pace):
+def advance(reader, replies, pace):
     """One step of some replies, each in a slot of its own: reads what each has to read, draws the
     next token, and if that is the draft that was read behind it, one more, and so on.
-    k: as many drafts are made for the next step.  Returns the tokens drawn for each."""
+    Returns the tokens drawn for each."""
+    began, reading = time.perf_counter(), any(len(reply.pending) > 1 for reply in replies)
     for reply in replies:
         held = len(reader.texts[reply.slot]) + len(reply.pending)
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
         del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
+    drafted = any(reply.drafts for reply in replies)
+    k = pace.drafts(reader, replies[0].sampling)         # for the next step
     logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
                           for reply in replies])
     at, drawn = 0, []
     for reply in replies:
         row, drafts, new = at, reply.drafts, []
-        for draft in (*drafts, None):
+        for guess in (*drafts, None):
             token = reply.draw(logits[row])
             if token != reply.end:
                 new.append(token)
-            if reply.finish or token != draft:
+            if reply.finish or token != guess:
                 break
             row += 1
         wrong = len(drafts) - (row - at)
@@ -3443,10 +3469,10 @@ def advance(reader, replies, k, pace):
             pace.accepted[i] += i < row - at
         reply.pending, reply.drafts = [token], []
         if k and not reply.finish:
-            reply.drafts = drafted(reader, reply, row, k)
+            reply.drafts = draft(reader, reply, row, k)
         at += 1 + len(drafts)
         drawn.append(new)
-    pace.count(sum(map(len, drawn)))
+    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
     return drawn
 
 def generate(decoder, prompt, n, rng, sampling, stop=None):
@@ -3454,7 +3480,7 @@ def generate(decoder, prompt, n, rng, sampling, stop=None):
     reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
     pace = Pace()
     while not reply.finish:
-        [tokens] = advance(decoder, [reply], drafts_of(decoder, sampling), pace)
+        [tokens] = advance(decoder, [reply], pace)
         yield from tokens
 
 def generate_many(reader, replies, pace=None):
@@ -3472,7 +3498,7 @@ def generate_many(reader, replies, pace=None):
             active[number] = reply
         running = [reply for reply in active.values() if not reply.finish]
         if running:
-            advance(reader, running, drafts_of(reader, running[0].sampling), pace)
+            advance(reader, running, pace)
         elif not active:
             return
         for number in [number for number, reply in active.items() if reply.finish]:
@@ -3487,18 +3513,15 @@ def generate_many(reader, replies, pace=None):
 # wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
 # logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
 # draft is the simplest case of Leviathan et al. 2023).
-def drafts_of(reader, sampling):
-    """How many drafts to read in a step."""
-    if not reader.wide:
-        return 0
-    return max(0, sampling.speculate)
+MOST_DRAFTS = 15
+LOOKED_UP = 4                # drafts by look-up, where nobody says how many
 
-def drafted(reader, reply, row, k):
+def draft(reader, reply, row, k):
     """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
     by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
     if reader.heads:
         return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
-    return looked_up(reply.before + reply.tokens, k)
+    return looked_up(reader.texts[reply.slot] + reply.pending, k)
 
 LONGEST_MATCH = 3
 
@@ -3835,6 +3858,7 @@ class Speaker:
         self.stop = c.tokenizer.specials.get(c.state.eos)
         self.rng = np.random.default_rng(options.seed)
         self.said = []                       # (role, text), user and assistant in turn
+        self.last, self.pace = None, None    # the latest Reply, and its Pace
         self.sampled = {}                    # the ids of each answer, by its text
 
     def forget(self):
@@ -3868,26 +3892,92 @@ class Speaker:
         self.said = [*said, ("assistant", "")]           # not before all has gone well
         return rewind_to(self.decoder, ids)
 
-    def reply(self, ids):
-        """Reads the ids and prints the reply as it comes, whole characters only.  Returns how many
-        tokens it had."""
-        o, answer, sampled = self.options, "", []
+    def new_reply(self, ids, options, rng):
+        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
 
-        def pieces():
-            for token in generate(self.decoder, ids, o.tokens, self.rng, o, self.stop):
-                sampled.append(token)
-                yield self.tokenizer.vocab[token]
+    def pieces(self, reply, pace):
+        """Yields the text of a reply as it comes, whole characters only."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        while not reply.finish:
+            advance(self.decoder, [reply], pace)
+            if piece := decode(reply.news(), bool(reply.finish)):
+                yield piece
 
+    def answer_pieces(self, ids):
+        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
+        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
         try:
-            for piece in codecs.iterdecode(pieces(), "utf-8", "replace"):
+            for piece in self.pieces(self.last, self.pace):
                 answer += piece
                 if self.answers:             # now, because Ctrl-C may end it here
                     self.said[-1] = "assistant", answer
-                print(for_terminal(piece), end="", flush=True)
+                yield piece
         finally:
-            self.keep_ids(answer, sampled)
+            self.keep_ids(answer, self.last.tokens)
+
+    def reply(self, ids):
+        """Prints the reply as it comes.  Returns how many tokens it had."""
+        for piece in self.answer_pieces(ids):
+            print(for_terminal(piece), end="", flush=True)
         print()
-        return len(sampled)
+        return len(self.last.tokens)
+
+    # what Python uses: nothing is printed
+    def say(self, question):
+        """The answer to what is said next in the conversation, or its continuation."""
+        return "".join(self.answer_pieces(self.ids_after(question)))
+
+    def ids_of(self, prompt):
+        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
+        if isinstance(prompt, str) and not self.answers:
+            ids = self.tokenizer.encode(prompt)
+        else:
+            need(self.answers, "messages are for a chat model, and this one continues texts")
+            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
+            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
+        need(len(ids), NO_TOKEN)
+        return [int(i) for i in ids]
+
+    def shortened(self, ids, truncate):
+        """A prompt that fits into the context; cut from the left where that is allowed."""
+        T = self.cfg.seq_len
+        if truncate and len(ids) > T:
+            return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
+        need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
+             f"or let --truncate cut it from the left")
+        return ids
+
+    def stream(self, prompt, **sampling):
+        """Yields the text that follows a prompt by itself, as it comes."""
+        options = replace(self.options, **sampling).check()
+        ids = rewind_to(self.decoder, self.shortened(self.ids_of(prompt), False))
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace())
+
+    def generate(self, prompts, batch=64, truncate=False, **sampling):
+        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
+        written at a time.  Reply.answer is its text."""
+        options = replace(self.options, **sampling).check()
+        ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
+        found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
+        replies = [found[i] for i in range(len(ids))]
+        return replies if options.n > 1 else [reply for [reply] in replies]
+
+    def answers_to(self, prompts, options, batch, pace, first=0):
+        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
+        prompts: ids of each"""
+        if not prompts:
+            return
+        n, longest = options.n, max(map(len, prompts))
+        reader = self.decoder.with_slots(min(batch, n * len(prompts)), longest + options.tokens)
+        replies = (self.new_reply(ids, options, rng_of(options.seed, first + i, j))
+                   for i, ids in enumerate(prompts) for j in range(n))
+        waiting = {}
+        for number, reply in generate_many(reader, replies, pace):
+            answers = waiting.setdefault(number // n, {})
+            answers[number % n] = reply
+            if len(answers) == n:
+                del waiting[number // n]
+                yield first + number // n, [answers[j] for j in range(n)]
 
     def keep_ids(self, answer, sampled):
         """The model's next turn begins with the ids that it said, and the decoder holds them.  An
@@ -3956,16 +4046,145 @@ def said_or_read(prompt):
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
 
-def generate_text(prompt, file, decoder=Decoder, **chosen):
-    """`generate`: one continuation, after the prompt, or one answer."""
+def load(file, decoder=Decoder, **sampling):
+    """A Speaker of a checkpoint, to talk to from Python:
+
+        model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
+        for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
+            print(reply.answer)
+        print(*model.stream("Tell me of the sea.", temperature=0), sep="")
+        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
+    return Speaker(file, decoder, Sampling(**sampling).check())
+
+def shown_logprobs(reply):
+    """Of each token: the text, its log-probability, and those of the likeliest"""
+    def text(token):
+        return reply.vocab[token].decode("utf-8", "backslashreplace")
+
+    return [{"token": text(token), "logprob": round(p, 4),
+             "top": [[text(i), round(q, 4)] for i, q in top]}
+            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
+
+def generate_text(prompt, file, decoder=Decoder, prompts="", out="", batch=64, truncate=False,
+                  force=False, **chosen):
+    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
+    options = Sampling(**chosen).check()
+    if prompts:                              # then a word that stands alone names the checkpoint
+        need(out, "name a file for the answers: --out answers.jsonl")
+        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
+    need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
+    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
     prompt = said_or_read(prompt)
-    speaker = Speaker(file, decoder, Sampling(**chosen).check())
-    if not speaker.answers:
-        print(prompt, end="")
-    n, most = speaker.reply(speaker.ids_after(prompt)), speaker.options.tokens
-    if n < most and not speaker.answers:     # an answer ends where the model ends it
-        print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
-              f"{printable(speaker.state.eos)}", file=sys.stderr)
+    speaker = Speaker(file, decoder, options)
+    for i in range(options.n):
+        speaker.rng = rng_of(options.seed, 0, i)
+        speaker.said.clear()
+        if not speaker.answers:
+            print(prompt, end="")
+            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
+        else:
+            rewound = speaker.ids_after(prompt)
+        n, most = speaker.reply(rewound), options.tokens
+        if n < most and not speaker.answers and not options.stop:
+            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
+                  f"{printable(speaker.state.eos)}", file=sys.stderr)
+        for row in shown_logprobs(speaker.last):
+            top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
+            print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
+        if sys.stderr and sys.stderr.isatty():
+            print(f"note: {speaker.pace}", file=sys.stderr)
+
+# ---- a file of prompts
+# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
+# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
+# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
+# all before it are there.
+def prompts_in(path, speaker, truncate):
+    """[(record, ids)] of the lines of a file"""
+    with reading(path, "name a file of JSON lines"):
+        need_regular(path)
+        lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+            record = {"prompt": record} if isinstance(record, str) else record
+            need(isinstance(record, dict), "it is no object")
+            if "messages" in record:
+                prompt = [(m["role"], m["content"]) for m in record["messages"]]
+                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
+            else:
+                prompt = record["prompt"]
+                need(isinstance(prompt, str), "its prompt is no text")
+            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
+            said = f"it has no {e}" if isinstance(e, KeyError) else e
+            raise UserError(f"{path}, line {number}: {said}") from None
+    need(found, f"{path} has no line")
+    return found
+
+def answers_there(f, keys, out):
+    """How many answers an open file holds, if they are those that would be written; a line that was
+    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
+    f.seek(0)
+    n = end = 0
+    for line in f:
+        record = object_in(line) if line.endswith(b"\n") else None
+        if not record:
+            break
+        need(n < len(keys) and record.get("key") == keys[n], f"{out}, line {n + 1} is the answer "
+             f"to another prompt, or of another model or settings; choose another --out, or "
+             f"--force to begin anew")
+        n, end = n + 1, end + len(line)
+    f.truncate(end)
+    return n
+
+def object_in(line):
+    """That of JSON, or None"""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+
+def generate_file(path, file, out, decoder, batch, truncate, force, options):
+    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
+    that are there."""
+    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
+    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
+         f"{out} would be replaced; choose another --out")
+    speaker = Speaker(file, decoder, options)
+    records = prompts_in(path, speaker, truncate)
+    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
+    base = json.dumps([sha256_of(file), settings], sort_keys=True)
+    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
+            for i, (record, _) in enumerate(records)]
+    if os.path.exists(out):
+        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
+    with open(out, "wb+" if force else "ab+") as f:
+        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        done = answers_there(f, keys, out)
+        if done:
+            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
+                  f"follow", file=sys.stderr, flush=True)
+        waiting, pace, told = {}, Pace(), time.perf_counter()
+        ids = [ids for _, ids in records[done:]]
+        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
+            waiting[number] = replies
+            while done in waiting:
+                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
+                          "key": keys[done]}
+                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
+                f.flush()
+                done += 1
+            if time.perf_counter() - told > MOST_SILENT:
+                told = time.perf_counter()
+                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
+                      flush=True)
+        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+
+def told_of(reply):
+    """What a line of answers has of one."""
+    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
+    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
 
 def chat(file, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
@@ -5132,6 +5351,13 @@ def beginning(run):
 FILE, CHAT = checkpoint("nanoeuler.bin"), checkpoint("nanoeuler_chat.bin")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
+TO_GENERATE = (
+    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), FILE,
+    arg("--file", dest="prompts", type=file_name, default="", help="prompts, a line of JSON each"),
+    arg("--out", type=file_name, default="", help="file of the answers; a second start goes on"),
+    arg("--batch", type=int, default=64, help="answers written at a time"),
+    arg("--truncate", action="store_true", help="cut prompts that are too long from the left"),
+    FORCE)
 RESUME = arg("--resume", action="store_true", help="go on with --out")
 RUN = RESUME, FORCE
 THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
@@ -5254,7 +5480,7 @@ def add_verbs(add):
         beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
         shape=CONTEXT)
     add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
-    add("generate", generate_text, "one continuation or answer", TEXT, FILE,
+    add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
     add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
     add("plot", plot, "loss curves of logs",

@@ -2573,7 +2573,6 @@ class Decoder(ne.Decoder):
             matrices, gains = to_device(matrices), to_device(gains)
         self.weights = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
                                  *ne.slices(gains, shapes[ne.GAINS]))
-        self.dtype = flat.dtype
         self.allocate()
 
     def begin(self, cfg, slots, length):
@@ -2582,14 +2581,14 @@ class Decoder(ne.Decoder):
 
     def allocate(self):
         """The caches, and the activations of one token."""
-        cfg, self.p = self.cfg, self.weights
+        cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
         T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         cache = cfg.n_layer, cfg.n_kv_head, T, D
 
         def buffer(*shape):
-            return new(shape, self.dtype)
+            return new(shape, dtype)
 
-        self.cos, self.sin = map(to_device, ne.rope_table(cfg, self.dtype))
+        self.cos, self.sin = map(to_device, ne.rope_table(cfg, dtype))
         self.slots = [(buffer(*cache), buffer(*cache), Graph()) for _ in self.texts]
         self.use(0)
         self.scores = buffer(H, T)
@@ -2979,8 +2978,8 @@ def add_verbs(add):
     add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, **learning)
     add("tr", stage(Run), "go on with the run of t", *learn,
         **learning).set_defaults(resume=True)
-    add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation", TEXT, FILE,
-        settings=speech)
+    add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation, or those of a file",
+        *ne.TO_GENERATE, settings=speech)
     add("s", stage(SftRun), "fine-tune: learn to answer", ne.beginning(SftRun),
         ne.out("nanoeuler_chat.bin"), *RUN, settings=fields(SftRun.Options), shape=ne.CONTEXT)
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",
