@@ -4065,7 +4065,7 @@ def shown_logprobs(reply):
              "top": [[text(i), round(q, 4)] for i, q in top]}
             for token, (p, top) in zip(reply.tokens, reply.logprobs)]
 
-def generate_text(prompt, file, decoder=Decoder, prompts="", out="", batch=64, truncate=False,
+def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
                   force=False, **chosen):
     """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
     options = Sampling(**chosen).check()
@@ -5353,8 +5353,8 @@ TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard in
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
     arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), FILE,
-    arg("--file", dest="prompts", type=file_name, default="", help="prompts, a line of JSON each"),
-    arg("--out", type=file_name, default="", help="file of the answers; a second start goes on"),
+    arg("--file", dest="prompts", type=file_name, help="prompts, a line of JSON each"),
+    arg("--out", type=file_name, help="file of the answers; a second start goes on"),
     arg("--batch", type=int, default=64, help="answers written at a time"),
     arg("--truncate", action="store_true", help="cut prompts that are too long from the left"),
     FORCE)
