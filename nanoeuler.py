@@ -5369,7 +5369,8 @@ def flag(f, default):
     """A setting as a flag.  Where it is not given it is absent: --resume compares those given."""
     name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
     if f.type is list:
-        return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS, help=text)
+        return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
+                   help=f"{text} (default: none)")
     return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
