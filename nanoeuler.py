@@ -8,7 +8,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
     python nanoeuler.py dpo [FILE]             teach it to prefer, write nanoeuler_dpo.bin
     python nanoeuler.py chat [FILE]            continue or answer what you type
-    python nanoeuler.py generate "ROMEO:"      one continuation
+    python nanoeuler.py generate "ROMEO:"      one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
@@ -22,7 +22,7 @@ Contents
     3    Building blocks                      7    Data: texts, batches, examples
     4.1  Matmul                               8    Checkpoint
     4.2  Embedding                            9    Training: from a text, and from examples
-    4.3  RMSNorm                              10   Inference: sampling, chat, the lens
+    4.3  RMSNorm                              10   Inference: rows, sampling, drafts, chat
     4.4  RoPE                                 11   Import and export
     4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
     4.6  SwiGLU                               13   Command line
@@ -961,7 +961,7 @@ class Model:
         return self.flat, self.m, self.v
 
     def decoder(self):
-        return Decoder(self.cfg, self.flat.copy())       # else an update would change it
+        return Decoder(self.cfg, self.flat)
 
     def device(self):
         name, note = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
@@ -2834,93 +2834,204 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
         print(f"    {letter}  {path} {key}")
 
 # ==== 10 Inference ====
-SMALL_MATRIX = 1 << 16       # bytes; one thread has done with it before two have met, 2 us
+# A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
+# a slot is the memory of one text, the keys and values of its tokens.  A row appends its own key
+# and value to its slot and then sees that slot up to itself.  Everything is this one step:
+#
+#     a prompt           many rows of one slot
+#     a batch            one row of each of many slots
+#     drafts to verify   some rows of one slot, of which those behind the first wrong one are taken
+#                        back
+#     a server           any mixture of these
+#
+# Each number of a row is summed in one order, which knows nothing of the other rows: a text is the
+# same, to the bit, alone and in a batch, with drafts and without.
+Rows = namedtuple("Rows", "tokens slots positions blocks wanted")        # int32, R of the first 3
+Cache = namedtuple("Cache", "k v")
+Scales = namedtuple("Scales", Params._fields[MATRICES])
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu rounded q scores out final logits")
+MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
+SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
+PANELS = 4                   # a task of a product: so many panels of weights, for all rows
 
+# ---- the step
 @jit
-def dot_rows(y, w, scale, x):
-    for n in range(len(y)):
-        row, total = w[n], y.dtype.type(0)
-        for k in range(len(x)):
-            total += value(row[k]) * x[k]
-        y[n] += total * scale[n]
+def panels_product(y, x, w, scale, i, end, add):
+    """Of `product`, the columns of panels i to end.  A weight is read once for all of some rows, as
+    many as there are sums that fit into the registers: 1 x 4 panels, 2 x 2, 4 x 1, MR x 1."""
+    R, r = len(y), 0
+    while r < R:
+        left, n = R - r, i
+        if left == 1:
+            while n + 4 <= end:
+                rows_tile(y, x, w, scale, r, n, add, 1, 4)
+                n += 4
+            while n < end:
+                rows_tile(y, x, w, scale, r, n, add, 1, 1)
+                n += 1
+            r += 1
+        elif left == 2:
+            while n + 2 <= end:
+                rows_tile(y, x, w, scale, r, n, add, 2, 2)
+                n += 2
+            if n < end:
+                rows_tile(y, x, w, scale, r, n, add, 2, 1)
+            r += 2
+        elif left <= 4:
+            while n < end:
+                rows_tile(y, x, w, scale, r, n, add, 4, 1)
+                n += 1
+            r += 4
+        else:
+            while n < end:
+                rows_tile(y, x, w, scale, r, n, add, MR, 1)
+                n += 1
+            r += MR
 
 @jit_parallel
-def dot_rows_parallel(y, w, scale, x):
-    for i in prange((len(y) + 15) // 16):
-        n0, n1 = 16 * i, min(len(y), 16 * i + 16)
-        dot_rows(y[n0:n1], w[n0:n1], scale[n0:n1], x)
+def product_parallel(y, x, w, scale, add):
+    for task in prange((len(w) + PANELS - 1) // PANELS):
+        i = task * PANELS
+        panels_product(y, x, w, scale, i, min(len(w), i + PANELS), add)
 
 @jit
-def matvec_add(y, w, scale, x):
-    """y += scale * (w x)     y, scale (N,), w (N, K) of any stored type, x (K,)
-    The threads share what is too large for a cache: one core does not use up the memory's speed."""
-    if w.size * w.itemsize < SMALL_MATRIX:
-        dot_rows(y, w, scale, x)
+def product(y, x, w, scale, add):
+    """y = scale * (x W^T), + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
+    The threads share the panels: one core does not use up the memory's speed."""
+    if len(y) * w.size < SMALL_PRODUCT:
+        panels_product(y, x, w, scale, 0, len(w), add)
     else:
-        dot_rows_parallel(y, w, scale, x)
+        product_parallel(y, x, w, scale, add)
 
 @jit
-def attention_of_key(g, o, q, kc, vc, n, scores):
-    """One query row a head against the first n of the cache, the heads of key g together.
-    o, q (H, D), kc (G, D, T), vc (G, T, D)     scratch: scores (H, T)"""
-    H, G, scale = len(q), len(kc), o.dtype.type(1 / math.sqrt(o.shape[1]))
-    h0, h1 = g * H // G, (g + 1) * H // G
-    matmul(scores[h0:h1, :n], q[h0:h1], kc[g, :, :n])
-    for h in range(h0, h1):
-        row, total = scores[h, :n], o.dtype.type(0)
-        m = row_max(row)
-        for t in range(n):
-            row[t] = exp((row[t] - m) * scale)
-        for t in range(n):
-            total += row[t]
-        norm = o.dtype.type(1) / total
-        for t in range(n):
-            row[t] *= norm
-    matmul(o[h0:h1], scores[h0:h1, :n], vc[g, :n])
-
-@jit_parallel
-def attention_parallel(o, q, kc, vc, n, scores):
-    for g in prange(len(kc)):
-        attention_of_key(g, o, q, kc, vc, n, scores)
+def embed(x, tokens, w, scale):
+    """x[r] = wte[tokens[r]], read out of the panels of wte: tied embeddings need no second copy"""
+    width, pairs = w.shape[2], rows_a_row_of(w)
+    for r in range(len(x)):
+        token = tokens[r]
+        column, row = w[token // width, :, token % width], x[r]
+        for c in range(row.size):
+            row[c] = entry_of(column[c // pairs], c % pairs, scale) * scale[token]
 
 @jit
-def decode_step(token, pos, p, s, kc, vc, x, y, qkv, att, gate_up, swiglu, scores, logits, cos, sin,
-                eps):
-    """One token at position pos through the network: `forward` for one row, keys and values cached.
-    out: logits (V,)     in: p as Params, but matrices by `stored`, and lm_head (V, C) that of head
-    0 alone; s the scales of their rows     scratch: x, y (1, C), qkv, att, gate_up, swiglu, scores
-    in and out: kc (L, G, D, T), vc (L, G, T, D)"""
-    (L, G, D, _), H = kc.shape, att.shape[0]
-    rstd = np.empty(1, x.dtype)
-    for c in range(x.size):
-        x[0, c] = value(p.wte[token, c]) * s.wte[token]
-    for l in range(L):
-        rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
-        qkv[:] = 0
-        matvec_add(qkv[0], p.qkv[l], s.qkv[l], y[0])
-        rope(qkv, cos[pos:pos + 1], sin[pos:pos + 1], H + G, cos.dtype.type(1))
-        heads = qkv.reshape(H + 2 * G, D)
+def remember(k, v, rows, qkv):
+    """Writes the key and value of each row into its slot.
+    k (slots, G, panels, D, width), which are K^T in panels, v (slots, G, T, D), qkv (R, QKV)"""
+    _, G, _, D, width = k.shape
+    for r in range(len(qkv)):
+        slot, t = rows.slots[r], rows.positions[r]
+        of_k, of_v = qkv[r, -2 * G * D:], qkv[r, -G * D:]
         for g in range(G):
             for i in range(D):
-                kc[l, g, i, pos] = heads[H + g, i]
-                vc[l, g, pos, i] = heads[H + G + g, i]
-        if G * D * pos * kc.itemsize < SMALL_MATRIX:
-            for g in range(G):
-                attention_of_key(g, att, heads[:H], kc[l], vc[l], pos + 1, scores)
-        else:
-            attention_parallel(att, heads[:H], kc[l], vc[l], pos + 1, scores)
-        matvec_add(x[0], p.attn_proj[l], s.attn_proj[l], att.reshape(H * D))
+                k[slot, g, t // width, i, t % width] = of_k[g * D + i]
+                v[slot, g, t, i] = of_v[g * D + i]
+
+@jit
+def softmax(row, scale):
+    """row = softmax(scale * row), in place"""
+    m, total = row_max(row), row.dtype.type(0)
+    for j in range(row.size):
+        row[j] = exp((row[j] - m) * scale)
+    for j in range(row.size):
+        total += row[j]
+    norm = row.dtype.type(1) / total
+    for j in range(row.size):
+        row[j] *= norm
+
+@jit
+def attend(r0, r1, g, att, qkv, rows, k, v, q, scores, out):
+    """Of `attention`, the heads of key g for rows r0 to r1: of one slot, one behind the other.
+    scratch: q, out (queries, D), scores (queries, T)"""
+    D, width = k.shape[3], k.shape[4]
+    heads = att.shape[1] // (D * k.shape[1])             # H / G
+    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1
+    m = (r1 - r0) * heads
+    for i in range(m):
+        start = (g * heads + i % heads) * D
+        source, to = qkv[r0 + i // heads, start:start + D], q[i]
+        for j in range(D):
+            to[j] = source[j]
+    S = scores[:m, :n]
+    matmul(S, q[:m], k[slot, g, :(n + width - 1) // width])
+    for i in range(m):
+        seen = rows.positions[r0 + i // heads] + 1
+        softmax(S[i, :seen], q.dtype.type(1 / math.sqrt(D)))
+        for j in range(seen, n):
+            S[i, j] = 0                      # what this row does not see adds nothing to its sum
+    matmul(out[:m], S, v[slot, g, :n])
+    for i in range(m):
+        start = (g * heads + i % heads) * D
+        source, to = out[i], att[r0 + i // heads, start:start + D]
+        for j in range(D):
+            to[j] = source[j]
+
+@jit_parallel
+def attention_parallel(att, qkv, rows, k, v, q, scores, out):
+    counter = np.zeros(1, np.int64)
+    G = k.shape[1]
+    for i in prange(len(q)):
+        n = next_task(counter, 0)
+        while n < len(rows.blocks) * G:
+            r0, r1 = rows.blocks[n // G]
+            attend(r0, r1, n % G, att, qkv, rows, k, v, q[i], scores[i], out[i])
+            n = next_task(counter, 0)
+
+@jit
+def attention(att, qkv, rows, k, v, q, scores, out):
+    """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
+    out: att (R, HD)     in: qkv (R, QKV), k, v the cache of a layer; scratch of each thread"""
+    work = 0
+    for b in range(len(rows.blocks)):
+        r0, r1 = rows.blocks[b]
+        work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
+    if work < SMALL_PRODUCT:
+        for b in range(len(rows.blocks)):
+            r0, r1 = rows.blocks[b]
+            for g in range(k.shape[1]):
+                attend(r0, r1, g, att, qkv, rows, k, v, q[0], scores[0], out[0])
+    else:
+        attention_parallel(att, qkv, rows, k, v, q, scores, out)
+
+@jit
+def decode_step(rows, p, scales, cache, s, cos, sin, eps):
+    """`forward` for R rows, whose keys and values go into the cache.
+    out: s.final, s.logits: the normed x and head 0's logits of the rows that are wanted
+    in: p as Params, but matrices in panels, and lm_head that of head 0; scales of their rows
+    in and out: cache.k (L, slots, G, panels, D, width), cache.v (L, slots, G, T, D)"""
+    R, D = len(rows.tokens), cache.k.shape[4]
+    x, y, rstd, qkv, att = s.x[:R], s.y[:R], s.rstd[:R], s.qkv[:R], s.att[:R]
+    gate_up, swiglu = s.gate_up[:R], s.swiglu[:R]
+    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)
+    no, add = np.int64(0), np.int64(1)
+    embed(x, rows.tokens, p.wte, scales.wte)
+    for l in range(len(cache.k)):
+        rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
+        product(qkv, operand(s.rounded, y), p.qkv[l], scales.qkv[l], no)
+        for r in range(R):
+            t = rows.positions[r]
+            rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
+        remember(cache.k[l], cache.v[l], rows, qkv)
+        attention(att, qkv, rows, cache.k[l], cache.v[l], s.q, s.scores, s.out)
+        product(x, operand(s.rounded, att), p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
-        gate_up[:] = 0
-        matvec_add(gate_up[0], p.gate_up[l], s.gate_up[l], y[0])
+        product(gate_up, operand(s.rounded, y), p.gate_up[l], scales.gate_up[l], no)
         swiglu_forward(swiglu, gate_up)
-        matvec_add(x[0], p.down[l], s.down[l], swiglu[0])
-    rmsnorm_forward(y, rstd, x, p.final_norm, eps)
-    logits[:] = 0
-    matvec_add(logits, p.lm_head, s.lm_head, y[0])
+        product(x, operand(s.rounded, swiglu), p.down[l], scales.down[l], add)
+    n = len(rows.wanted)
+    for i in range(n):
+        r = rows.wanted[i]
+        rmsnorm_forward(s.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, eps)
+    head_logits(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, s.rounded)
 
-Scales = namedtuple("Scales", Params._fields[MATRICES])        # of the rows of the matrices
+@jit
+def head_logits(logits, final, w, scale, rounded):
+    """logits (n, V) of a head for rows of s.final"""
+    product(logits, operand(rounded, final), w, scale, np.int64(0))
 
+# ---- weights
+# In float32 and int8 a product is one of float32.  So it is in bfloat16, where only the weights are
+# rounded, unless the processor multiplies bfloat16 itself: then x is rounded, too, for one row as
+# for many, and a prompt takes half the time (bench/NOTES.md has what both cost in quality).
 def stored(w, weights):
     """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
     f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
@@ -2933,85 +3044,260 @@ def stored(w, weights):
         return np.rint(w / scale[..., None]).astype(np.int8), scale
     return w, scale
 
-class Conversation(Protocol):
+def in_panels(w, weights):
+    """(panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
+    Panels of bfloat16 hold pairs, int32 (L, n, K / 2, width)."""
+    L, N, K = w.shape
+    width = tile_width(w.dtype)
+    n, step = -(-N // width), 2 if weights == "bf16" else 1
+    panels, scales = None, aligned((L, n * width), w.dtype)
+    for l in range(L):
+        x, scales[l, :N] = stored(w[l], weights)
+        if l == 0:
+            dtype = np.int32 if x.dtype == BF16 else x.dtype
+            panels = aligned((L, n, -(-K // step), width), dtype)
+        pack(panels[l], x.T)
+    return panels, scales
+
+class Weights:
+    """The matrices of a model as a decoder reads them: copies, of the moment it was made."""
+
+    def __init__(self, cfg, flat, weights):
+        p = views(flat, param_table(cfg))
+        heads = p.lm_head[:, :, :]
+        layers = [in_panels(x, weights) for x in p[PACKED]]
+        wte = in_panels(p.wte[None], weights)
+        first = wte if cfg.tie_embeddings else in_panels(heads[:1], weights)
+        self.others = in_panels(heads[1 - cfg.tie_embeddings:], weights) if cfg.n_mtp > 1 else None
+        matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
+        self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
+        self.scales = Scales(*scales)
+        self.rounds = weights == "bf16" and HAS_BF16
+
+# ---- slots
+Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
+
+class Reader(Protocol):
     """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
-    tokens: list                             # what it has read, and not taken back
+    cfg: Config
+    length: int                              # the longest context, tokens
+    texts: list                              # of each slot: the tokens that are in its cache
+    heads: int                               # auxiliary heads that `guesses` has
+    wide: bool                               # do a few rows take about as long as one?
 
     @staticmethod
     def ready():
         """What must happen before the first decoder of a process is made."""
 
-    def __init__(self, cfg, flat, weights="f32"):
-        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them"""
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them;
+        length: of each slot's memory, tokens, at most and if 0 cfg.seq_len"""
+
+    def with_slots(self, slots, length=0):
+        """Another one of the same weights, with a cache of its own"""
+
+    def read(self, parts):
+        """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
+        the last of them the logits are wanted.  A full slot slides.
+        Returns these logits (n, V), on the host, valid until the next call."""
+
+    def guesses(self, row):
+        """(heads, V): for a row of the last logits, those of heads 1 and on"""
 
     def step(self, token):
-        """Appends a token.  Returns the logits (V,) of the next one, on the host; they are valid
-        until the next call.  A full context slides."""
+        """Appends a token to slot 0, and returns the logits (V,) of the next one."""
 
-    def truncate(self, n):
-        """Keeps the first n tokens, as if those after them had never been read."""
+    def truncate(self, n, slot=0):
+        """Keeps the first n tokens of a slot, as if those after them had never been read."""
 
 class Decoder:
-    """The state of one conversation: a KV cache and the tokens in it."""
+    """The weights of a model, a cache of keys and values, and the tokens in it."""
+    wide = True
 
     @staticmethod
     def ready():
         fill_cache(SPEECH)
 
-    def __init__(self, cfg, flat, weights="f32"):
-        get_num_threads()                    # starts the threads; decode_step from a cache does not
-        C, F, H, D, L, G, T = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
-                               cfg.n_kv_head, cfg.seq_len)
-        p = views(flat, param_table(cfg))
-        kept = [stored(w, weights) for w in (p.wte, *p[PACKED])]
-        kept.append(kept[0] if cfg.tie_embeddings else stored(p.lm_head[0], weights))
-        matrices, scales = zip(*kept)
-        gains = [gain.copy() for gain in p[GAINS]]       # else they would keep all of `flat` alive
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+        self.begin(cfg, slots, length)
+        self.weights = Weights(cfg, flat, weights)
+        self.allocate()
 
-        def new(*shape):
-            return aligned(shape, flat.dtype)
+    def begin(self, cfg, slots, length):
+        """Of a decoder on any device: empty slots."""
+        need(slots > 0, f"{slots} slots are none")
+        self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
+        self.texts = [[] for _ in range(slots)]
+        self.heads = cfg.n_mtp - 1
+        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows that `attend` takes at once
 
-        self.cfg, self.tokens, self.logits = cfg, [], new(cfg.vocab_size)
-        self.buffers = (                     # in the order of decode_step's arguments
-            Params(*matrices, *gains), Scales(*scales),
-            new(L, G, D, T), new(L, G, T, D),            # kc, vc
-            new(1, C), new(1, C),                        # x, y
-            new(1, (H + 2 * G) * D), new(H, D),          # qkv, att
-            new(1, 2 * F), new(1, F),                    # gate_up, swiglu
-            new(H, T), self.logits, *rope_table(cfg, flat.dtype))
+    def allocate(self):
+        get_num_threads()                    # starts the threads; a cached decode_step does not
+        cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
+        C, F, H, D, L, G, V = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
+                               cfg.n_kv_head, cfg.vocab_size)
+        M, width, threads, slots = MOST_ROWS, tile_width(dtype), get_num_threads(), len(self.texts)
+        queries = self.block * H // G
+
+        def new(*shape, dtype=dtype):
+            return aligned(shape, dtype)
+
+        rounded = new(M, max(C, F, H * D) + 1, dtype=BF16) if self.weights.rounds else new(0, 0)
+        self.cache = Cache(new(L, slots, G, -(-T // width), D, width), new(L, slots, G, T, D))
+        self.work = Work(x=new(M, C), y=new(M, C), rstd=new(M), qkv=new(M, (H + 2 * G) * D),
+                         att=new(M, H * D), gate_up=new(M, 2 * F), swiglu=new(M, F),
+                         rounded=rounded, q=new(threads, queries, D),
+                         scores=new(threads, queries, T), out=new(threads, queries, D),
+                         final=new(M, C), logits=new(M, V))
+        self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
+
+    def with_slots(self, slots, length=0):
+        other = type(self).__new__(type(self))
+        other.begin(self.cfg, slots, length)
+        other.weights = self.weights
+        other.allocate()
+        return other
+
+    @property
+    def tokens(self):
+        """What slot 0 has read, and not taken back."""
+        return self.texts[0]
 
     def step(self, token):
-        """`Conversation`'s.  When the context is full its later half is read again, from 0 on."""
-        T, V = self.cfg.seq_len, self.cfg.vocab_size
-        need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
-        if len(self.tokens) == T:
-            later = self.tokens[T - T // 2:]
-            self.truncate(0)
-            for t in later:
-                self.step(t)
-        logits = self.decode(token, len(self.tokens))
-        self.tokens.append(token)
-        return logits
+        return self.read([Part(0, [token])])[0]
 
-    def truncate(self, n):
-        del self.tokens[n:]                  # `decode` never looks behind its position
+    def truncate(self, n, slot=0):
+        del self.texts[slot][n:]             # no row looks behind its position
 
-    def decode(self, token, pos):
-        """The logits after `token` at position pos, whose keys and values are kept."""
-        decode_step(token, pos, *self.buffers, self.cfg.norm_eps)
-        return self.logits
+    def read(self, parts):
+        """`Reader`'s.  A slot that is full keeps its later half, which is read anew, from position
+        0 on, in the same step."""
+        parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
+        self.check(parts)
+        rounds = []                          # mostly one
+        for n, part in enumerate(parts):
+            for i, piece in enumerate(self.pieces(part)):
+                if i == len(rounds):
+                    rounds.append([])
+                rounds[i].append((n, *piece))
+        found = [[] for _ in parts]
+        for pieces in rounds:
+            of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
+            logits = self.read_pieces([piece for _, *piece in pieces])
+            if len(rounds) == 1:
+                return logits
+            for n, row in zip(of_parts, logits):
+                found[n].append(row.copy())
+        return np.array([row for rows in found for row in rows])
 
+    def check(self, parts):
+        V, slots = self.cfg.vocab_size, [part.slot for part in parts]
+        need(parts and len({*slots}) == len(slots), "each slot is read once in a step")
+        for slot, ids, wanted in parts:
+            need(0 <= slot < len(self.texts), f"slot {slot} is none of {len(self.texts)}")
+            need(ids and 0 <= wanted <= len(ids), f"the logits of {wanted} of {len(ids)} tokens")
+            for token in min(ids), max(ids):
+                need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
+
+    def pieces(self, part):
+        """[(slot, first position, ids, wanted)] of what has to be computed for a part.  Mostly one.
+        What is read anew after a slide is computed before it only if its logits are wanted."""
+        T, pieces = self.length, []
+        slot, ids, wanted = part
+        text, at = self.texts[slot], 0
+        start, kept = len(text), []          # kept: what is read anew
+        while True:
+            if start + len(kept) == T:
+                kept = [*text[:start], *kept][T - T // 2:]
+                start = 0
+            n = min(len(ids) - at, T - start - len(kept))
+            at += n
+            here = max(0, wanted - (len(ids) - at))      # wanted of these rows
+            here = min(here, n)
+            now = [*kept, *ids[at - n:at]]
+            if here or at == len(ids):
+                pieces.append((slot, start, now, here))
+            if at == len(ids):
+                return pieces
+            text, start, kept = [*text[:start], *now], T, []
+
+    def read_pieces(self, pieces):
+        """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
+        flat = []                            # (slot, position, token, wanted) of each row
+        for slot, start, ids, wanted in pieces:
+            self.truncate(start, slot)
+            flat += [(slot, start + i, token, i >= len(ids) - wanted)
+                     for i, token in enumerate(ids)]
+        found = []
+        for i in range(0, len(flat), MOST_ROWS):
+            slots, positions, tokens, wanted = zip(*flat[i:i + MOST_ROWS])
+            found.append(self.compute(self.rows(slots, positions, tokens, wanted)))
+            for slot, token in zip(slots, tokens):
+                self.texts[slot].append(token)
+            if i + MOST_ROWS < len(flat):
+                found[-1] = found[-1].copy()
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def rows(self, slots, positions, tokens, wanted):
+        """A block is a few rows of one slot."""
+        blocks, r = [], 0
+        for _, group in itertools.groupby(slots):
+            end = r + len(list(group))
+            blocks += [(i, min(end, i + self.block)) for i in range(r, end, self.block)]
+            r = end
+        columns = tokens, slots, positions, blocks, np.flatnonzero(wanted)
+        return Rows(*(np.array(x, np.int32) for x in columns))
+
+    def compute(self, rows):
+        """The logits (n, V) of the rows that are wanted"""
+        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
+                    self.sin, self.cfg.norm_eps)
+        return self.work.logits[:len(rows.wanted)]
+
+    def guesses(self, row):
+        panels, scales = self.weights.others
+        logits, final = aligned((self.heads, 1, self.cfg.vocab_size), scales.dtype), self.work.final
+        for k in range(self.heads):
+            head_logits(logits[k], final[row:row + 1], panels[k], scales[k], self.work.rounded)
+        return logits[:, 0]
+
+# ---- sampling
 @dataclass
 class Sampling(Settings):
-    """What `chat` and `generate` are started with."""
+    """How a text is drawn, and how long it is."""
     temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
     top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
     top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
     min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
+    presence_penalty: float = setting(0.0, -100, 100, "off the logit of what was said already")
+    frequency_penalty: float = setting(0.0, -100, 100, "off it, each time that it was said")
     tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    stop: list = field(default_factory=list, metadata={
+        "help": "a text before which a reply ends; may be given several times"})
+    logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
     seed: int = setting(1, 0, 1 << 60, "of the sampling")
     weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+    def check(self):
+        super().check()
+        need(all(isinstance(text, str) and text for text in self.stop),
+             f"stop is {self.stop}, expected texts that are not empty")
+        return self
+
+def rng_of(seed, prompt=0, answer=0):
+    """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
+    not depend on what else is generated; a prompt alone has those of the first of many."""
+    return np.random.default_rng([seed, prompt, answer] if prompt or answer else seed)
+
+def of_the_largest(x, n):
+    """Where the n largest of x are; of equal ones those that come first."""
+    least = np.partition(x, len(x) - n)[len(x) - n]
+    chosen = x > least
+    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
+    return chosen
 
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
@@ -3020,30 +3306,241 @@ def sample(logits, rng, o):
          f"the model's weights are too large to compute with; name another checkpoint")
     if o.temperature == 0:
         return likeliest
-    order = np.argsort(-logits, kind="stable")
-    z = logits[order].astype(np.float64)
-    p = np.exp((z - z[0]) / max(o.temperature, 1e-99))       # the likeliest has 1
-    keep = p >= o.min_p
-    keep[o.top_k or len(p):] = False
-    keep &= np.cumsum(p) - p < o.top_p * p.sum()       # those before it do not reach top_p yet
-    keep[0] = True
-    total = np.where(keep, p, 0).cumsum()
-    return int(order[np.searchsorted(total, rng.random() * total[-1], side="right")])
+    z = logits.astype(np.float64)
+    p = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))       # the likeliest has 1
+    n = min(o.top_k or len(p), len(p))
+    if o.top_p < 1:                          # until those before reach top_p of all
+        total = np.sort(p)[::-1].cumsum()
+        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+    if n < len(p):
+        p[~of_the_largest(p, n)] = 0
+    p[p < o.min_p] = 0
+    total = p.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
 
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max()
+    return z - math.log(np.exp(z).sum())
+
+class Reply:
+    """A text that is being written: what its prompt is, what was drawn, and why it ends."""
+
+    def __init__(self, ids, sampling, rng, end=None, vocab=None):
+        """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
+        token that ends it; vocab: bytes of each token, which stop texts need"""
+        need(len(ids), NO_TOKEN)
+        self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
+        self.pending = [int(i) for i in ids]             # to be read next
+        self.tokens, self.logprobs, self.counts = [], [], {}
+        self.finish = "" if sampling.tokens else "length"
+        self.text = b""                      # of the tokens, if there is a vocabulary
+        self.stops = [text.encode() for text in sampling.stop]
+        assert vocab or not self.stops, "stop texts need a vocabulary"
+        self.drafts, self.slot, self.told = [], 0, 0
+
+    def draw(self, logits):
+        """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
+        the reply is no part of it."""
+        o = self.sampling
+        z = logits
+        if self.counts and (o.presence_penalty or o.frequency_penalty):
+            z = logits.copy()
+            for token, n in self.counts.items():
+                z[token] -= o.presence_penalty + n * o.frequency_penalty
+        token = sample(z, self.rng, o)
+        if token == self.end:
+            self.finish = "stop"
+            return token
+        self.tokens.append(token)
+        self.counts[token] = self.counts.get(token, 0) + 1
+        if o.logprobs:
+            p = log_softmax(logits)
+            top = np.argsort(-p, kind="stable")[:o.logprobs]
+            self.logprobs.append((float(p[token]), [(int(i), float(p[i])) for i in top]))
+        if len(self.tokens) == o.tokens:
+            self.finish = "length"
+        if self.vocab:
+            self.append(self.vocab[token])
+        return token
+
+    def append(self, piece):
+        """A stop text may begin in one token and end in another."""
+        longest = max(map(len, self.stops), default=0)
+        start = max(0, len(self.text) - longest)
+        self.text += piece
+        places = [place for stop in self.stops if (place := self.text.find(stop, start)) >= 0]
+        if places:
+            self.text = self.text[:min(places)]
+            self.finish = "stop"
+
+    @property
+    def answer(self):
+        """What was said, as text"""
+        return self.text.decode("utf-8", "replace")
+
+    def news(self):
+        """The bytes that have come since the last call, but for what may begin a stop text."""
+        end = len(self.text)
+        if not self.finish:
+            for stop in self.stops:
+                for n in range(min(len(stop), len(self.text)), 0, -1):
+                    if self.text.endswith(stop[:n]):
+                        end = min(end, len(self.text) - n)
+                        break
+        end = max(end, self.told)
+        piece, self.told = self.text[self.told:end], end
+        return piece
+
+# ---- generation
 NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+
+@dataclass
+class Pace:
+    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
+    began: float = field(default_factory=time.perf_counter)
+    first: float = 0.0                       # seconds to the first token
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
+    accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
+
+    def count(self, tokens, seconds, drafted, reading):
+        """A step; one that reads prompts says nothing of either way."""
+        self.seconds = time.perf_counter() - self.began
+        self.first = self.first or self.seconds
+        self.tokens += tokens
+        self.steps += 1
+        if not reading:
+            way = self.ways[drafted]
+            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
+
+    def drafts(self, reader, sampling):
+        """How many to make for the next step: where nobody says, as many as have paid of late.
+        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
+        a draft changes when a token comes, never which."""
+        if sampling.speculate >= 0 or not reader.wide:
+            return max(0, sampling.speculate) if reader.wide else 0
+        most, tried = reader.heads or LOOKED_UP, self.steps % 64
+        if tried < 8:
+            return most if tried < 4 else 0
+        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
+                                self.ways.values())
+        return most if with_drafts < without else 0
+
+    def __str__(self):
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} a second, the first after "
+                f"{self.first:.2f} s")
+        if any(self.offered):
+            shares = [f"{a / n:.0%}" for a, n in zip(self.accepted, self.offered) if n]
+            text += (f"; {self.tokens / self.steps:.2f} a step, drafts accepted by position: "
+                     f"{', '.join(shares)}")
+        return text
+
+def advance(reader, replies, pace):
+    """One step of some replies, each in a slot of its own: reads what each has to read, draws the
+    next token, and if that is the draft that was read behind it, one more, and so on.
+    Returns the tokens drawn for each."""
+    began, reading = time.perf_counter(), any(len(reply.pending) > 1 for reply in replies)
+    for reply in replies:
+        held = len(reader.texts[reply.slot]) + len(reply.pending)
+        room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
+        del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
+    drafted = any(reply.drafts for reply in replies)
+    k = pace.drafts(reader, replies[0].sampling)         # for the next step
+    logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
+                          for reply in replies])
+    at, drawn = 0, []
+    for reply in replies:
+        row, drafts, new = at, reply.drafts, []
+        for guess in (*drafts, None):
+            token = reply.draw(logits[row])
+            if token != reply.end:
+                new.append(token)
+            if reply.finish or token != guess:
+                break
+            row += 1
+        wrong = len(drafts) - (row - at)
+        reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
+        for i in range(len(drafts)):
+            pace.offered[i] += 1
+            pace.accepted[i] += i < row - at
+        reply.pending, reply.drafts = [token], []
+        if k and not reply.finish:
+            reply.drafts = draft(reader, reply, row, k)
+        at += 1 + len(drafts)
+        drawn.append(new)
+    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
+    return drawn
 
 def generate(decoder, prompt, n, rng, sampling, stop=None):
     """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
-    need(len(prompt), NO_TOKEN)
-    for token in prompt:
-        logits = decoder.step(int(token))
-    for _ in range(n):
-        token = sample(logits, rng, sampling)
-        logits = decoder.step(token)
-        if token == stop:
-            return
-        yield token
+    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
+    pace = Pace()
+    while not reply.finish:
+        [tokens] = advance(decoder, [reply], pace)
+        yield from tokens
 
+def generate_many(reader, replies, pace=None):
+    """Yields (its number, a Reply) as each of many ends.  A slot that is free takes the next one.
+    replies: an iterable; each has what it needs when its turn comes"""
+    waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
+    pace = pace or Pace()
+    while True:
+        while free:
+            number, reply = next(waiting, (None, None))
+            if reply is None:
+                break
+            reply.slot = free.pop()
+            reader.truncate(0, reply.slot)
+            active[number] = reply
+        running = [reply for reply in active.values() if not reply.finish]
+        if running:
+            advance(reader, running, pace)
+        elif not active:
+            return
+        for number in [number for number, reply in active.items() if reply.finish]:
+            reply = active.pop(number)
+            free.append(reply.slot)
+            yield number, reply
+
+# ---- drafts
+# Reading a few rows takes hardly longer than reading one, because the weights come from memory once
+# for all of them.  So a cheap guess of the next tokens is read together with the token that was
+# drawn; where the model then draws the same, a step has brought several tokens.  A guess that is
+# wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
+# logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
+# draft is the simplest case of Leviathan et al. 2023).
+MOST_DRAFTS = 15
+LOOKED_UP = 4                # drafts by look-up, where nobody says how many
+
+def draft(reader, reply, row, k):
+    """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
+    by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
+    if reader.heads:
+        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
+    return looked_up(reader.texts[reply.slot] + reply.pending, k)
+
+LONGEST_MATCH = 3
+
+def looked_up(tokens, k):
+    """What followed the last few tokens where they stood before, the latest place of the longest
+    match (prompt look-up decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
+    text = np.array(tokens, np.int32)
+    for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
+        matches = np.ones(len(text) - n, bool)           # of windows that end before the last
+        for i in range(n):
+            matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
+        places = np.flatnonzero(matches)
+        if len(places):
+            start = places[-1] + n
+            return tokens[start:start + k]
+    return []
+
+# ---- templates of a chat
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
@@ -3362,6 +3859,7 @@ class Speaker:
         self.stop = c.tokenizer.specials.get(c.state.eos)
         self.rng = np.random.default_rng(options.seed)
         self.said = []                       # (role, text), user and assistant in turn
+        self.last, self.pace = None, None    # the latest Reply, and its Pace
         self.sampled = {}                    # the ids of each answer, by its text
 
     def forget(self):
@@ -3395,26 +3893,92 @@ class Speaker:
         self.said = [*said, ("assistant", "")]           # not before all has gone well
         return rewind_to(self.decoder, ids)
 
-    def reply(self, ids):
-        """Reads the ids and prints the reply as it comes, whole characters only.  Returns how many
-        tokens it had."""
-        o, answer, sampled = self.options, "", []
+    def new_reply(self, ids, options, rng):
+        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
 
-        def pieces():
-            for token in generate(self.decoder, ids, o.tokens, self.rng, o, self.stop):
-                sampled.append(token)
-                yield self.tokenizer.vocab[token]
+    def pieces(self, reply, pace):
+        """Yields the text of a reply as it comes, whole characters only."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        while not reply.finish:
+            advance(self.decoder, [reply], pace)
+            if piece := decode(reply.news(), bool(reply.finish)):
+                yield piece
 
+    def answer_pieces(self, ids):
+        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
+        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
         try:
-            for piece in codecs.iterdecode(pieces(), "utf-8", "replace"):
+            for piece in self.pieces(self.last, self.pace):
                 answer += piece
                 if self.answers:             # now, because Ctrl-C may end it here
                     self.said[-1] = "assistant", answer
-                print(for_terminal(piece), end="", flush=True)
+                yield piece
         finally:
-            self.keep_ids(answer, sampled)
+            self.keep_ids(answer, self.last.tokens)
+
+    def reply(self, ids):
+        """Prints the reply as it comes.  Returns how many tokens it had."""
+        for piece in self.answer_pieces(ids):
+            print(for_terminal(piece), end="", flush=True)
         print()
-        return len(sampled)
+        return len(self.last.tokens)
+
+    # what Python uses: nothing is printed
+    def say(self, question):
+        """The answer to what is said next in the conversation, or its continuation."""
+        return "".join(self.answer_pieces(self.ids_after(question)))
+
+    def ids_of(self, prompt):
+        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
+        if isinstance(prompt, str) and not self.answers:
+            ids = self.tokenizer.encode(prompt)
+        else:
+            need(self.answers, "messages are for a chat model, and this one continues texts")
+            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
+            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
+        need(len(ids), NO_TOKEN)
+        return [int(i) for i in ids]
+
+    def shortened(self, ids, truncate):
+        """A prompt that fits into the context; cut from the left where that is allowed."""
+        T = self.cfg.seq_len
+        if truncate and len(ids) > T:
+            return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
+        need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
+             f"or let --truncate cut it from the left")
+        return ids
+
+    def stream(self, prompt, **sampling):
+        """Yields the text that follows a prompt by itself, as it comes."""
+        options = replace(self.options, **sampling).check()
+        ids = rewind_to(self.decoder, self.shortened(self.ids_of(prompt), False))
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace())
+
+    def generate(self, prompts, batch=64, truncate=False, **sampling):
+        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
+        written at a time.  Reply.answer is its text."""
+        options = replace(self.options, **sampling).check()
+        ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
+        found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
+        replies = [found[i] for i in range(len(ids))]
+        return replies if options.n > 1 else [reply for [reply] in replies]
+
+    def answers_to(self, prompts, options, batch, pace, first=0):
+        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
+        prompts: ids of each"""
+        if not prompts:
+            return
+        n, longest = options.n, max(map(len, prompts))
+        reader = self.decoder.with_slots(min(batch, n * len(prompts)), longest + options.tokens)
+        replies = (self.new_reply(ids, options, rng_of(options.seed, first + i, j))
+                   for i, ids in enumerate(prompts) for j in range(n))
+        waiting = {}
+        for number, reply in generate_many(reader, replies, pace):
+            answers = waiting.setdefault(number // n, {})
+            answers[number % n] = reply
+            if len(answers) == n:
+                del waiting[number // n]
+                yield first + number // n, [answers[j] for j in range(n)]
 
     def keep_ids(self, answer, sampled):
         """The model's next turn begins with the ids that it said, and the decoder holds them.  An
@@ -3483,16 +4047,145 @@ def said_or_read(prompt):
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
 
-def generate_text(prompt, file, decoder=Decoder, **chosen):
-    """`generate`: one continuation, after the prompt, or one answer."""
+def load(file, decoder=Decoder, **sampling):
+    """A Speaker of a checkpoint, to talk to from Python:
+
+        model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
+        for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
+            print(reply.answer)
+        print(*model.stream("Tell me of the sea.", temperature=0), sep="")
+        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
+    return Speaker(file, decoder, Sampling(**sampling).check())
+
+def shown_logprobs(reply):
+    """Of each token: the text, its log-probability, and those of the likeliest"""
+    def text(token):
+        return reply.vocab[token].decode("utf-8", "backslashreplace")
+
+    return [{"token": text(token), "logprob": round(p, 4),
+             "top": [[text(i), round(q, 4)] for i, q in top]}
+            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
+
+def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
+                  force=False, **chosen):
+    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
+    options = Sampling(**chosen).check()
+    if prompts:                              # then a word that stands alone names the checkpoint
+        need(out, "name a file for the answers: --out answers.jsonl")
+        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
+    need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
+    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
     prompt = said_or_read(prompt)
-    speaker = Speaker(file, decoder, Sampling(**chosen).check())
-    if not speaker.answers:
-        print(prompt, end="")
-    n, most = speaker.reply(speaker.ids_after(prompt)), speaker.options.tokens
-    if n < most and not speaker.answers:     # an answer ends where the model ends it
-        print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
-              f"{printable(speaker.state.eos)}", file=sys.stderr)
+    speaker = Speaker(file, decoder, options)
+    for i in range(options.n):
+        speaker.rng = rng_of(options.seed, 0, i)
+        speaker.said.clear()
+        if not speaker.answers:
+            print(prompt, end="")
+            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
+        else:
+            rewound = speaker.ids_after(prompt)
+        n, most = speaker.reply(rewound), options.tokens
+        if n < most and not speaker.answers and not options.stop:
+            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
+                  f"{printable(speaker.state.eos)}", file=sys.stderr)
+        for row in shown_logprobs(speaker.last):
+            top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
+            print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
+        if sys.stderr and sys.stderr.isatty():
+            print(f"note: {speaker.pace}", file=sys.stderr)
+
+# ---- a file of prompts
+# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
+# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
+# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
+# all before it are there.
+def prompts_in(path, speaker, truncate):
+    """[(record, ids)] of the lines of a file"""
+    with reading(path, "name a file of JSON lines"):
+        need_regular(path)
+        lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+            record = {"prompt": record} if isinstance(record, str) else record
+            need(isinstance(record, dict), "it is no object")
+            if "messages" in record:
+                prompt = [(m["role"], m["content"]) for m in record["messages"]]
+                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
+            else:
+                prompt = record["prompt"]
+                need(isinstance(prompt, str), "its prompt is no text")
+            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
+            said = f"it has no {e}" if isinstance(e, KeyError) else e
+            raise UserError(f"{path}, line {number}: {said}") from None
+    need(found, f"{path} has no line")
+    return found
+
+def answers_there(f, keys, out):
+    """How many answers an open file holds, if they are those that would be written; a line that was
+    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
+    f.seek(0)
+    n = end = 0
+    for line in f:
+        record = object_in(line) if line.endswith(b"\n") else None
+        if not record:
+            break
+        need(n < len(keys) and record.get("key") == keys[n], f"{out}, line {n + 1} is the answer "
+             f"to another prompt, or of another model or settings; choose another --out, or "
+             f"--force to begin anew")
+        n, end = n + 1, end + len(line)
+    f.truncate(end)
+    return n
+
+def object_in(line):
+    """That of JSON, or None"""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+
+def generate_file(path, file, out, decoder, batch, truncate, force, options):
+    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
+    that are there."""
+    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
+    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
+         f"{out} would be replaced; choose another --out")
+    speaker = Speaker(file, decoder, options)
+    records = prompts_in(path, speaker, truncate)
+    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
+    base = json.dumps([sha256_of(file), settings], sort_keys=True)
+    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
+            for i, (record, _) in enumerate(records)]
+    if os.path.exists(out):
+        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
+    with open(out, "wb+" if force else "ab+") as f:
+        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        done = answers_there(f, keys, out)
+        if done:
+            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
+                  f"follow", file=sys.stderr, flush=True)
+        waiting, pace, told = {}, Pace(), time.perf_counter()
+        ids = [ids for _, ids in records[done:]]
+        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
+            waiting[number] = replies
+            while done in waiting:
+                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
+                          "key": keys[done]}
+                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
+                f.flush()
+                done += 1
+            if time.perf_counter() - told > MOST_SILENT:
+                told = time.perf_counter()
+                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
+                      flush=True)
+        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+
+def told_of(reply):
+    """What a line of answers has of one."""
+    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
+    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
 
 def chat(file, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
@@ -3901,6 +4594,7 @@ TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
 ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
 DY_COLUMNS = 8 * MR              # a weight gradient packs so many columns of dY side by side
 i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
+i8 = ir.IntType(8)
 
 
 def tile_width(dtype):
@@ -4100,6 +4794,147 @@ def tile(typing, out, base, x, b, m, j, add):
         return context.get_dummy_value()
     return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
 
+# ---- the tile of a few rows, as LLVM
+def emit_rows_tile(module, kind, R, NP, dots):
+    """The LLVM function of R rows times NP panels of weights; in NumPy, with flat arrays:
+
+        sums = np.zeros((R, NP, width))
+        for k in range(K):
+            for r in range(R):                       # rows past the edge read the last row again
+                sums[r] += x[min(r, rows - 1) * x_row + k] * [panel[k] for panel in w[:NP]]
+        y[:rows, :cols] = scale * sums + (y if add else 0)
+
+    kind is the dtype of the panels: float32, float64, int8 (scale, one a column), or int32, which
+    holds pairs of bfloat16, those of k = 2i and 2i + 1.  k runs in order, and each sum has one
+    chain of multiply-adds, as in `emit_tile`: the bits of a row depend on nothing but the row.
+    dots: x is bfloat16 as well, uint16, and one instruction adds the two products of a pair."""
+    double, pairs = kind == types.float64, kind == types.int32
+    scalar, size = (ir.DoubleType(), 8) if double else (ir.FloatType(), 4)
+    lanes = BITS // (8 * size)
+    vec, words = ir.VectorType(scalar, lanes), ir.VectorType(i32, lanes)
+    entry = {types.int8: i8, types.int32: i32}.get(kind, scalar)
+    x_type = i16 if dots else scalar
+    name = f"nanoeuler_rows_{kind}_{R}_{NP}_{dots}"
+    pointers = [t.as_pointer() for t in (scalar, x_type, entry, scalar)]
+    fn = cgutils.get_or_insert_function(
+        module, ir.FunctionType(ir.VoidType(), [*pointers, *[i64] * 8]), name)
+    if not fn.is_declaration:
+        return fn
+    fn.linkage = "linkonce_odr"
+    fn.attributes.add("noinline")
+    y, x, w, scale, y_row, x_row, panel, K, steps, rows, cols, add = fn.args
+    bd = ir.IRBuilder(fn.append_basic_block())
+    width, halves = 2 * lanes, (0, lanes)
+    fma = cgutils.get_or_insert_function(
+        module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
+
+    def load(pointer, offset, of=scalar):    # a vector, of any alignment
+        place = bd.bitcast(bd.gep(pointer, [offset]), ir.VectorType(of, lanes).as_pointer())
+        return bd.load(place, align=max(1, of.width // 8) if of in (i8, i32) else size)
+
+    def broadcast(x):
+        vector = ir.VectorType(x.type, lanes)
+        empty, lane0 = vector(ir.Undefined), words([0] * lanes)
+        return bd.shuffle_vector(bd.insert_element(empty, x, i32(0)), empty, lane0)
+
+    def both(x):
+        """The two floats in each word of pairs of bfloat16"""
+        lower = bd.shl(x, words([16] * lanes))
+        return [bd.bitcast(bits, vec) for bits in (lower, bd.and_(x, words([-65536] * lanes)))]
+
+    def weights(offset):
+        """What a sum is given of an entry of a panel: one vector, or two of pairs"""
+        raw = load(w, offset, entry)
+        if pairs:
+            return [raw] if dots and HAS_BF16 else both(raw)
+        return [bd.sitofp(bd.sext(raw, words), vec)] if entry == i8 else [raw]
+
+    def numbers(row, k):
+        """Those of x that they are multiplied by"""
+        if not pairs:
+            return [broadcast(bd.load(bd.gep(row, [k])))]
+        first = bd.add(k, k)
+        if dots:
+            pair = broadcast(bd.load(bd.bitcast(bd.gep(row, [first]), i32.as_pointer()), align=2))
+            return [pair] if HAS_BF16 else both(pair)
+        second = bd.add(first, i64(1))       # of an odd K the last is 0 times anything
+        second = bd.select(bd.icmp_signed("<", second, K), second, first)
+        return [broadcast(bd.load(bd.gep(row, [i]))) for i in (first, second)]
+
+    def multiply(a, b, total):
+        if dots and HAS_BF16:
+            dot = cgutils.get_or_insert_function(
+                module, ir.FunctionType(vec, [vec, words, words]),
+                f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
+            return bd.call(dot, [total, a, b])
+        return bd.call(fma, [a, b, total])
+
+    x_rows = [x]
+    for r in range(1, R):
+        last = x_rows[-1]
+        x_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [x_row]), last))
+    sums = [[[cgutils.alloca_once_value(bd, vec([0.0] * lanes)) for _ in halves]
+             for _ in range(NP)] for _ in range(R)]
+    with cgutils.for_range(bd, steps) as loop:
+        k = loop.index
+        start = bd.mul(k, i64(width))
+        starts = [bd.add(start, bd.mul(panel, i64(n))) for n in range(NP)]
+        of_weights = [[weights(bd.add(at, i64(half))) for half in halves] for at in starts]
+        of_x = [numbers(row, k) for row in x_rows]
+        for part in range(len(of_x[0])):     # first all of 2k: fewer vectors are held at a time
+            for r, n, h in itertools.product(range(R), range(NP), range(2)):
+                total = bd.load(sums[r][n][h])
+                bd.store(multiply(of_x[r][part], of_weights[n][h][part], total), sums[r][n][h])
+
+    spare = cgutils.alloca_once(bd, scalar, size=width)  # what is written of a panel at the edge
+    for r, n in itertools.product(range(R), range(NP)):
+        with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
+            column, left = i64(n * width), bd.sub(cols, i64(n * width))
+            at = bd.gep(y, [bd.add(bd.mul(y_row, i64(r)), column)])
+            count = bd.select(bd.icmp_signed("<", left, i64(width)), left, i64(width))
+            edge = bd.icmp_signed("<", left, i64(width))
+            with bd.if_then(edge), cgutils.for_range(bd, count) as c:
+                bd.store(bd.load(bd.gep(at, [c.index])), bd.gep(spare, [c.index]))
+            to = bd.select(edge, spare, at)
+            for h, half in enumerate(halves):
+                total = bd.load(sums[r][n][h])
+                if kind == types.int8:
+                    total = bd.fmul(total, load(scale, bd.add(column, i64(half))))
+                old = load(to, i64(half))
+                plus = bd.select(bd.icmp_signed("!=", add, i64(0)), bd.fadd(total, old), total)
+                place = bd.bitcast(bd.gep(to, [i64(half)]), vec.as_pointer())
+                bd.store(plus, place, align=size)
+            with bd.if_then(edge), cgutils.for_range(bd, count) as c:
+                bd.store(bd.load(bd.gep(spare, [c.index])), bd.gep(at, [c.index]))
+    bd.ret_void()
+    return fn
+
+@intrinsic(prefer_literal=True)
+def rows_tile(typing, y, x, w, scale, r, i, add, R, NP):
+    """y[r:r+R, columns of panels i to i + NP] = scale * (x[r:r+R] W^T), + y if add; R and NP are
+    numbers in the source.     y (.., N), x (.., K) with contiguous rows, w (panels, K, width) of
+    any kind, or (panels, ceil(K / 2), width) of pairs; scale: as many as there are columns"""
+    def codegen(context, bd, sig, args):
+        kind, dots = sig.args[2].dtype, sig.args[1].dtype == types.uint16
+        lanes = BITS // max(32, sig.args[0].dtype.bitwidth)
+        of_y, of_x, of_w, of_scale = (context.make_array(t)(context, bd, a)
+                                      for t, a in zip(sig.args[:4], args))
+        y_shape, x_shape, w_shape = (cgutils.unpack_tuple(bd, a.shape) for a in (of_y, of_x, of_w))
+        y_row, x_row, panel = (
+            bd.sdiv(cgutils.unpack_tuple(bd, a.strides)[0], i64(t.dtype.bitwidth // 8))
+            for a, t in zip((of_y, of_x, of_w), sig.args))
+        at_r, at_i, add_flag = args[4:7]
+        column = bd.mul(at_i, i64(2 * lanes))
+        bd.call(emit_rows_tile(bd.module, kind, R.literal_value, NP.literal_value, dots), [
+            bd.gep(of_y.data, [bd.add(bd.mul(at_r, y_row), column)]),
+            bd.gep(of_x.data, [bd.mul(at_r, x_row)]),
+            bd.gep(of_w.data, [bd.mul(at_i, panel)]),
+            bd.gep(of_scale.data, [column]),
+            y_row, x_row, panel, x_shape[1], w_shape[1],
+            bd.sub(y_shape[0], at_r), bd.sub(y_shape[1], column), add_flag])
+        return context.get_dummy_value()
+    return types.void(y, x, w, scale, types.intp, types.intp, types.intp, R, NP), codegen
+
 # ---- other pieces that Numba lacks
 @intrinsic
 def next_task(typing, counter, i):
@@ -4232,6 +5067,21 @@ def _pair_of(even, odd, mask, like):
         return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
     return lambda even, odd, mask, like: even
 
+def entry_of(x, second, scale):
+    """The number of an entry of panels: of pairs the first or the second one."""
+    return from_bf16(np.array([x >> 16 * second & 0xFFFF], np.uint16))[0] if x.dtype == np.int32 \
+        else x
+
+@overload(entry_of, inline="always")
+def _entry_of(x, second, scale):
+    if x == types.int32:
+        def half(x, second, scale):
+            bits = x if second else x << int32(16)
+            return np.int32(bits & int32(-65536)).view(np.float32)
+        return half
+    dtype = np.dtype(str(scale.dtype)).type
+    return lambda x, second, scale: dtype(x)
+
 def _as_operand(workspace, x):
     """What `operand` and `turned` are in float32 and float64, where the workspace is empty"""
     return x
@@ -4344,7 +5194,7 @@ def compile_rest(dtype="f32"):
 # What a process of its own compiles -> those of its kernels that take long, and how their argument
 # types read: check.py may have left those of float64.  Each holds what it calls.
 SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
-                               (decode_step, "Params(array(uint16,"),
+                               (decode_step, "Params(array(int32,"),
                                (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]}
 
 def of_training(dtype):
@@ -4502,6 +5352,13 @@ def beginning(run):
 FILE, CHAT = checkpoint("nanoeuler.bin"), checkpoint("nanoeuler_chat.bin")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
+TO_GENERATE = (
+    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), FILE,
+    arg("--file", dest="prompts", type=file_name, help="prompts, a line of JSON each"),
+    arg("--out", type=file_name, help="file of the answers; a second start goes on"),
+    arg("--batch", type=int, default=64, help="answers written at a time"),
+    arg("--truncate", action="store_true", help="cut prompts that are too long from the left"),
+    FORCE)
 RESUME = arg("--resume", action="store_true", help="go on with --out")
 RUN = RESUME, FORCE
 THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
@@ -4511,8 +5368,11 @@ def out(default):
 
 def flag(f, default):
     """A setting as a flag.  Where it is not given it is absent: --resume compares those given."""
-    return arg("--" + f.name.replace("_", "-"), type=f.type, default=argparse.SUPPRESS,
-               help=f"{f.metadata['help']} (default: {default})")
+    name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
+    if f.type is list:
+        return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
+                   help=f"{text} (default: none)")
+    return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""
@@ -4622,7 +5482,7 @@ def add_verbs(add):
         beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
         shape=CONTEXT)
     add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
-    add("generate", generate_text, "one continuation or answer", TEXT, FILE,
+    add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
     add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
     add("plot", plot, "loss curves of logs",

@@ -2860,17 +2860,18 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
         o[h * D + i] = s / l
 
 class Decoder(ne.Decoder):
-    """nanoeuler.Decoder with its cache on the device; a token is one graph."""
+    """nanoeuler.Decoder with its cache on the device; a row is one graph, and a step row by row."""
+    wide = False
 
     @staticmethod
     def ready():
         """A kernel is compiled when it is first launched."""
 
-    def __init__(self, cfg, flat, weights="f32"):
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
         """flat: the parameters, on the device, or on the host if the matrices are to be bf16"""
         open_device()
         need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
-        self.cfg, self.tokens = cfg, []
+        self.begin(cfg, slots, length)
         shapes = [shape for _, shape, *_ in ne.param_table(cfg)]
         n = sum(map(math.prod, shapes[ne.MATRICES]))     # they come first
         matrices, gains = flat[:n], flat[n:]
@@ -2878,29 +2879,49 @@ class Decoder(ne.Decoder):
             matrices = to_bf16(matrices)
         if isinstance(flat, np.ndarray):
             matrices, gains = to_device(matrices), to_device(gains)
-        self.p = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
-                           *ne.slices(gains, shapes[ne.GAINS]))
-        self.cos, self.sin = map(to_device, ne.rope_table(cfg, flat.dtype))
-        self.make_buffers(flat.dtype)
-        self.at = to_device(np.zeros(2, np.int32))       # token, position
-        self.graph = Graph()
+        self.weights = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
+                                 *ne.slices(gains, shapes[ne.GAINS]))
+        self.allocate()
 
-    def make_buffers(self, dtype):
-        """The cache, and the activations of one token."""
-        cfg = self.cfg
-        T, C, H, D, F = cfg.seq_len, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
+    def begin(self, cfg, slots, length):
+        super().begin(cfg, slots, length)
+        self.heads = 0                       # drafts would not be read any faster
+
+    def allocate(self):
+        """The caches, and the activations of one token."""
+        cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
+        T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         cache = cfg.n_layer, cfg.n_kv_head, T, D
 
         def buffer(*shape):
             return new(shape, dtype)
 
-        self.kc, self.vc = buffer(*cache), buffer(*cache)
+        self.cos, self.sin = map(to_device, ne.rope_table(cfg, dtype))
+        self.slots = [(buffer(*cache), buffer(*cache), Graph()) for _ in self.texts]
+        self.use(0)
         self.scores = buffer(H, T)
         self.x, self.y = buffer(1, C), buffer(1, C)
         self.saved, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
         self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
         self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
         self.device_logits = buffer(cfg.vocab_size)
+        self.at = to_device(np.zeros(2, np.int32))       # token, position
+
+    def use(self, slot):
+        self.kc, self.vc, self.graph = self.slots[slot]
+
+    def compute(self, rows):
+        """nanoeuler.Decoder's, row by row"""
+        wanted, found = {*rows.wanted.tolist()}, []
+        for r, (token, slot, position) in enumerate(zip(*map(np.ndarray.tolist, rows[:3]))):
+            self.use(slot)
+            logits = self.decode(token, position)
+            if r in wanted:
+                found.append(logits)
+        return np.array(found)
+
+    def guesses(self, row):
+        return np.zeros((0, self.cfg.vocab_size), np.float32)
 
     def queue(self):
         """One token through the network: nanoeuler.decode_step."""
@@ -3267,8 +3288,8 @@ def add_verbs(add):
     add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, **learning)
     add("tr", stage(Run), "go on with the run of t", *learn,
         **learning).set_defaults(resume=True)
-    add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation", TEXT, FILE,
-        settings=speech)
+    add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation, or those of a file",
+        *ne.TO_GENERATE, settings=speech)
     add("s", stage(SftRun), "fine-tune: learn to answer", ne.beginning(SftRun),
         ne.out("nanoeuler_chat.bin"), *RUN, settings=fields(SftRun.Options), shape=ne.CONTEXT)
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",

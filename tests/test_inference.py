@@ -33,7 +33,8 @@ def test_a_cached_decoder_finds_its_threads(tmp_path):
     """Three processes fill a cache: the threads' part, the decoder that calls it, nothing new."""
     begin = (f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
              "import numpy as np, nanoeuler as ne\nfrom helpers import TINY, random_flat\n")
-    part = "y, w = np.zeros(3, 'f4'), np.ones((3, 3), 'f4')\nne.dot_rows_parallel(y, w, y, y)\n"
+    part = ("x, w, scale = (np.ones(n, 'f4') for n in ((1, 3), (1, 3, ne.tile_width('f4')), 64))\n"
+            "ne.product_parallel(np.zeros((1, 3), 'f4'), x, w, scale, 0)\n")
     whole = "print(ne.Decoder(TINY, random_flat(TINY, 1, np.float32)).step(1))\n"
     runs = [subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True,
                            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
@@ -66,9 +67,9 @@ def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
 
 @pytest.mark.parametrize("G", [1, 2, 3])
 def test_a_long_conversation_is_shared_by_the_threads(G):
-    """Positions on both sides of the one from which keys fill more than SHARED bytes."""
+    """Positions on both sides of the one from which attention takes several threads."""
     cfg = ne.replace(TINY, n_head=6, n_kv_head=G, head_dim=128, seq_len=160)
-    assert G * 128 * 160 * 8 > ne.SMALL_MATRIX              # bytes of the keys of a context
+    assert 6 * 128 * 160 > ne.SMALL_PRODUCT
     model, tokens = ne.Model(cfg, random_flat(cfg, 3)), tokens_of(cfg, cfg.seq_len)
     decoder, want = ne.Decoder(cfg, model.flat), model.logits(tokens[None])[0, 0]
     for t, token in enumerate(tokens):
@@ -100,11 +101,11 @@ def test_only_what_differs_is_read_again(ids, read):
 
 
 def test_every_decoder_keeps_the_contract():
-    """What `Conversation` names, with its arguments; that of the GPU computes in its own way."""
+    """What `Reader` names, with its arguments; that of the GPU computes in its own way."""
     import nanoeuler_cuda as nc
     for decoder in ne.Decoder, nc.Decoder:
-        for name in ("ready", "__init__", "step", "truncate"):
-            want = inspect.signature(getattr(ne.Conversation, name))
+        for name in ("ready", "__init__", "with_slots", "read", "guesses", "step", "truncate"):
+            want = inspect.signature(getattr(ne.Reader, name))
             assert inspect.signature(getattr(decoder, name)) == want, (decoder, name)
 
 
@@ -355,14 +356,14 @@ def test_half_a_character_at_the_end_is_shown(tmp_path):
 
 def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
     path, stops, lines = spoken(tmp_path, "Yes!", "chat"), [1], iter(["Well?", "Really?"])
-    last, = ne.read_checkpoint(str(path)).tokenizer.encode("!")
+    last, = ne.read_checkpoint(str(path)).tokenizer.encode("s")
 
     class Decoder(ne.Decoder):
-        def step(self, token):
-            if token == last and stops:
+        def read(self, parts):
+            if last == parts[0].ids[0] and stops:        # drafts may follow
                 stops.pop()
                 raise KeyboardInterrupt
-            return super().step(token)
+            return super().read(parts)
 
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/quit"))
     ne.chat(str(path), decoder=Decoder, temperature=0.0)
@@ -547,12 +548,11 @@ def test_the_program_is_found_from_anywhere(trained, tmp_path):
     ok(nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path))
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
-def test_smaller_weights_let_the_large_ones_go(weights):
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+def test_a_decoder_lets_the_large_ones_go(weights):
     cfg = ne.PRESETS["small"]
     flat = ne.init_params(cfg, 1)
-    parameters, *_ = ne.Decoder(cfg, flat, weights).buffers
-    assert not any(np.shares_memory(x, flat) for x in parameters)
+    assert not any(np.shares_memory(x, flat) for x in ne.Decoder(cfg, flat, weights).weights.p)
 
 
 def test_a_command_that_there_is_not_is_no_question(tmp_path):

@@ -252,7 +252,8 @@ def test_a_cold_start_computes_the_same(text, tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     for folder in {kernel.stats.cache_path for kernel in (ne.decode_step, bpe.encode_range)}:
         for path in Path(folder).glob("*.nb[ic]"):
-            if path.name.startswith(("bpe.", "nanoeuler.decode_step-", "nanoeuler.attention_par")):
+            if path.name.startswith(("bpe.", "nanoeuler.decode_step-", "nanoeuler.attention_par",
+                                     "nanoeuler.product_par")):
                 shutil.copy(path, tmp_path / "__pycache__")
     env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CACHE")}
     code = ("import numpy as np, nanoeuler as ne; x = np.ones((4, 9)); "

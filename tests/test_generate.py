@@ -1,0 +1,350 @@
+"""Generation: drafts change no text, batches change no text, what an answer may hold, files."""
+import json
+from dataclasses import replace
+
+import naive
+import numpy as np
+import pytest
+from helpers import TINY, nanoeuler, ok, random_flat, refused, run
+from models import write
+
+import nanoeuler as ne
+
+CFG = replace(TINY, n_embd=16, n_head=4, n_kv_head=2, n_hidden=24, seq_len=40, n_mtp=4)
+PLAIN = dict(speculate=0)
+
+
+def repetitive(cfg=CFG, seed=2):
+    """A model that repeats itself, so that some drafts are right: its heads are much alike."""
+    flat = random_flat(cfg, seed, np.float32, 0.25)
+    p = ne.views(flat, ne.param_table(cfg))
+    for head in p.lm_head[1:]:
+        head[:] = 0.9 * p.lm_head[0] + 0.1 * head
+    return flat
+
+
+def written(reader, prompts, sampling, **more):
+    """(tokens, why each ends) of replies to prompts in turn, and the Pace."""
+    pace = ne.Pace()
+    replies = [ne.Reply(ids, sampling, ne.rng_of(sampling.seed, i), **more)
+               for i, ids in enumerate(prompts)]
+    done = dict(ne.generate_many(reader, replies, pace))
+    assert sorted(done) == list(range(len(prompts)))
+    return [(done[i].tokens, done[i].finish) for i in range(len(prompts))], pace
+
+
+def prompts_of(n, most=30, seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, CFG.vocab_size, rng.integers(1, most)).tolist() for _ in range(n)]
+
+
+# ---- a text does not depend on what it is computed beside, nor on drafts
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("n_mtp", [1, 4])
+def test_a_thousand_prompts_with_and_without_drafts(temperature, n_mtp):
+    """In batches of 16, from prompts shorter and longer than what slides; one has a stop token."""
+    cfg = replace(CFG, n_mtp=n_mtp)
+    decoder, prompts = ne.Decoder(cfg, repetitive(cfg), slots=16), prompts_of(500)
+    sampling = ne.Sampling(temperature=temperature, tokens=18)
+    want, plain = written(decoder, prompts, replace(sampling, speculate=0), end=7)
+    got, pace = written(decoder, prompts, replace(sampling, speculate=3), end=7)
+    assert got == want
+    assert sum(plain.offered) == 0 < sum(pace.accepted) < sum(pace.offered)
+    assert pace.steps < plain.steps or temperature
+    lengths = {len(tokens) for tokens, _ in want}
+    assert max(lengths) == 18 and {finish for _, finish in want} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("speculate", [0, 1, 5, -1])
+def test_alone_and_in_a_batch(speculate):
+    """Long enough that contexts slide, with drafts before them."""
+    flat, prompts = repetitive(), prompts_of(9, 45)
+    o = ne.Sampling(temperature=0.7, tokens=70, top_p=0.9, presence_penalty=0.3,
+                    frequency_penalty=0.2, speculate=speculate)
+    want = []
+    for i, ids in enumerate(prompts):
+        rng = ne.rng_of(o.seed, i)
+        want.append(list(ne.generate(ne.Decoder(CFG, flat), ids, 70, rng, replace(o, **PLAIN))))
+    for slots in (1, 4, 9):
+        got, _ = written(ne.Decoder(CFG, flat, slots=slots), prompts, o)
+        assert [tokens for tokens, _ in got] == want
+
+
+def test_greedy_drafts_against_the_plain_model():
+    """The likeliest token each time, by a forward pass in NumPy."""
+    flat, text = repetitive(), [5, 6, 7]
+    p = ne.views(flat, ne.param_table(CFG))
+    got = list(ne.generate(ne.Decoder(CFG, flat), text, 12, None,
+                           ne.Sampling(temperature=0.0, speculate=3)))
+    for token in got:
+        logits = naive.forward(CFG, p, np.array(text))[1][0, -1]
+        assert logits[token] >= logits.max() - 1e-4
+        text = [*text, token]
+
+
+def test_drafts_are_those_of_the_heads():
+    """The i-th guesses the i-th token behind the one that was drawn."""
+    flat = repetitive()
+    decoder, model = ne.Decoder(CFG, flat), ne.Model(CFG, flat)
+    reply = ne.Reply([1, 2, 3], ne.Sampling(temperature=0.0, speculate=2), None)
+    ne.advance(decoder, [reply], ne.Pace())
+    want = model.logits(np.array([[1, 2, 3]], np.int32))[0, 1:3, -1].argmax(1)
+    assert reply.drafts == want.tolist()
+
+
+@pytest.mark.parametrize("tokens, k, want", [
+    ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1]), ([1, 2, 3, 9, 1, 2, 3], 9, [9, 1, 2, 3]),
+    ([5, 3, 8, 1, 3], 2, [8, 1]), ([1, 2, 4, 7, 2, 5, 1, 2], 1, [4]), ([1, 2, 3], 4, []),
+    ([1], 4, []), ([4, 4, 4], 3, [4]), ([1, 2, 8, 1, 2, 9, 1, 2], 1, [9])])
+def test_look_up(tokens, k, want):
+    """The longest match goes first, then the latest."""
+    assert ne.looked_up(tokens, k) == want
+
+
+def test_drafts_that_do_not_pay_are_left_out():
+    """By the clock: of a step with drafts and one without, the cheaper a token."""
+    reader, o = ne.Decoder(CFG, repetitive()), ne.Sampling()
+    pace = ne.Pace()
+    pace.steps = 8
+    pace.count(1, 1.0, drafted=False, reading=False)
+    pace.count(3, 2.0, drafted=True, reading=False)      # 0.67 s a token
+    assert pace.drafts(reader, o) == 3
+    pace.count(1, 2.0, drafted=True, reading=False)
+    assert pace.drafts(reader, o) == 0
+    assert pace.drafts(reader, replace(o, speculate=2)) == 2
+    reader.wide = False
+    assert pace.drafts(reader, replace(o, speculate=2)) == 0
+
+
+# ---- the distribution
+def test_sampled_frequencies_with_drafts():
+    """Three tokens after a prompt, 20,000 times, against the model's probabilities: Pearson's
+    chi-square of the likeliest 40 triples and the rest.  With 40 degrees of freedom it exceeds 90
+    for one seed in 100,000.  A draft is of the second, and the third follows where it was right."""
+    flat, n = repetitive(), 20_000
+    o = ne.Sampling(temperature=0.3, tokens=3, speculate=1)
+    got, pace = written(ne.Decoder(CFG, flat, slots=64), [[5, 6]] * n, o)
+    assert n / 20 < pace.accepted[0] < n
+    model, found = ne.Model(CFG, flat), {(): 1.0}
+    for _ in range(3):                       # the likeliest 40 ways to go on, each time
+        longer = {}
+        for said, share in found.items():
+            z = model.logits(np.array([[5, 6, *said]], np.int32))[0, 0, -1].astype(float) / 0.3
+            p = naive.softmax(z)
+            for token in np.argsort(-p)[:40]:
+                longer[*said, int(token)] = share * p[token]
+        found = {said: longer[said] for said in sorted(longer, key=longer.get)[-40:]}
+    counts = dict.fromkeys(found, 0)
+    for tokens, _ in got:
+        if tuple(tokens) in counts:
+            counts[tuple(tokens)] += 1
+    observed, expected = np.array([*counts.values()]), n * np.array([*found.values()])
+    observed, expected = (np.append(x, n - x.sum()) for x in (observed, expected))
+    assert expected.min() > 5 and ((observed - expected) ** 2 / expected).sum() < 90
+
+
+# ---- what a reply holds
+def reply_to(logits, tokens, vocab=None, **options):
+    """A Reply that drew so many tokens, always from these logits."""
+    reply = ne.Reply([0], ne.Sampling(tokens=tokens, **options), np.random.default_rng(1), None,
+                     vocab)
+    while not reply.finish:
+        reply.draw(np.array(logits, np.float32))
+    return reply
+
+
+def test_penalties():
+    """Off the logit of what was said: once, and each time that it was."""
+    logits = [3.0, 2.5, 2.2, -9.0]
+    said = lambda **o: reply_to(logits, 7, temperature=0.0, **o).tokens
+    assert said() == [0] * 7
+    assert said(presence_penalty=1.0) == [0, 1, 2, 0, 0, 0, 0]
+    assert said(frequency_penalty=1.0) == [0, 1, 2, 0, 1, 2, 0]
+    assert said(presence_penalty=-1.0) == [0] * 7
+    assert said(presence_penalty=0.25, frequency_penalty=0.35) == [0, 1, 0, 2, 0, 1, 0]
+
+
+def test_log_probabilities_are_the_model_s():
+    """Whatever temperature and penalties make of them."""
+    logits = np.log([0.1, 0.4, 0.2, 0.25, 0.05])
+    reply = reply_to(logits, 20, temperature=2.0, presence_penalty=0.5, logprobs=2)
+    assert len(reply.logprobs) == 20
+    for token, (p, top) in zip(reply.tokens, reply.logprobs):
+        assert abs(p - logits[token]) < 1e-6
+        assert [i for i, _ in top] == [1, 3] and abs(top[0][1] - math_log(0.4)) < 1e-6
+
+
+def math_log(x):
+    return float(np.log(x))
+
+
+LETTERS = {b: bytes([b]) for b in range(256)}
+
+
+@pytest.mark.parametrize("stops, text, want, finish", [
+    (["cd"], "abcdef", "ab", "stop"), (["x"], "abcdef", "abcdef", "length"),
+    (["cde", "b"], "abcdef", "a", "stop"), (["def"], "abcdef", "abc", "stop"),
+    (["aab"], "aaaab", "aa", "stop"), (["a"], "abc", "", "stop"),
+    (["\u00e9"], "n\u00e9e", "n", "stop")])
+def test_stop_texts(stops, text, want, finish):
+    """What is told on the way is never taken back, and the whole is told at the end."""
+    sampling = ne.Sampling(tokens=len(text.encode()), temperature=0.0, stop=stops)
+    reply, told = ne.Reply([0], sampling, None, None, LETTERS), b""
+    for byte in text.encode():
+        reply.draw((np.arange(256) == byte).astype(np.float32))
+        told += reply.news()
+        assert want.encode().startswith(told)
+        if reply.finish:
+            break
+    assert (reply.answer, told, reply.finish) == (want, want.encode(), finish)
+
+
+def test_stop_texts_that_are_none():
+    for stop in ([""], [3]):
+        with pytest.raises(ne.UserError, match="expected texts"):
+            ne.Sampling(stop=stop).check()
+
+
+@pytest.mark.parametrize("p, n, want", [
+    ([1, 3, 2], 2, [1, 2]), ([2, 2, 2, 2], 3, [0, 1, 2]), ([1, 2, 1, 2, 1], 3, [0, 1, 3]),
+    ([5.0], 1, [0])])
+def test_of_equal_ones_the_first_are_the_largest(p, n, want):
+    assert np.flatnonzero(ne.of_the_largest(np.array(p), n)).tolist() == want
+
+
+def test_seeds_of_answers():
+    """The first answer to the first prompt has the numbers of a prompt alone."""
+    first = lambda *args: ne.rng_of(*args).random()
+    assert first(5) == first(5, 0, 0) == np.random.default_rng(5).random()
+    assert len({first(5, i, j) for i in range(4) for j in range(4)} | {first(6)}) == 17
+
+
+# ---- from Python
+@pytest.fixture
+def path(tmp_path, tokenizer):
+    cfg = replace(CFG, vocab_size=tokenizer.vocab_size)
+    return write(tmp_path / "a.bin", cfg, tokenizer, flat=repetitive(cfg))
+
+
+def test_the_lines_of_the_documentation(path, capsys):
+    model = ne.load(str(path), tokens=12)
+    replies = model.generate(["To be", "or not"], seed=3)
+    assert [len(r.tokens) for r in replies] == [12, 12]
+    alone = "".join(model.stream("To be", seed=3))
+    assert alone == replies[0].answer
+    first = model.say("Hello")
+    assert isinstance(first, str) and model.last.finish == "length"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_several_answers(path):
+    model = ne.load(str(path))
+    some = model.generate(["To be", "or not"], n=3, tokens=6, batch=2)
+    assert [len(replies) for replies in some] == [3, 3]
+    assert len({reply.answer for replies in some for reply in replies}) > 3
+    assert [r.answer for r in model.generate(["To be"], n=1, tokens=6)] == [some[0][0].answer]
+    assert model.generate([]) == []
+
+
+def test_messages_are_for_a_chat_model(path):
+    with pytest.raises(ne.UserError, match="chat model"):
+        ne.load(str(path)).generate([[("user", "Hello")]])
+
+
+# ---- files
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def file_of(folder, *records):
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+def test_a_file_of_prompts(path, tmp_path, capsys):
+    """Answers in order, with what each line held; the first is that of the prompt alone."""
+    prompts = file_of(tmp_path, "To be", *({"prompt": f"line {i}", "id": i} for i in range(20)))
+    out = tmp_path / "answers.jsonl"
+    run("generate", "--file", prompts, path, "--out", out, "--batch", 4, "--tokens", 9)
+    said = capsys.readouterr()
+    answers = lines_of(out)
+    n = sum(a["answers"][0]["tokens"] for a in answers)
+    assert said.out == "" and f"21 answers in {out}; {n} tokens, " in said.err and n > 100
+    assert [a.get("id") for a in answers] == [None, *range(20)]
+    assert {a["answers"][0]["finish"] for a in answers} <= {"stop", "length"}
+    run("generate", "To be", path, "--tokens", 9)
+    assert capsys.readouterr().out == f"To be{answers[0]['answers'][0]['text']}\n"
+    before = out.read_bytes()
+    run("generate", "--file", prompts, path, "--out", out, "--batch", 4, "--tokens", 9)
+    assert out.read_bytes() == before and "21 of 21 answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [0, 40, 200, 900])
+def test_a_second_start_goes_on(kept, path, tmp_path, capsys):
+    """Whatever was written, up to the middle of a line, the whole file is the same at the end."""
+    prompts = file_of(tmp_path, *(f"line {i}" for i in range(9)))
+    args = ("generate", "--file", prompts, path, "--out", tmp_path / "a", "--tokens", 7, "--n", 2)
+    run(*args)
+    whole = (tmp_path / "a").read_bytes()
+    assert len(whole) > 900
+    (tmp_path / "a").write_bytes(whole[:kept])
+    run(*args, "--batch", 3, "--speculate", 2)
+    assert (tmp_path / "a").read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", [("--seed", 2), ("--temperature", 0)])
+def test_answers_of_other_settings_are_kept(change, path, tmp_path, capsys):
+    prompts, out = file_of(tmp_path, "one", "two"), tmp_path / "a"
+    args = ("generate", "--file", prompts, path, "--out", out, "--tokens", 5)
+    run(*args)
+    before = out.read_bytes()
+    refused(capsys, *args, *change, words=("line 1", "--force"))
+    assert out.read_bytes() == before
+    run(*args, *change, "--force")
+    assert len(lines_of(out)) == 2 and out.read_bytes() != before
+
+
+@pytest.mark.parametrize("line, words", [
+    ('{"prompt": "x"', "line 2"), ('{"text": "x"}', "no 'prompt'"), ("17", "no object"),
+    ('{"prompt": 4}', "no text"), ("", "line 2"), ('""', "no token"),
+    ('{"messages": [{"role": "user"}]}', "no 'content'"),
+    ('{"prompt": "' + "x " * 60 + '"}', "the context 40")])
+def test_bad_lines_are_named_before_anything_is_computed(line, words, path, tmp_path, capsys,
+                                                         monkeypatch):
+    monkeypatch.setattr(ne.Decoder, "compute", lambda *_: 1 / 0)
+    (tmp_path / "p").write_text(f'"fine"\n{line}\n"fine"\n', encoding="utf-8")
+    refused(capsys, "generate", "--file", tmp_path / "p", path, "--out", tmp_path / "a",
+            words=(f"{tmp_path / 'p'}, line 2", words))
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_long_prompt_may_be_cut_from_the_left(path, tmp_path):
+    (tmp_path / "p").write_text(json.dumps("x " * 60 + "the end"), encoding="utf-8")
+    run("generate", "--file", tmp_path / "p", path, "--out", tmp_path / "a", "--tokens", 6,
+        "--truncate")
+    model = ne.load(str(path))
+    tail = model.tokenizer.encode("x " * 60 + "the end")[-(CFG.seq_len - 6):].tolist()
+    want = ne.generate(ne.Decoder(model.cfg, repetitive(model.cfg)), tail, 6, ne.rng_of(1),
+                       ne.Sampling())
+    assert lines_of(tmp_path / "a")[0]["answers"][0]["text"] == model.tokenizer.decode(
+        list(want)).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("args, words", [
+    (["--file", "p"], "--out"), (["x", "--out", "a"], "--file"), ([], "name a prompt"),
+    (["--file", "none", "--out", "a"], "none"), (["--file", "p", "--out", "p"], "replaced"),
+    (["--file", "p", "--out", "a", "--batch", "0"], "--batch"), (["x", "--n", "0"], "n is 0")])
+def test_what_generate_refuses(args, words, path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nanoeuler.bin").write_bytes(path.read_bytes())
+    (tmp_path / "p").write_text('"x"\n', encoding="utf-8")
+    refused(capsys, "generate", *args, words=[words])
+
+
+def test_flags_of_one_text(path, tmp_path):
+    said = nanoeuler("generate", "To be", path, "--tokens", 4, "--n", 2, "--logprobs", 2, "--stop",
+                     "qq", "--stop", "zz", cwd=tmp_path)
+    assert ok(said).count("To be") == 2
+    rows = said.stderr.splitlines()
+    assert len(rows) == 8 and all(len(row.split("  ")) >= 4 for row in rows), said.stderr

@@ -1,0 +1,159 @@
+"""Rows of a decoder: against the full forward pass, and the same bits beside any others."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import TINY, random_flat
+from test_inference import CONFIGS, tokens_of
+
+import nanoeuler as ne
+
+WEIGHTS = ["f32", "bf16", "int8"]
+# long enough for blocks of rows, wide enough for panels at the edge and for shared products
+LONG = replace(TINY, n_embd=40, n_head=6, n_kv_head=2, head_dim=10, n_hidden=77, seq_len=400,
+               n_mtp=3)
+
+
+def all_logits(decoder, ids, sizes, slot=0):
+    """(T, V): the logits of every position, read so many rows at a time."""
+    found, at = [], 0
+    for n in sizes:
+        part = ids[at:at + n]
+        found.append(decoder.read([ne.Part(slot, part, len(part))]).copy())
+        at += len(part)
+    return np.concatenate(found)
+
+
+# ---- against the full forward pass
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype, limit", [(np.float64, 1e-12), (np.float32, 1e-4)])
+def test_a_prompt_in_one_step_is_the_forward_pass(name, dtype, limit):
+    cfg = CONFIGS[name]
+    model, ids = ne.Model(cfg, random_flat(cfg, 2, dtype)), tokens_of(cfg, cfg.seq_len)
+    want = model.logits(ids[None])[0, 0]
+    got = all_logits(ne.Decoder(cfg, model.flat), ids, [cfg.seq_len])
+    assert np.abs(got - want).max() <= limit * max(1, np.abs(want).max())
+
+
+def test_other_heads_are_those_of_the_forward_pass():
+    model, ids = ne.Model(LONG, random_flat(LONG, 2, np.float32, 0.1)), tokens_of(LONG, 50)
+    want = model.logits(ids[None])[0]
+    decoder = ne.Decoder(LONG, model.flat)
+    decoder.read([ne.Part(0, ids, 2)])
+    for row, t in enumerate((48, 49)):
+        got = decoder.guesses(row)
+        assert got.shape == (2, LONG.vocab_size)
+        assert np.abs(got - want[1:, t]).max() <= 1e-4 * np.abs(want).max()
+
+
+def test_slots_of_mixed_lengths():
+    """Several texts in one step, each against its own forward pass; some logits are wanted."""
+    model = ne.Model(LONG, random_flat(LONG, 2, np.float64, 0.1))
+    decoder = ne.Decoder(LONG, model.flat, slots=4)
+    texts = [tokens_of(LONG, n, seed=n).tolist() for n in (3, 130, 61, 1)]
+    cuts = [1, 100, 60, 0]                   # so much is read in a first step
+    decoder.read([ne.Part(i, text[:cut], 0) for i, (text, cut) in enumerate(zip(texts, cuts))
+                  if cut])
+    order, wanted = [2, 0, 3, 1], [1, 2, 0, 5]
+    got = decoder.read([ne.Part(i, texts[i][cuts[i]:], n) for i, n in zip(order, wanted)])
+    assert decoder.texts == texts
+    want = [model.logits(np.array([texts[i]], np.int32))[0, 0, len(texts[i]) - n:].copy()
+            for i, n in zip(order, wanted)]
+    assert np.abs(got - np.concatenate(want)).max() <= 1e-11
+
+
+@pytest.mark.parametrize("T", [1, 2, 7, 8])
+@pytest.mark.parametrize("sizes", [(3, 5, 1, 6), (20, 1), (1, 25), (8, 8, 9)])
+def test_a_slot_that_slides_in_the_middle_of_a_part(T, sizes):
+    """As many tokens at once as one by one: the same logits to the bit, also in a second slot."""
+    cfg = replace(TINY, seq_len=T)
+    flat, ids = random_flat(cfg, 2, np.float32), tokens_of(cfg, sum(sizes)).tolist()
+    alone, many = ne.Decoder(cfg, flat), ne.Decoder(cfg, flat, slots=2)
+    want = np.array([alone.step(i).copy() for i in ids])
+    assert np.array_equal(all_logits(many, ids, sizes, slot=1), want)
+    assert many.texts == [[], alone.tokens]
+    last = ne.Decoder(cfg, flat).read([ne.Part(0, ids, 1)])
+    assert np.array_equal(last[0], want[-1])
+
+
+# ---- the same bits
+def decoder_of(weights, flat):
+    """bf16 rounded: as where the processor multiplies bfloat16 itself, which two multiplications
+    stand in for elsewhere."""
+    decoder = ne.Decoder(LONG, flat, weights.split()[0])
+    if weights == "bf16 rounded":
+        decoder.weights.rounds = True
+        decoder.allocate()
+    return decoder
+
+
+@pytest.mark.parametrize("weights", [*WEIGHTS, "bf16 rounded"])
+def test_bits_do_not_depend_on_the_number_of_rows(weights):
+    """One by one, all in one step, and by twos, threes and so on."""
+    flat, ids = random_flat(LONG, 2, np.float32, 0.1), tokens_of(LONG, 300).tolist()
+    alone = decoder_of(weights, flat)
+    want = np.array([alone.step(i).copy() for i in ids])
+    assert np.isfinite(want).all() and want.std() > 0.1
+    for sizes in ([300], [2] * 150, [3] * 100, [4, 5, 6, 7, 8, 9, 12, 13, 31, 32, 33, 64, 76]):
+        got = all_logits(decoder_of(weights, flat), ids, sizes)
+        assert np.array_equal(got, want), (sizes[0], np.abs(got - want).max())
+
+
+def test_where_the_processor_multiplies_bfloat16_x_is_rounded():
+    flat, ids = random_flat(LONG, 2, np.float32, 0.1), tokens_of(LONG, 60).tolist()
+    exact, rounded = (all_logits(decoder_of(weights, flat), ids, [60])
+                      for weights in ("bf16", "bf16 rounded"))
+    assert (ne.Decoder(LONG, flat, "bf16").weights.rounds) == ne.HAS_BF16
+    error = np.abs(exact - rounded).max() / np.abs(exact).max()
+    assert error < 0.05 and (error > 1e-4 or ne.HAS_BF16)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_bits_do_not_depend_on_the_neighbours(weights):
+    """Thirteen texts, of which each step reads some: each text as it is alone."""
+    flat = random_flat(LONG, 2, np.float32, 0.1)
+    texts = [tokens_of(LONG, 40, seed=i).tolist() for i in range(13)]
+    want = [all_logits(ne.Decoder(LONG, flat, weights), text, [40]) for text in texts]
+    batch, rng = ne.Decoder(LONG, flat, weights, slots=13), np.random.default_rng(1)
+    while unfinished := [i for i in range(13) if len(batch.texts[i]) < 40]:
+        parts, expected = [], []
+        for i in rng.permutation(unfinished)[:rng.integers(1, 14)]:
+            t, n = len(batch.texts[i]), int(rng.choice([1, 1, 1, 4, 11]))
+            ids = texts[i][t:t + n]
+            parts.append(ne.Part(int(i), ids, len(ids)))
+            expected.append(want[i][t:t + n])
+        assert np.array_equal(batch.read(parts), np.concatenate(expected))
+
+
+def test_taken_back_rows_leave_no_trace():
+    """Drafts that were wrong: what is read then has the bits of a text without them."""
+    flat, ids = random_flat(LONG, 2, np.float32, 0.1), tokens_of(LONG, 100).tolist()
+    clean, used = (ne.Decoder(LONG, flat, slots=2) for _ in range(2))
+    want = all_logits(clean, ids, [100], slot=1)
+    used.read([ne.Part(1, ids[:50], 0)])
+    for t in range(50, 100, 5):
+        used.read([ne.Part(1, [7, 8, 9][:t % 4], 0)] if t % 4 else [ne.Part(0, [1], 0)])
+        used.truncate(t, 1)
+        got = used.read([ne.Part(1, ids[t:t + 5], 5)])
+        assert np.array_equal(got, want[t:t + 5])
+
+
+def test_slots_of_the_same_weights():
+    flat = random_flat(LONG, 2, np.float32, 0.1)
+    one = ne.Decoder(LONG, flat, "int8")
+    many = one.with_slots(3, 50)
+    assert many.weights is one.weights and many.length == 50 and len(many.texts) == 3
+    assert np.array_equal(one.step(5).copy(), many.read([ne.Part(2, [5])])[0])
+
+
+# ---- what is refused
+@pytest.mark.parametrize("parts, words", [
+    ([], "each slot"), ([(0, [1], 1), (0, [2], 1)], "each slot"), ([(2, [1], 1)], "slot 2"),
+    ([(-1, [1], 1)], "slot -1"), ([(0, [], 0)], "logits of 0 of 0"),
+    ([(0, [1], 2)], "logits of 2"), ([(0, [1], -1)], "logits of -1"),
+    ([(0, [1, 262], 1)], "token 262"), ([(0, [-1], 1)], "token -1")])
+def test_rows_that_there_cannot_be(parts, words):
+    decoder = ne.Decoder(TINY, random_flat(TINY, 2, np.float32), slots=2)
+    with pytest.raises(ne.UserError, match=words):
+        decoder.read([ne.Part(*part) for part in parts])
+    assert decoder.texts == [[], []]
