@@ -16,11 +16,23 @@ CONFIGS = {
     "one head, no grouping": replace(SMALL, n_head=2, n_kv_head=2, head_dim=64, n_mtp=1, n_layer=2,
                                      n_hidden=100, seq_len=65),
     "base, three layers of it": replace(ne.PRESETS["base"], vocab_size=512, n_layer=3)}
+TINY_CONFIGS = {
+    "grouped queries": TINY,
+    "one head each, tied": replace(TINY, n_head=2, n_kv_head=2, tie_embeddings=True),
+    "six heads on three, one output": replace(TINY, n_head=6, n_kv_head=3, n_mtp=1, head_dim=2),
+    "longer than a block": replace(TINY, seq_len=45, head_dim=34, n_head=4, n_kv_head=1),
+    "context of one": replace(TINY, seq_len=1),
+    "odd context": replace(TINY, seq_len=7, tie_embeddings=True, n_mtp=1),
+}
 SPECIALS = ("</s>", "<|im_start|>", "<|im_end|>")
 CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
           "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 HELLO = [("user", "Hello  there"), ("assistant", "Hi."), ("user", "What is 12 + 345?\n")]
+
+
+def tokens_of(cfg, n, seed=1):
+    return np.random.default_rng(seed).integers(0, cfg.vocab_size, n).astype(np.int32)
 
 
 def dicts(messages):

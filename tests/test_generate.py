@@ -2,13 +2,15 @@
 import json
 from dataclasses import replace
 
-import naive
 import numpy as np
 import pytest
 from helpers import TINY, nanoeuler, ok, random_flat, refused, run
 from models import write
+from oracles import naive
 
 import nanoeuler as ne
+
+pytestmark = pytest.mark.cli
 
 CFG = replace(TINY, n_embd=16, n_head=4, n_kv_head=2, n_hidden=24, seq_len=40, n_mtp=4)
 PLAIN = dict(speculate=0)

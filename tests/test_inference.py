@@ -14,19 +14,11 @@ from helpers import (FAST, ROOT, TINY, command, complains, nanoeuler, needs, ok,
                      refused, run)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import TINY_CONFIGS, tokens_of
 from oracles import naive
 
 import bpe
 import nanoeuler as ne
-
-CONFIGS = {
-    "grouped queries": TINY,
-    "one head each, tied": replace(TINY, n_head=2, n_kv_head=2, tie_embeddings=True),
-    "six heads on three, one output": replace(TINY, n_head=6, n_kv_head=3, n_mtp=1, head_dim=2),
-    "longer than a block": replace(TINY, seq_len=45, head_dim=34, n_head=4, n_kv_head=1),
-    "context of one": replace(TINY, seq_len=1),
-    "odd context": replace(TINY, seq_len=7, tie_embeddings=True, n_mtp=1),
-}
 
 
 def test_a_cached_decoder_finds_its_threads(tmp_path):
@@ -43,16 +35,12 @@ def test_a_cached_decoder_finds_its_threads(tmp_path):
     assert runs[1].stdout == runs[2].stdout
 
 
-def tokens_of(cfg, n, seed=1):
-    return np.random.default_rng(seed).integers(0, cfg.vocab_size, n).astype(np.int32)
-
-
 # ---- KV cache
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", TINY_CONFIGS)
 @pytest.mark.parametrize("dtype, limit", [(np.float64, 1e-12), (np.float32, 1e-4)])
 def test_cached_logits_equal_the_forward_pass(name, dtype, limit):
     """At every position, and after the context has slid: three contexts' worth of tokens."""
-    cfg = CONFIGS[name]
+    cfg = TINY_CONFIGS[name]
     model = ne.Model(cfg, random_flat(cfg, 2, dtype))
     decoder, seen, tokens = ne.Decoder(cfg, model.flat), [], tokens_of(cfg, 3 * cfg.seq_len + 2)
     for token in tokens:

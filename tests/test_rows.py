@@ -4,9 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import TINY, random_flat
-from test_inference import CONFIGS, tokens_of
+from models import TINY_CONFIGS, tokens_of
 
 import nanoeuler as ne
+
+pytestmark = pytest.mark.unit
 
 WEIGHTS = ["f32", "bf16", "int8"]
 # long enough for blocks of rows, wide enough for panels at the edge and for shared products
@@ -25,10 +27,10 @@ def all_logits(decoder, ids, sizes, slot=0):
 
 
 # ---- against the full forward pass
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", TINY_CONFIGS)
 @pytest.mark.parametrize("dtype, limit", [(np.float64, 1e-12), (np.float32, 1e-4)])
 def test_a_prompt_in_one_step_is_the_forward_pass(name, dtype, limit):
-    cfg = CONFIGS[name]
+    cfg = TINY_CONFIGS[name]
     model, ids = ne.Model(cfg, random_flat(cfg, 2, dtype)), tokens_of(cfg, cfg.seq_len)
     want = model.logits(ids[None])[0, 0]
     got = all_logits(ne.Decoder(cfg, model.flat), ids, [cfg.seq_len])
