@@ -235,7 +235,11 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     cfg = ne.replace(TINY, tie_embeddings=True, rope_theta=123456.0, norm_eps=1e-3, head_dim=10,
                      seq_len=40, n_mtp=1)
     flat, (tokens, _) = random_flat(cfg, 1, np.float32), batch(cfg, 1, 6, T=30)
-    cpu, gpu = ne.Decoder(cfg, flat, weights), nc.Decoder(cfg, flat, weights)
+    gpu = nc.Decoder(cfg, flat, weights)
+    if weights == "bf16":                    # a CPU that multiplies bfloat16 rounds its rows, too
+        matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
+        matrices[:] = ne.from_bf16(ne.to_bf16(matrices))
+    cpu = ne.Decoder(cfg, flat)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
         assert nc.relative_error(gpu.step(int(t)), expected) < tolerance
