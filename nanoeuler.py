@@ -2896,7 +2896,8 @@ def product_parallel(y, x, w, scale, add):
 
 @jit
 def product(y, x, w, scale, add):
-    """y = scale * (x W^T), + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
+    """y = x W^T, + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
+    Panels of int8 stand for scale[n] times what they hold; those of other types have no scale.
     The threads share the panels: one core does not use up the memory's speed."""
     if len(y) * w.size < SMALL_PRODUCT:
         panels_product(y, x, w, scale, 0, len(w), add)

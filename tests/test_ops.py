@@ -515,18 +515,24 @@ def test_cross_entropy_by_hand(dtype):
     assert np.allclose(logits, [[1 / 8, 2 / 8, 5 / 8 - 1], [0.4 - 1, 0.4, 0.2]], atol=1e-6)
 
 
-# ---- 10 the row times matrix of decoding
-@both
+# ---- 10 the rows times matrix of decoding
+@pytest.mark.parametrize("dtype, weights", [(np.float32, "f32"), (np.float64, "f32"),
+                                            (np.float32, "int8")])
 @settings(max_examples=25)
-@given(N=st.integers(1, 40), K=st.integers(1, 70), seed=st.integers(0, 99))
-def test_matvec_add(dtype, N, K, seed):
-    y, w = normal((N,), seed, dtype), normal((N, K), seed + 1, dtype)
-    x = normal((K,), seed + 2, dtype)
-    scale = np.exp(normal((N,), seed + 3, dtype))
-    want = y + scale * (w.astype(np.float64) @ x)
-    bound = (K + 4) * u(dtype) * (scale * (np.abs(w.astype(np.float64)) @ np.abs(x)) + np.abs(y))
-    ne.matvec_add(y, w, scale, x)
-    assert np.all(np.abs(y - want) <= bound)
+@given(R=st.integers(1, 19), N=st.integers(1, 90), K=st.integers(1, 70), add=st.integers(0, 1),
+       seed=st.integers(0, 99))
+def test_product_of_rows(dtype, weights, R, N, K, add, seed):
+    """Of the decoder: any number of rows, panels at the edge, the scales of int8."""
+    w, start = normal((N, K), seed, dtype), normal((R, N), seed + 1, dtype)
+    x, y = ne.aligned((R, K), dtype), ne.aligned((R, N), dtype)
+    x[:], y[:] = normal((R, K), seed + 2, dtype), start
+    [panels], [scales] = ne.in_panels(w[None], weights)
+    exact, scale = (part.astype(np.float64) for part in ne.stored(w, weights))
+    exact *= scale[:, None]
+    want = add * start + x @ exact.T
+    size = add * np.abs(start) + np.abs(x) @ np.abs(exact).T
+    ne.product(y, x, panels, scales, add)
+    assert np.all(np.abs(y - want) <= (K + 4) * u(dtype) * size)
 
 
 # ---- the same with every vector width of this CPU
