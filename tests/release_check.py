@@ -14,6 +14,8 @@ from helpers import ROOT
 
 import nanoeuler as ne
 
+pytestmark = pytest.mark.unit
+
 RESULTS = ROOT / "bench" / "results"
 README = "\n".join(path.read_text(encoding="utf-8")             # and what it leads to
                    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
