@@ -954,7 +954,7 @@ class Model:
 
     def micro_batch(self, B, asked=0, T=0):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
-        return asked or min(B, max(1, MOST_AT_ONCE // self.cfg.seq_len))
+        return asked or min(B, max(1, MOST_AT_ONCE // (T or self.cfg.seq_len)))
 
     def buffers(self):
         """What a checkpoint holds: parameters and AdamW's moments."""
@@ -3065,7 +3065,7 @@ class Weights:
 
     def __init__(self, cfg, flat, weights):
         p = views(flat, param_table(cfg))
-        heads = p.lm_head[:, :, :]
+        heads = p.lm_head                    # tied: heads 1.. alone
         layers = [in_panels(x, weights) for x in p[PACKED]]
         wte = in_panels(p.wte[None], weights)
         first = wte if cfg.tie_embeddings else in_panels(heads[:1], weights)
@@ -4131,13 +4131,13 @@ def answers_there(f, keys, out):
     f.seek(0)
     n = end = 0
     for line in f:
-        record = object_in(line) if line.endswith(b"\n") else None
-        if not record:
-            break
-        need(n < len(keys) and record.get("key") == keys[n], f"{out}, line {n + 1} is the answer "
-             f"to another prompt, or of another model or settings; choose another --out, or "
-             f"--force to begin anew")
-        n, end = n + 1, end + len(line)
+        record, whole = object_in(line), line.endswith(b"\n")
+        cut_short = record is None and not whole and line.startswith(b"{")
+        is_next = n < len(keys) and (record or {}).get("key") == keys[n]
+        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
+             f"with these settings; choose another --out, or --force to begin anew")
+        if whole:
+            n, end = n + 1, end + len(line)
     f.truncate(end)
     return n
 
@@ -4161,8 +4161,10 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
             for i, (record, _) in enumerate(records)]
     if os.path.exists(out):
         need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
-    with open(out, "wb+" if force else "ab+") as f:
+    with open(out, "ab+") as f:
         need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        if force:
+            f.truncate(0)
         done = answers_there(f, keys, out)
         if done:
             print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "

@@ -307,6 +307,28 @@ def test_answers_of_other_settings_are_kept(change, path, tmp_path, capsys):
     assert len(lines_of(out)) == 2 and out.read_bytes() != before
 
 
+@pytest.mark.parametrize("text", [
+    "# Notes\n", "no end of the line", '{"a": 1}', '{"a": 1}\n', "{\n}\n", "[1]\n", "\n"])
+def test_a_file_that_holds_no_answers_is_left_alone(text, path, tmp_path, capsys):
+    out = tmp_path / "notes"
+    out.write_text(text, encoding="utf-8")
+    refused(capsys, "generate", "--file", file_of(tmp_path, "one"), path, "--out", out,
+            words=("line 1", "--force"))
+    assert out.read_text(encoding="utf-8") == text
+
+
+def test_a_file_that_another_run_writes_is_left_alone(path, tmp_path, capsys):
+    """With --force, too: it is emptied when it is ours."""
+    fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
+    out = tmp_path / "a"
+    out.write_text("x", encoding="utf-8")
+    with open(out, "ab") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        refused(capsys, "generate", "--file", file_of(tmp_path, "one"), path, "--out", out,
+                "--force", words=("another run",))
+    assert out.read_text(encoding="utf-8") == "x"
+
+
 @pytest.mark.parametrize("line, words", [
     ('{"prompt": "x"', "line 2"), ('{"text": "x"}', "no 'prompt'"), ("17", "no object"),
     ('{"prompt": 4}', "no text"), ("", "line 2"), ('""', "no token"),

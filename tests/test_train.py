@@ -186,6 +186,7 @@ def test_memory_does_not_grow_with_a_batch():
     model = ne.Model(TINY, random_flat(TINY, 1, np.float32))
     assert model.micro_batch(100) == 100 and model.micro_batch(100, 7) == 7
     assert model.micro_batch(1 << 24) == ne.MOST_AT_ONCE // TINY.seq_len
+    assert model.micro_batch(1 << 24, T=2) == ne.MOST_AT_ONCE // 2
 
 
 def test_a_resumed_run_keeps_its_micro_batch(text, elsewhere):
