@@ -3032,7 +3032,7 @@ def head_logits(logits, final, w, scale, rounded):
 # ---- weights
 # In float32 and int8 a product is one of float32.  So it is in bfloat16, where only the weights are
 # rounded, unless the processor multiplies bfloat16 itself: then x is rounded, too, for one row as
-# for many, and a prompt takes half the time (bench/NOTES.md has what both cost in quality).
+# for many (bench/NOTES.md: neither costs the small model a ten-thousandth of a bit a byte).
 def stored(w, weights):
     """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
     f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
