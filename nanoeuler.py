@@ -70,7 +70,7 @@ import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
@@ -166,33 +166,106 @@ PRESETS = {
 }
 
 # ==== 2 Memory ====
+# A model is one flat buffer of numbers, and a table that says which tensor lies where in it.  All
+# that treats one tensor in another way than the next, from initialization and weight decay to the
+# names in a file, is a loop over this table.
+class Tensor(NamedTuple):
+    """A learned tensor: a row of the table."""
+    name: str                # field of Params
+    shape: tuple             # of all layers or heads together
+    std: float | None        # of its first values; None: a gain of a norm, which begins as ones
+    each: str                # what the first axis counts: "layer", "head", or "", if nothing
+    packed: bool             # into panels, for products (4.1)
+    optimizer: str           # where a run has Muon (6): muon, adamw, or adamw_embedding
+    parts: tuple             # of a layer or head, one below the other: (rows, Llama's name, GGUF's)
+    start: int = 0           # its first entry in the flat buffer
+
+    @property
+    def decays(self):
+        """Weight decay is for matrices."""
+        return self.std is not None
+
+    @property
+    def end(self):
+        return self.start + math.prod(self.shape)
+
 def param_table(cfg):
-    """(name, shape, init std) of every learned tensor, in buffer order; std None means ones."""
+    """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
+    optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
+    """
     C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    QKV, HD = (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim, cfg.n_head * cfg.head_dim
+    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+    heads = P - cfg.tie_embeddings           # tied: wte is head 0, and here are heads 1.. alone
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
-    return [("wte",        (V, C),        std),     # matrices first: weight decay is a prefix of
-            ("qkv",        (L, QKV, C),   std),     # the buffer, not a list of names
-            ("attn_proj",  (L, C, HD),    out_std),
-            ("gate_up",    (L, 2 * F, C), std),
-            ("down",       (L, C, F),     out_std),
-            ("lm_head",    (P - cfg.tie_embeddings, V, C), std),     # tied: heads 1.. alone
-            ("attn_norm",  (L, C),        None),
-            ("mlp_norm",   (L, C),        None),
-            ("final_norm", (C,),          None)]
+    table = [
+        Tensor("wte", (V, C), std, "", False, "adamw_embedding", (
+            (V, "model.embed_tokens", "token_embd"),)),
+        Tensor("qkv", (L, HD + 2 * GD, C), std, "layer", True, "muon", (
+            (HD, "self_attn.q_proj", "attn_q"),
+            (GD, "self_attn.k_proj", "attn_k"),
+            (GD, "self_attn.v_proj", "attn_v"))),
+        Tensor("attn_proj", (L, C, HD), out_std, "layer", True, "muon", (
+            (C, "self_attn.o_proj", "attn_output"),)),
+        Tensor("gate_up", (L, 2 * F, C), std, "layer", True, "muon", (
+            (F, "mlp.gate_proj", "ffn_gate"),
+            (F, "mlp.up_proj", "ffn_up"))),
+        Tensor("down", (L, C, F), out_std, "layer", True, "muon", (
+            (C, "mlp.down_proj", "ffn_down"),)),
+        Tensor("lm_head", (heads, V, C), std, "head", True, "adamw", (
+            (V, "", ""),)),                  # heads have names of their own, see `llama_tensors`
+        Tensor("attn_norm", (L, C), None, "layer", False, "adamw", (
+            (C, "input_layernorm", "attn_norm"),)),
+        Tensor("mlp_norm", (L, C), None, "layer", False, "adamw", (
+            (C, "post_attention_layernorm", "ffn_norm"),)),
+        Tensor("final_norm", (C,), None, "", False, "adamw", (
+            (C, "model.norm", "output_norm"),))]
+    starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
+    return [x._replace(start=start) for x, start in zip(table, starts)]
 
-TABLE = param_table(PRESETS["small"])
-Params = namedtuple("Params", [name for name, *_ in TABLE])
-n_matrices = sum(std is not None for *_, std in TABLE)
-MATRICES = slice(0, n_matrices)          # fields of Params; weight decay is for them
-PACKED = slice(1, n_matrices - 1)        # those of the layers.  Packed with them is lm_head, or wte
-GAINS = slice(n_matrices, len(TABLE))    # of the norms
+TABLE = param_table(PRESETS["small"])        # for what is the same in every model
+Params = namedtuple("Params", [x.name for x in TABLE])
+
+def fields_where(chosen):
+    """The slice of Params' fields, side by side, whose Tensors are chosen"""
+    at = [i for i, x in enumerate(TABLE) if chosen(x)]
+    return slice(at[0], at[-1] + 1)
+
+MATRICES = fields_where(lambda x: x.decays)
+GAINS = fields_where(lambda x: not x.decays)             # of the norms
+PACKED = fields_where(lambda x: x.packed and x.each == "layer")
+
+def entries_where(cfg, chosen):
+    """The slice of the flat buffer in which the Tensors that are chosen lie, side by side"""
+    tensors = [x for x in param_table(cfg) if chosen(x)]
+    return slice(tensors[0].start, tensors[-1].end)
+
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+def llama_tensors(cfg):
+    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
+    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
+    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
+    on.  gguf: the name in a GGUF file, "" if it has no place there."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
-Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
+Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
 OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
@@ -269,11 +342,11 @@ def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
     width, step, shapes = tile_width(dtype), rows_a_panel_row(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
-    for name, shape, _ in param_table(untied):
-        if name in Panels._fields:
-            L, N, K = shape
+    for x in param_table(untied):
+        if x.packed:
+            L, N, K = x.shape
             rows, columns = (K, N) if transposed else (N, K)
-            shapes[name] = L, -(-columns // width), -(-rows // step), width
+            shapes[x.name] = L, -(-columns // width), -(-rows // step), width
     return Panels(**shapes)
 
 def rows_a_panel_row(dtype):
@@ -311,17 +384,17 @@ def parts_of(memory, shapes):
 
 def views(flat, table):
     """The tensors of param_table."""
-    return Params(*slices(flat, [shape for _, shape, *_ in table]))
+    return Params(*slices(flat, [x.shape for x in table]))
 
 def n_params(cfg):
-    return sum(math.prod(shape) for _, shape, _ in param_table(cfg))
+    return param_table(cfg)[-1].end
 
 def init_params(cfg, seed, dtype=np.float32):
     """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
     rng, table = np.random.default_rng(seed), param_table(cfg)
     flat = aligned((n_params(cfg),), dtype)
-    for view, (_, shape, std) in zip(views(flat, table), table):
-        view[...] = 1.0 if std is None else std * rng.standard_normal(shape, np.float32)
+    for view, x in zip(views(flat, table), table):
+        view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
     return flat
 
 # ==== 3 Building blocks ====
@@ -728,19 +801,19 @@ def backward(b, heads, p, w, a, d, s, cos, sin):
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
-OF_QKV, OF_ATTN_PROJ, OF_GATE_UP, OF_DOWN, OF_LM_HEAD = range(5)       # kinds of tasks, by Panels
+DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, s):
-    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for OF_LM_HEAD."""
-    if kind == OF_QKV:
+    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for DW_LM_HEAD."""
+    if kind == DW_QKV:
         weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, s.dy, s.x)
-    elif kind == OF_ATTN_PROJ:
+    elif kind == DW_ATTN_PROJ:
         weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, s.dy, s.x)
-    elif kind == OF_GATE_UP:
+    elif kind == DW_GATE_UP:
         weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, s.dy, s.x)
-    elif kind == OF_DOWN:
+    elif kind == DW_DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, s.dy, s.x)
     else:
         tied = a.logits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
@@ -780,7 +853,7 @@ def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch
             n = next_task(counters, block)
             while n < tasks.shape[0]:
                 kind, l, n0, n1 = tasks[n]
-                if kind != OF_LM_HEAD or l < heads:
+                if kind != DW_LM_HEAD or l < heads:
                     matrix_gradient(kind, l, n0, n1, g, a, d, s)
                 n = next_task(counters, block)
         embedding_backward(g.wte, d.x[:, 0], tokens)
@@ -795,9 +868,9 @@ def pack_weights(w, wt, p):
 def task_table(cfg):
     """(kind, layer or head, first row, end) of the blocks of all weight gradients: int64 (n, 4)"""
     tasks, untied = [], replace(cfg, tie_embeddings=False)
-    matrices = {name: shape for name, shape, _ in param_table(untied)}
-    for kind, name in enumerate(Panels._fields):
-        L, N, _ = matrices[name]
+    packed = [x for x in param_table(untied) if x.packed]
+    for kind, x in enumerate(packed):
+        L, N, _ = x.shape
         for l in range(L):
             for n in range(0, N, NB):
                 tasks.append((kind, l, n, min(n + NB, N)))
@@ -835,7 +908,7 @@ class Model:
         assert mixed or self.dtype == flat.dtype, "no such mix of types"
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
-        self.n_decay = sum(x.size for x in self.p[MATRICES])       # they come first
+        self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # they come first
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
@@ -862,8 +935,9 @@ class Model:
         heads = self.p.lm_head
         if self.cfg.tie_embeddings:
             heads = np.concatenate((self.p.wte[None], heads))
-        for w, wt, x in zip(self.w, self.wt, (*self.p[PACKED], heads)):
-            pack_weights(w, wt, x)
+        matrices = self.p._replace(lm_head=heads)
+        for name, w, wt in zip(Panels._fields, self.w, self.wt):
+            pack_weights(w, wt, getattr(matrices, name))
 
     def prepare(self, B, T):
         """Memory for B sequences of T tokens: parts of what there is for the largest so far."""
@@ -931,7 +1005,7 @@ class Model:
         return ce, norm
 
     def update_by_muon(self, hyper):
-        """Muon on the matrices of the layers, AdamW on what stands before and behind them."""
+        """Muon on the matrices of the layers, AdamW on the other tensors, as the table has it."""
         norm = gradient_norm(self.g_flat)
         if not math.isfinite(norm):
             return norm
@@ -939,14 +1013,12 @@ class Model:
             self.matrices = muon_matrices(self.cfg)
             self.of_muon = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
         scale = clipping(norm, hyper)
-        first = self.p.wte.size
-        end = first + sum(x.size for x in self.p[PACKED])
-        of_embedding = slice(0, first), first, hyper._replace(      # its own rate, the decay of all
+        of_embedding = hyper._replace(       # its own rate, the decay of all
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
-        of_heads_and_gains = slice(end, None), self.n_decay - end, hyper
-        for part, n_decay, chosen in (of_embedding, of_heads_and_gains):
-            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part], n_decay,
-                         chosen, scale)
+        for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
+            part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
+            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part],
+                         self.n_decay - part.start, settings, scale)
         muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.of_muon)
         return norm
 
@@ -1129,11 +1201,7 @@ EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
     q, k, v, attn_proj, gate, up, down of each layer     int64 (7 L, 3)"""
-    matrices, start = [], 0
-    for name, shape in tensor_shapes(cfg).items():
-        if name.startswith("model.layers.") and len(shape) == 2:
-            matrices.append((start, *shape))
-        start += math.prod(shape)
+    matrices = [(x.start, *x.shape) for x in llama_tensors(cfg) if x.optimizer == "muon"]
     return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
 
 def muon_shapes(cfg, n, dtype):
@@ -3843,60 +3911,33 @@ class State(Settings):
                  f"{name} holds half a surrogate pair, which is no character")
         return self
 
-# The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
-OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
-OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "attn_proj": ("self_attn.o_proj",),
-            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "down": ("mlp.down_proj",),
-            "attn_norm": ("input_layernorm",),
-            "mlp_norm": ("post_attention_layernorm",)}
-
 def tensor_shapes(cfg):
-    """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
-    into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
-    model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
-    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-    heads = ["lm_head", *(f"mtp.{k}" for k in range(1, cfg.n_mtp))]
-    rows_of = {"qkv": (HD, GD, GD), "gate_up": (cfg.n_hidden, cfg.n_hidden)}
-    shapes = {}
-    for name, shape, _ in param_table(cfg):
-        if name in OF_MODEL:
-            shapes[f"{OF_MODEL[name]}.weight"] = shape
-        elif name == "lm_head":
-            for head in heads[1:] if cfg.tie_embeddings else heads:
-                shapes[f"{head}.weight"] = shape[1:]
-        else:
-            n_layer, rows, *columns = shape
-            for l in range(n_layer):
-                for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
-                    shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
-    return shapes
+    """name -> shape of the tensors of a checkpoint, in buffer order"""
+    return {x.name: x.shape for x in llama_tensors(cfg)}
 
 def named(cfg, flat):
     """name -> view of the flat buffer"""
     shapes = tensor_shapes(cfg)
     return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
 
-def place_of_muon(cfg):
-    """The slice of the flat buffer that Muon updates: qkv to down."""
-    first, *sizes = (math.prod(shape) for _, shape, _ in param_table(cfg)[:PACKED.stop])
-    return slice(first, first + sum(sizes))
+def muon_slice(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down"""
+    return entries_where(cfg, lambda x: x.optimizer == "muon")
 
 def moment_shapes(cfg, optimizer):
     """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
-    N, place = n_params(cfg), place_of_muon(cfg)
-    n = place.stop - place.start
+    N, of_muon = n_params(cfg), muon_slice(cfg)
+    n = of_muon.stop - of_muon.start
     if optimizer == "muon":
         return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
     return {"adamw.m": (N,), "adamw.v": (N,)}
 
 def named_moments(cfg, optimizer, m, v):
     """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
-    place = place_of_muon(cfg)
     if optimizer == "muon":
-        return {"muon.momentum": m[place], "adamw.m": np.delete(m, place),
-                "adamw.v": np.delete(v, place)}
+        of_muon = muon_slice(cfg)
+        return {"muon.momentum": m[of_muon], "adamw.m": np.delete(m, of_muon),
+                "adamw.v": np.delete(v, of_muon)}
     return {"adamw.m": m, "adamw.v": v}
 
 def moments_of(cfg, tensors):
@@ -3904,8 +3945,8 @@ def moments_of(cfg, tensors):
     m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
     of_adamw = np.ones(n_params(cfg), bool)
     if "muon.momentum" in tensors:
-        place = place_of_muon(cfg)
-        m[place], of_adamw[place] = tensors["muon.momentum"], False
+        of_muon = muon_slice(cfg)
+        m[of_muon], of_adamw[of_muon] = tensors["muon.momentum"], False
     m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
     return m, v
 
@@ -4125,10 +4166,8 @@ def export_folder(c, folder):
 PRE = {False: "gpt-2", True: "smollm"}
 
 def gguf_names(cfg):
-    """Our name of a tensor -> its name in GGUF."""
-    import gguf
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
-    return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
+    """Our name of a tensor -> its name in GGUF; llama.cpp has no place for heads 1.."""
+    return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
 
 def pairs_of_halves(w, name, cfg, back=False):
     """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
@@ -4221,7 +4260,7 @@ def write_gguf(path, c, matrices):
         add[type(value)](key, value)
     names = gguf_names(c.cfg)
     for name, w in named(c.cfg, c.flat).items():
-        if name.startswith("mtp."):          # llama.cpp has no place for them
+        if name not in names:
             continue
         kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
         block, _ = gguf.GGML_QUANT_SIZES[kind]
