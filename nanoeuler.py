@@ -266,7 +266,7 @@ Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
-OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pairs")
+MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
 # Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
@@ -274,19 +274,11 @@ OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pai
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 
-def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-def from_bf16(x):
-    """float32 of the bits of bfloat16, uint16; anything else as it is"""
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
-
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"att", "workspace"}, OfMuon: {"workspace", "small_workspace"}}
-PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "x", "pairs"}, OfMuon: {"pairs"}}
+          Scratch: {"att", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
+PAIRED = {Panels: set(Panels._fields),
+          Scratch: {"kt", "vt", "dy", "x", "pairs"}, MuonScratch: {"pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -409,10 +401,10 @@ def init_params(cfg, seed, dtype=np.float32):
 # there, vectors written as LLVM 95 %: section 12 builds them.  Two more pieces from there are
 # next_task(counter, i), which is counter[i]++ for many threads, and larger(x, y), the maximum.
 #
-# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16:
+# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16.  Kernels
+# convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
 #     value(x)          the number that a stored x stands for
 #     rounded(x, a)     a number as the array a holds it
-#     number(x, a)      a constant, in the type in which the numbers of a are computed with
 # In float32 and float64 they do nothing.
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
@@ -424,6 +416,7 @@ E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.33
                                           4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
     1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
+# ONE + x has the type of x: 1 + x, of an int64 and a float32, would be a float64
 
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
@@ -703,12 +696,12 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, worksp
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
     out: y (T, F)     in: gate_up (T, 2F), gate first"""
-    (T, F), one = y.shape, number(1, y)
+    T, F = y.shape
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
             z = value(gate[f])
-            row[f] = rounded(z / (one + exp(-z)) * value(up[f]), row)
+            row[f] = rounded(z / (ONE + exp(-z)) * value(up[f]), row)
 
 @jit
 def swiglu_backward(gate_up, dy):
@@ -892,11 +885,15 @@ class Model:
     Sections 8 and 9 know of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
-    host = staticmethod(from_bf16)           # an array as NumPy's numbers: bfloat16 as float32
 
     @staticmethod
     def ready(options=None):
         compile_kernels(options.dtype if options else DTYPE)
+
+    @staticmethod
+    def host(x):
+        """An array as NumPy's numbers: bfloat16 as float32"""
+        return from_bf16(x)
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
         if options:
@@ -918,7 +915,7 @@ class Model:
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
         self.largest = 0, 0, 0               # of such
-        self.of_muon = None                  # its memory, if it is used
+        self.muon_scratch = None                  # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -1009,9 +1006,9 @@ class Model:
         norm = gradient_norm(self.g_flat)
         if not math.isfinite(norm):
             return norm
-        if not self.of_muon:
+        if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
-            self.of_muon = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
+            self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
         scale = clipping(norm, hyper)
         of_embedding = hyper._replace(       # its own rate, the decay of all
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
@@ -1019,7 +1016,7 @@ class Model:
             part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
             adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part],
                          self.n_decay - part.start, settings, scale)
-        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.of_muon)
+        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
         return norm
 
     def losses(self, tokens, targets):
@@ -1111,12 +1108,12 @@ def lr_at(step, n_steps, lr, warmup, floor):
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
                             "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
 
-def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **of_muon):
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    of_muon: muon_lr, momentum, newton_schulz, embedding_lr; without them AdamW updates all"""
+    muon_settings: those of MUON_SETTINGS (8); without them AdamW updates all"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
-                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **of_muon)
+                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
 
 @jit_parallel
@@ -1157,9 +1154,9 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
     for i in prange(blocks):
         start, end = i * N // blocks, (i + 1) * N // blocks
         middle = min(max(n_decay, start), end)           # here the matrices end, if they do
-        of_matrices = start, middle, hyper.lr * hyper.weight_decay
-        of_gains = middle, end, 0.0
-        for n0, n1, decay in (of_matrices, of_gains):
+        matrices = start, middle, hyper.lr * hyper.weight_decay
+        gains = middle, end, 0.0
+        for n0, n1, decay in (matrices, gains):
             ps, gs, ms, vs = p[n0:n1], g[n0:n1], m[n0:n1], v[n0:n1]
             keep = dtype(1 - decay)
             for j in range(ps.size):
@@ -1210,7 +1207,7 @@ def muon_shapes(cfg, n, dtype):
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
     low = dtype == BF16                      # operands of products, rounded
-    return OfMuon(y=(n, size),               # the matrix, its longer side down
+    return MuonScratch(y=(n, size),               # the matrix, its longer side down
                   other=(n, size),           # and what it becomes
                   gram=(n, side * side),
                   square=(n, side * side),
@@ -1273,8 +1270,8 @@ def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pai
 @jit
 def muon_matrix(p, g, m, hyper, scale, s):
     """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
-    p, g, m (N, K), s an OfMuon of one thread.  The factor is for a matrix that maps to more numbers
-    than it is given: it has fewer directions than outputs."""
+    p, g, m (N, K), s a MuonScratch of one thread.  The factor is for a matrix that maps to more
+    numbers than it is given: it has fewer directions than outputs."""
     N, K = p.shape
     l, side = max(N, K), min(N, K)
     y, other = s.y[:l * side].reshape(l, side), s.other[:l * side].reshape(l, side)
@@ -1302,7 +1299,7 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     A matrix is one task: the result does not depend on the threads."""
     counters = np.zeros(8, np.int64)
     for i in prange(len(scratch.y)):
-        s = OfMuon(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
+        s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
                    square=scratch.square[i], workspace=scratch.workspace[i],
                    small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
         n = next_task(counters, 0)
@@ -1748,10 +1745,11 @@ class Options(Optimization):
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
-# What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md)
-OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3, mtp_until=1.0)
-IN_WORDS = ", ".join(f"{name} {value}" for name, value in OF_ADAMW.items())
-OF_MUON = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+# What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md);
+# and the settings that AdamW alone does not have
+ADAMW_DEFAULTS = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3, mtp_until=1.0)
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
 class TrainOptions(Options):
@@ -1763,7 +1761,7 @@ class TrainOptions(Options):
     warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
     weight_decay: float = setting(0.1, 0, 10, "of matrices only")
     optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
-                             f"all, by default with {IN_WORDS}")
+                             f"all, by default with {ADAMW_DEFAULTS_SHOWN}")
     muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
     momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
     newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
@@ -1781,10 +1779,10 @@ class TrainOptions(Options):
     def chosen(cls, **settings):
         if settings.get("optimizer") != "adamw":
             return super().chosen(**settings)
-        for name in OF_MUON:
+        for name in MUON_SETTINGS:
             need(name not in settings,
                  f"{name} is a setting of Muon: drop it, or --optimizer adamw")
-        return super().chosen(**OF_ADAMW | settings)
+        return super().chosen(**ADAMW_DEFAULTS | settings)
 
 @dataclass
 class TuningOptions(Optimization):
@@ -2005,11 +2003,12 @@ class Run:
             n_steps = s.n_steps or math.inf  # there is no plan yet
             return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
 
-        of_muon = {}
+        muon_settings = {}
         if o.optimizer == "muon":
-            of_muon = {name: getattr(o, name) for name in OF_MUON} | {"muon_lr": rate(o.muon_lr)}
+            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
+            muon_settings["muon_lr"] = rate(o.muon_lr)
         return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
-                        weight_decay=o.weight_decay, **of_muon)
+                        weight_decay=o.weight_decay, **muon_settings)
 
     def data_file(self):
         return self.data_of(self.options)
@@ -2452,7 +2451,7 @@ def print_done(out, s, engine):
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
+OF_ONE_ENGINE = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
 
 def sha256_of(path):
@@ -2558,7 +2557,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
                 return print_done(out, s, engine)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
-            keep(out, force, "--resume goes on with it, --out NAME keeps it")
+            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
             file = file or run.begins_with
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
@@ -3926,8 +3925,8 @@ def muon_slice(cfg):
 
 def moment_shapes(cfg, optimizer):
     """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
-    N, of_muon = n_params(cfg), muon_slice(cfg)
-    n = of_muon.stop - of_muon.start
+    N, part = n_params(cfg), muon_slice(cfg)
+    n = part.stop - part.start
     if optimizer == "muon":
         return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
     return {"adamw.m": (N,), "adamw.v": (N,)}
@@ -3935,9 +3934,9 @@ def moment_shapes(cfg, optimizer):
 def named_moments(cfg, optimizer, m, v):
     """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
     if optimizer == "muon":
-        of_muon = muon_slice(cfg)
-        return {"muon.momentum": m[of_muon], "adamw.m": np.delete(m, of_muon),
-                "adamw.v": np.delete(v, of_muon)}
+        part = muon_slice(cfg)
+        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
+                "adamw.v": np.delete(v, part)}
     return {"adamw.m": m, "adamw.v": v}
 
 def moments_of(cfg, tensors):
@@ -3945,8 +3944,8 @@ def moments_of(cfg, tensors):
     m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
     of_adamw = np.ones(n_params(cfg), bool)
     if "muon.momentum" in tensors:
-        of_muon = muon_slice(cfg)
-        m[of_muon], of_adamw[of_muon] = tensors["muon.momentum"], False
+        part = muon_slice(cfg)
+        m[part], of_adamw[part] = tensors["muon.momentum"], False
     m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
     return m, v
 
@@ -3995,7 +3994,7 @@ def read_checkpoint(path, moments=True):
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept)
 
-def keep(path, force, remedy="another name keeps it"):
+def refuse_overwrite(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
     if os.path.exists(path):
         need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
@@ -4134,7 +4133,7 @@ def need_folder(c, folder, force):
     """Refuses to write into what is there."""
     need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
-        keep(os.path.join(folder, name), force)
+        refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
     if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
         need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
@@ -4297,7 +4296,7 @@ def folder_of_hub(name):
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
-    keep(out, force)
+    refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
@@ -4328,7 +4327,7 @@ def export(file, folder, gguf, matrices, force):
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     c = read_checkpoint(file, moments=False)
     if gguf:
-        keep(gguf, force)
+        refuse_overwrite(gguf, force)
     if folder:
         need_folder(c, folder, force)
     if gguf:
@@ -5025,7 +5024,7 @@ def pack_vectors(typing, row, first, second, mask):
             place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
             return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
 
-        def upper_half(pointer):             # `bits_of` those from here on
+        def upper_half(pointer):             # `bf16_bits` those from here on
             if of == types.uint16:
                 return bd.zext(loaded(pointer, i16), words)
             x = loaded(pointer, i32)
@@ -5046,6 +5045,15 @@ def pack_vectors(typing, row, first, second, mask):
     return types.intp(row, first, second, mask), codegen
 
 # ---- bfloat16
+def to_bf16(x):
+    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+def from_bf16(x):
+    """float32 of the bits of bfloat16, uint16; anything else as it is"""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
 # A function without a body of its own for each type is chosen by `overload`: it is given the types
 # of the arguments, and returns what to compile for them.
 def value(x):
@@ -5060,13 +5068,13 @@ def _value(x):
         return lambda x: float32(x)
     return lambda x: x
 
-def bits_of(x):
+def bf16_bits(x):
     """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
     The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
     return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
 
-@overload(bits_of, inline="always")
-def _bits_of(x):
+@overload(bf16_bits, inline="always")
+def _bf16_bits(x):
     if x == types.uint16:
         return lambda x: int32(x)
 
@@ -5078,22 +5086,13 @@ def _bits_of(x):
 
 def rounded(x, like):
     """A number as an array of the type of `like` holds it."""
-    return np.uint16(bits_of(x)) if like.dtype == BF16 else x
+    return np.uint16(bf16_bits(x)) if like.dtype == BF16 else x
 
 @overload(rounded, inline="always")
 def _rounded(x, like):
     if like.dtype == types.uint16:
-        return lambda x, like: np.uint16(bits_of(x))
+        return lambda x, like: np.uint16(bf16_bits(x))
     return lambda x, like: x
-
-def number(x, like):
-    """A number in the type in which a number of `like` is computed with."""
-    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
-
-@overload(number, inline="always")
-def _number(x, like):
-    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
-    return lambda x, like: dtype(x)
 
 def rows_a_row_of(panels):
     """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
@@ -5106,13 +5105,16 @@ def _rows_a_row_of(panels):
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
-    return bits_of(even) | (bits_of(odd) & mask) << 16 if like.dtype == np.int32 else even
+    return bf16_bits(even) | (bf16_bits(odd) & mask) << 16 if like.dtype == np.int32 else even
 
 @overload(pair_of, inline="always")
 def _pair_of(even, odd, mask, like):
-    if like.dtype == types.int32:
-        return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
-    return lambda even, odd, mask, like: even
+    if like.dtype != types.int32:
+        return lambda even, odd, mask, like: even
+
+    def both(even, odd, mask, like):
+        return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
+    return both
 
 def entry_of(x, second, scale):
     """The number of an entry of panels: of pairs the first or the second one."""
