@@ -95,8 +95,14 @@ os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
 
-import llvmlite.binding as llvm
 import numba
+
+NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py know
+if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
+    raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
+                     f"pip install 'numba=={NUMBA}.*'")
+
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
@@ -902,7 +908,8 @@ class Model:
         self.cfg, self.flat = cfg, flat
         self.dtype = np.dtype(dtype or flat.dtype)       # of what feeds the products
         mixed = self.dtype == BF16 and flat.dtype == np.float32
-        assert mixed or self.dtype == flat.dtype, "no such mix of types"
+        need(mixed or self.dtype == flat.dtype,
+             f"parameters of {flat.dtype} do not go with products of {self.dtype}")
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # they come first
@@ -949,7 +956,7 @@ class Model:
             self.largest = shape
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
-            assert room_behind(x) >= TILE_BYTES, "not made by `aligned`"
+            need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
@@ -1127,6 +1134,10 @@ def gradient_norm(g):
         ss = 0.0
         for j in range(part.size):
             ss += part[j] * part[j]
+        if math.isinf(ss):                   # above 2e19 the square of a float32 is none
+            ss = 0.0
+            for j in range(part.size):
+                ss += np.float64(part[j]) * np.float64(part[j])
         squares[i] = ss
     total = 0.0
     for i in range(blocks):                  # .sum() would be made parallel, in an order of its own
@@ -1362,7 +1373,7 @@ def encode_cut(tokenizer, text, share, rng):
     """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
     of it, must begin a token: so each word is met in many spellings, also in that of the beginning
     of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
-    has, and its ids are left out."""
+    has, and the ids of these are left out; those of the text's own zeros stay."""
     if not share:
         return tokenizer.encode(text)
     x = np.frombuffer(text, np.uint8)
@@ -1370,8 +1381,14 @@ def encode_cut(tokenizer, text, share, rng):
     after_blank = x[at - 1] == 32                                    # that behind its blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
-    ids = tokenizer.encode(np.insert(x, np.unique(at), 0).tobytes())
-    return ids[~np.isin(ids, tokenizer.encode(b"\0"))]
+    at = np.unique(at)
+    cut = np.insert(x, at, 0)
+    ids = tokenizer.encode(cut.tobytes())
+    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
+    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
+    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
+        return tokenizer.encode(text)
+    return np.delete(ids, zeros[inserted])
 
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
@@ -3135,7 +3152,7 @@ class Reply:
         self.finish = "" if sampling.tokens else "length"
         self.text = b""                      # of the tokens, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
-        assert vocab or not self.stops, "stop texts need a vocabulary"
+        need(vocab or not self.stops, "stop texts need a vocabulary")
         self.drafts, self.slot, self.told = [], 0, 0
 
     def draw(self, logits):
@@ -5168,12 +5185,9 @@ def _turned(workspace, x):
 
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private.  What we change in them and read of them holds for
-# Numba 0.68 and stands here (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for
-# damaged files, which section 2 of bpe.py sees to.
-NUMBA = "0.68"
-need(numba.__version__.startswith(f"{NUMBA}."), f"Numba {numba.__version__} is installed, this "
-     f"program knows the cache of {NUMBA}: pip install 'numba=={NUMBA}.*'")
+# files.  The classes that do so are private.  What we change in them and read of them holds for the
+# version that the imports ask for, and stands here (nanoeuler_cuda.py takes `save_compiled` for its
+# own kernels), but for damaged files, which section 2 of bpe.py sees to.
 
 # Numba's own, also where this file is loaded a second time
 numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_key)
@@ -5272,7 +5286,8 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def compile_kernels(dtype=DTYPE):
-    """What training in this dtype needs, and chat."""
+    """`compile`: what training in this dtype needs, and chat."""
+    need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
     fill_cache(of_training(dtype))
 
 def fill_cache(parts):
@@ -5476,10 +5491,14 @@ def parse(declare, text, argv):
     return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
 
 def typed(program):
-    """What starts this program, as its user typed it: the command that pip made, or the file."""
+    """What starts a program of this folder, as the user typed it who started one of them: the
+    command that pip made, or the file, with the path to it."""
     command = program.removesuffix(".py").replace("_", "-")
-    started = os.path.basename(sys.argv[0]).removesuffix(".exe")
-    return command if started == command else f"python {program}"
+    folder, started = os.path.split(sys.argv[0])
+    if started.removesuffix(".exe") == command:
+        return command
+    ours = started in ("nanoeuler.py", "nanoeuler_cuda.py")
+    return f"python {shlex.quote(os.path.join(folder, program) if ours else program)}"
 
 # What pip is to install where a verb misses one of the extras, as pyproject.toml has them
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
@@ -5545,7 +5564,8 @@ def add_verbs(add):
     add("import", import_llama, "a Llama of Hugging Face or in a GGUF file becomes a checkpoint",
         arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
         arg("out", type=file_name, help="file to write"), FORCE)
-    add("compile", compile_kernels, "compile the kernels into Numba's cache")
+    add("compile", compile_kernels, "compile the kernels into Numba's cache",
+        arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))
 
 def main(argv=None):
     return run_verb(add_verbs, "A GPT from scratch", argv)

@@ -425,9 +425,11 @@ def test_verbs_are_those_of_the_docstring_and_have_help(capsys):
 
 
 @pytest.mark.parametrize("verb", ["compile", "--help"])
-def test_another_numba_is_refused(verb, tmp_path):
-    """Its cache may work otherwise: one line at the start, not kernels that are mixed up."""
-    code = (f"import numba, runpy, sys; sys.path[0] = {str(ROOT)!r}\n"
+@pytest.mark.parametrize("lacks", ["caching.IndexDataCacheFile", "caching.Cache", "cgutils"])
+def test_another_numba_is_refused(verb, lacks, tmp_path):
+    """Its cache may work otherwise, and its private parts be others: one line at the start."""
+    code = (f"import numba.core, numba.core.caching, numba.core.cgutils, runpy, sys\n"
+            f"sys.path[0] = {str(ROOT)!r}\ndel numba.core.{lacks}\n"
             f"numba.__version__, sys.argv[1:] = '0.69.1', [{verb!r}]\n"
             f"runpy.run_path({str(ROOT / 'nanoeuler.py')!r}, run_name='__main__')\n")
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
