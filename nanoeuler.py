@@ -3357,6 +3357,17 @@ def looked_up(tokens, k):
     return []
 
 # ---- chat
+# What a chat model reads is one text: all that was said, and what begins its answer.  A template
+# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
+#
+#     <|im_start|>user
+#     What is a cat?<|im_end|>
+#     <|im_start|>assistant
+#
+# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
+# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
+# was it said?), and names are looked for only in those that were not.  An imported model brings a
+# template that is a program; section 11 makes pieces of what it writes.
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
@@ -3368,26 +3379,52 @@ CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
 
-def render_chatml(template, messages):
-    messages = [*default_system(template, messages), *messages]
-    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-    return said + "<|im_start|>assistant\n"
+def alpaca_pieces(messages):
+    """Those of the last question"""
+    before, after = PROMPT.split("{instruction}")
+    _, question = messages[-1]
+    return [(before, False), (question, True), (after, False)]
+
+def chatml_pieces(template, messages):
+    """Some spellings of ChatML begin with a system message of their own."""
+    pieces, ended = [], ""
+    for _, text in default_system(template, messages):
+        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for role, text in messages:
+        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
+        ended = "<|im_end|>\n"
+    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
+
+def own_pieces(template, messages):
+    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
+    if is_alpaca(template):
+        return alpaca_pieces(messages)
+    return chatml_pieces(template, messages) if is_chatml(template) else None
+
+def special_names(tokenizer):
+    """A regular expression: the longest name of a special token that fits.  Of none: no text has it
+    """
+    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation.  Only the template makes special tokens.
+    """The ids of a conversation, with what begins the next answer
     sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    text = conversation_text(template, messages, state, tokenizer.specials)
-    ids, end = [], 0
-    for found in re.finditer(f"{SAID.pattern}|(?P<name>{pattern_of(tokenizer.specials)})", text):
-        if found["name"]:
-            new = [tokenizer.specials[found["name"]]]
-        elif sampled and unmarked(found[0]) in sampled:
-            new = sampled[unmarked(found[0])]
-        else:
-            continue                         # a part of ordinary text
-        ids += [*tokenizer.encode(unmarked(text[end:found.start()])).tolist(), *new]
-        end = found.end()
-    ids += tokenizer.encode(unmarked(text[end:])).tolist()
+    messages = [(role, unmarked(text)) for role, text in messages]
+    pieces = (own_pieces(template, messages) or
+              strangers_pieces(template, messages, state, tokenizer))
+    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
+    for piece, said in pieces:
+        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
+            if said and sampled and part in sampled:
+                new = sampled[part]
+            elif not said and part in tokenizer.specials:
+                new = [tokenizer.specials[part]]
+            else:
+                text += part
+                continue
+            ids += [*tokenizer.encode(text).tolist(), *new]
+            text = ""
+    ids += tokenizer.encode(text).tolist()
     need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
     return ids
 
@@ -4482,12 +4519,11 @@ def render_jinja(template, each):
     return texts
 
 def render_each(template, conversations, state):
-    """The text of each conversation, messages [(role, content)], with what begins the next answer.
-    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
-    if is_alpaca(template):
-        return [PROMPT.format(instruction=messages[-1][1]) for messages in conversations]
-    if is_chatml(template):
-        return [render_chatml(template, messages) for messages in conversations]
+    """The text of each conversation, messages [(role, content)], with what begins the next answer
+    """
+    pieces = [own_pieces(template, messages) for messages in conversations]
+    if all(pieces):
+        return ["".join(text for text, _ in of_one) for of_one in pieces]
     return render_jinja(template, [
         dict(messages=[dict(role=role, content=text) for role, text in messages],
              add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
@@ -4552,10 +4588,6 @@ def with_letters_alone(messages, known):
     return [(role, re.sub(r"\S", letter, said))
             for (role, said), letter in zip(messages, letters_but(known))]
 
-def pattern_of(names):
-    """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
-
 def frame(text, special):
     """What a template wrote around what is said: its special names, and for the parts before,
     between and after them the letters that are said there.
@@ -4563,7 +4595,13 @@ def frame(text, special):
     parts = re.split(f"({special})", text)
     return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
 
-def conversation_text(template, messages, state, names):
+def strangers_pieces(template, messages, state, tokenizer):
+    """The pieces of messages by a template that is a program"""
+    text = conversation_text(template, messages, state, tokenizer)
+    parts = re.split(f"({SAID.pattern})", text)          # what was said is every other one
+    return [(unmarked(part), i % 2 == 1) for i, part in enumerate(parts)]
+
+def conversation_text(template, messages, state, tokenizer):
     """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
     BEFORE and A is AFTER.  Special names are those without marks: the template's own.
 
@@ -4578,7 +4616,6 @@ def conversation_text(template, messages, state, names):
       stands between others of them than there;
     - if something is shown without marks, they are those of a text of as many other letters, too:
       a template may count them; and blanks are shown only where no special name has any."""
-    messages = [(role, unmarked(said)) for role, said in messages]
     marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
     plain, *texts = render_each(template, [messages, *marked_messages], state)
     if plain not in map(unmarked, texts):
@@ -4587,19 +4624,20 @@ def conversation_text(template, messages, state, names):
         texts.append(render(template, marked_messages[-1], state))
     refusal = (f"the model's chat template changes what is said, and might make a special token "
                f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
-    most_shown = 1 if any(map(str.isspace, "".join(names))) else len(texts)
+    names = "".join(tokenizer.specials)
+    most_shown = 1 if any(map(str.isspace, names)) else len(texts)
     same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
     need(same, refusal)
     text = texts[same[0]]
     outside = SAID.sub("", text)
     need(unmarked(outside) == outside, refusal)
-    known = {*"".join(names), *"".join(said for _, said in messages)}
+    known = {*names, *"".join(said for _, said in messages)}
     in_letters, all_in_letters, without_marks = render_each(template, [
         with_other_letters(marked_messages[same[0]], known),
         with_other_letters(marked_messages[0], known),
         with_letters_alone(messages, known)], state)
     need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
-    special = pattern_of(names)
+    special = special_names(tokenizer)
     found, said = frame(in_letters, special)
     found_in_marked, said_of_marked = frame(all_in_letters, special)
     need(found == found_in_marked, refusal)
