@@ -1710,12 +1710,14 @@ class ExampleSet(DataSet):
     responses: Examples        # all R responses to each of them
 
 # ==== 8 Training ====
+# ---- settings
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    optimizer, mtp_until, mtp_from = "adamw", 1.0, 1.0       # settings of pretraining
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
+    # settings that some runs have, and what holds for the others
+    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -1762,9 +1764,10 @@ class Options(Optimization):
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
-# What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md);
-# and the settings that AdamW alone does not have
-ADAMW_DEFAULTS = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3, mtp_until=1.0)
+# What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
+# (bench/NOTES.md); and the settings that AdamW alone does not have
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
+                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
 ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
 MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
@@ -1823,6 +1826,7 @@ class DpoOptions(TuningOptions):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
+# ---- validation
 def with_progress(parts, what):
     """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
     told = time.perf_counter()
@@ -1843,6 +1847,7 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
     return float(nats / math.log(2) / (n_bytes * share))
 
+# ---- the log, and locks
 def parse_record(line):
     """The record of a step in a line of a log; None if a killed run left it unfinished."""
     try:
@@ -1933,6 +1938,7 @@ def lock(f):
         return True
     return True
 
+# ---- the training loop
 MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 
@@ -1948,25 +1954,30 @@ class Run:
     R = 1                                    # so many rows of a batch stay together
 
     def __init__(self, out, start, options, engine=Model):
+        """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
+        model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
+        self.state = s = replace(start.state, options=asdict(options))
         self.log = log_of(out, self.data_file())
-        cfg = start.cfg
-        s = self.state = replace(start.state, options=asdict(options))
-        self.lr = options.lr * 128 / cfg.n_embd
-        self.prepare(start)
-        self.T = self.row_length(start)      # of a sequence in a batch
-        cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
+        self.lr = options.lr * 128 / start.cfg.n_embd
+
+        # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
+        self.read_data(start)
+        self.T = self.row_length(start)
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
+        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
-        compiling = time.perf_counter()
-        engine.ready(options)                # not before all is known to be well
-        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         self.tokenizer = self.data.tokenizer
-        s.text_sha256 = self.data.sha256
-        if self.data.steps:
-            s.n_steps = max(s.step, self.data.steps)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
+        s.text_sha256 = self.data.sha256
+        if self.data.steps:                  # else the clock decides how many they are: `plan`
+            s.n_steps = max(s.step, self.data.steps)
+
+        # what learns it: nothing is compiled before all of the above is known to be well
+        compiling = time.perf_counter()
+        engine.ready(options)
+        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
@@ -2036,7 +2047,7 @@ class Run:
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
 
-    def prepare(self, start):
+    def read_data(self, start):
         """Reads what decides the shape of a batch: nothing, of a text."""
 
     def row_length(self, start):
@@ -2236,6 +2247,7 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
+# ---- fine-tuning
 MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
 
 def tokens_of(rows):
@@ -2268,7 +2280,7 @@ class SftRun(Run):
     scope = "all held-out responses"
     answers = ["output"]                     # the keys of the R responses
 
-    def prepare(self, start):
+    def read_data(self, start):
         """Reads the examples and encodes them: they decide how long a row is."""
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
@@ -2369,10 +2381,9 @@ class SftRun(Run):
                     yield from rows if tokens_of(rows) <= T else whole
 
         learned, copies = [row for _, rows in train for row in rows], 1
-        cuts = getattr(o, "cuts", 0.0)           # dpo has none
-        if cuts:                                 # up to 16 epochs, each cut elsewhere
+        if o.cuts:                           # up to 16 epochs, each cut elsewhere
             copies = min(16, math.ceil(steps * self.B / R / n))
-            learned = list(copied(cuts, copies))
+            learned = list(copied(o.cuts, copies))
         batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
         responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
 
@@ -2400,6 +2411,7 @@ class SftRun(Run):
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
         return f"> {e['instruction']} {e['input']}\n{self.say(n, asked, temperature=0.0)}"
 
+# ---- preferences
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
     The reference is the model at step 0.  It never changes, so its cross-entropies are computed
@@ -2463,6 +2475,7 @@ class DpoRun(SftRun):
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
         return f"{self.line.format(**measures)}  {text} of the chosen"
 
+# ---- begin, and go on
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
