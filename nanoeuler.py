@@ -183,7 +183,7 @@ class Tensor(NamedTuple):
     each: str                # what the first axis counts: "layer", "head", or "", if nothing
     packed: bool             # into panels, for products (4.1)
     optimizer: str           # where a run has Muon (6): muon, adamw, or adamw_embedding
-    parts: tuple             # of a layer or head, one below the other: (rows, Llama's name, GGUF's)
+    parts: list              # of a layer or head, one below the other: (rows, Llama's name, GGUF's)
     start: int = 0           # its first entry in the flat buffer
 
     @property
@@ -205,27 +205,26 @@ def param_table(cfg):
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
     table = [
-        Tensor("wte", (V, C), std, "", False, "adamw_embedding", (
-            (V, "model.embed_tokens", "token_embd"),)),
-        Tensor("qkv", (L, HD + 2 * GD, C), std, "layer", True, "muon", (
-            (HD, "self_attn.q_proj", "attn_q"),
-            (GD, "self_attn.k_proj", "attn_k"),
-            (GD, "self_attn.v_proj", "attn_v"))),
-        Tensor("attn_proj", (L, C, HD), out_std, "layer", True, "muon", (
-            (C, "self_attn.o_proj", "attn_output"),)),
-        Tensor("gate_up", (L, 2 * F, C), std, "layer", True, "muon", (
-            (F, "mlp.gate_proj", "ffn_gate"),
-            (F, "mlp.up_proj", "ffn_up"))),
-        Tensor("down", (L, C, F), out_std, "layer", True, "muon", (
-            (C, "mlp.down_proj", "ffn_down"),)),
-        Tensor("lm_head", (heads, V, C), std, "head", True, "adamw", (
-            (V, "", ""),)),                  # heads have names of their own, see `llama_tensors`
-        Tensor("attn_norm", (L, C), None, "layer", False, "adamw", (
-            (C, "input_layernorm", "attn_norm"),)),
-        Tensor("mlp_norm", (L, C), None, "layer", False, "adamw", (
-            (C, "post_attention_layernorm", "ffn_norm"),)),
-        Tensor("final_norm", (C,), None, "", False, "adamw", (
-            (C, "model.norm", "output_norm"),))]
+        #       name         shape                 std      each     packed  optimizer
+        Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
+               [(V, "model.embed_tokens", "token_embd")]),
+        Tensor("qkv",        (L, HD + 2 * GD, C),  std,     "layer", True,   "muon",
+               [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
+                (GD, "self_attn.v_proj", "attn_v")]),
+        Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
+               [(C, "self_attn.o_proj", "attn_output")]),
+        Tensor("gate_up",    (L, 2 * F, C),        std,     "layer", True,   "muon",
+               [(F, "mlp.gate_proj", "ffn_gate"), (F, "mlp.up_proj", "ffn_up")]),
+        Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
+               [(C, "mlp.down_proj", "ffn_down")]),
+        Tensor("lm_head",    (heads, V, C),        std,     "head",  True,   "adamw",
+               [(V, "", "")]),               # a head's name is its own: `llama_tensors`
+        Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
+               [(C, "input_layernorm", "attn_norm")]),
+        Tensor("mlp_norm",   (L, C),               None,    "layer", False,  "adamw",
+               [(C, "post_attention_layernorm", "ffn_norm")]),
+        Tensor("final_norm", (C,),                 None,    "",      False,  "adamw",
+               [(C, "model.norm", "output_norm")])]
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
@@ -246,27 +245,33 @@ def entries_where(cfg, chosen):
     tensors = [x for x in param_table(cfg) if chosen(x)]
     return slice(tensors[0].start, tensors[-1].end)
 
-LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+def slices(flat, shapes):
+    """Consecutive views of these shapes of one flat buffer: they share its memory."""
+    parts, start = [], 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        parts.append(flat[start:end].reshape(shape))
+        start = end
+    return parts
 
-def llama_tensors(cfg):
-    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
-    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
-    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
-    on.  gguf: the name in a GGUF file, "" if it has no place there."""
-    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
-    prefixes = {"": [("", "")],
-                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
-                "head": of_heads[cfg.tie_embeddings:]}
-    tensors = []
-    for x in param_table(cfg):
-        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
-        for prefix, gguf_prefix in prefixes[x.each]:
-            for rows, name, gguf in x.parts:
-                gguf = gguf_prefix + gguf
-                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
-                                           (rows, *columns), start, x.optimizer))
-                start += math.prod((rows, *columns))
-    return tensors
+def views(flat, table):
+    """The tensors of param_table."""
+    return Params(*slices(flat, [x.shape for x in table]))
+
+def n_params(cfg):
+    return param_table(cfg)[-1].end
+
+def init_params(cfg, seed, dtype=np.float32):
+    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
+    rng, table = np.random.default_rng(seed), param_table(cfg)
+    flat = aligned((n_params(cfg),), dtype)
+    for view, x in zip(views(flat, table), table):
+        view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
+    return flat
+
+# ---- what a step of training has in memory besides
+# Named tuples of arrays: Acts are activations, which forward keeps for backward, Dacts gradients of
+# them, Scratch is what a thread works with, Panels are the matrices, packed for products (4.1).
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
@@ -366,34 +371,10 @@ def room_behind(x):
         whole = whole.base
     return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
 
-def slices(flat, shapes):
-    """Consecutive views of these shapes of one flat buffer: they share its memory."""
-    parts, start = [], 0
-    for shape in shapes:
-        end = start + math.prod(shape)
-        parts.append(flat[start:end].reshape(shape))
-        start = end
-    return parts
-
 def parts_of(memory, shapes):
     """Arrays of these shapes, each at the beginning of one of `memory`, a named tuple like them."""
     return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
                           for x, shape in zip(memory, shapes)))
-
-def views(flat, table):
-    """The tensors of param_table."""
-    return Params(*slices(flat, [x.shape for x in table]))
-
-def n_params(cfg):
-    return param_table(cfg)[-1].end
-
-def init_params(cfg, seed, dtype=np.float32):
-    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
-    rng, table = np.random.default_rng(seed), param_table(cfg)
-    flat = aligned((n_params(cfg),), dtype)
-    for view, x in zip(views(flat, table), table):
-        view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
-    return flat
 
 # ==== 3 Building blocks ====
 # Nearly all of the time goes into products of matrices, and each of them is made of one piece:
@@ -1198,11 +1179,11 @@ def adamw(p, g, m, v, n_decay, hyper):
 # ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good enough
 # in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
-# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own.  The
-# embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.  The
-# embedding starts shorter then, beside what the layers add to it from the first step on, and
-# learns faster; the heads and what writes to the residual stream start at zero (bench/NOTES.md has
-# what each of these brought).
+# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
+# `llama_tensors` of section 10 has apart.  The embedding, whose rows are met one at a time, the
+# heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
+# add to it from the first step on, and learns faster; the heads and what writes to the residual
+# stream start at zero (bench/NOTES.md has what each of these brought).
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
 
@@ -3976,6 +3957,28 @@ class State(Settings):
             need(text == text.encode(errors="replace").decode(),
                  f"{name} holds half a surrogate pair, which is no character")
         return self
+
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+def llama_tensors(cfg):
+    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
+    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
+    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
+    on.  gguf: the name in a GGUF file, "" if it has no place there."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
 
 def tensor_shapes(cfg):
     """name -> shape of the tensors of a checkpoint, in buffer order"""
