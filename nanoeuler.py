@@ -1681,7 +1681,7 @@ class DataSet:
     batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
     validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
     bytes_per_token: float     # of what is learned
-    steps: int                 # length of the run; 0: by the clock
+    steps: int | None          # length of the run; None: the clock decides
     rows: list                 # of the table that is printed: (name, value)
 
 @dataclass
@@ -1846,7 +1846,7 @@ def read_log(path):
         need(records or not lines, "no line of it is the record of a step")
     return records
 
-def log_of(out, data):
+def log_path(out, data):
     """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
     that name must be one, --force or not."""
     name = out.removesuffix(".bin")
@@ -1940,7 +1940,7 @@ class Run:
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
         self.state = s = replace(start.state, options=asdict(options))
-        self.log = log_of(out, self.data_file())
+        self.log = log_path(out, self.data_file())
         self.lr = options.lr * 128 / start.cfg.n_embd
 
         # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
@@ -1952,7 +1952,7 @@ class Run:
         self.tokenizer = self.data.tokenizer
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         s.text_sha256 = self.data.sha256
-        if self.data.steps:                  # else the clock decides how many they are: `plan`
+        if self.data.steps:                  # else `plan` decides how many they are
             s.n_steps = max(s.step, self.data.steps)
 
         # what learns it: nothing is compiled before all of the above is known to be well
@@ -1977,7 +1977,7 @@ class Run:
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
-        if 0 < steps < o.warmup:
+        if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
                   f"{o.warmup}: the learning rate never falls; --warmup sets another",
                   file=sys.stderr)
@@ -2020,10 +2020,10 @@ class Run:
                         weight_decay=o.weight_decay, **muon_settings)
 
     def data_file(self):
-        return self.data_of(self.options)
+        return self.data_path(self.options)
 
     @classmethod
-    def data_of(cls, options):
+    def data_path(cls, options):
         """Where --data is.  The files of the defaults are also found beside the program."""
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
@@ -2058,7 +2058,7 @@ class Run:
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps, rows=rows)
+                       steps=o.steps or None, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -2462,7 +2462,7 @@ def print_done(out, s, engine):
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-OF_ONE_ENGINE = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
 
 def sha256_of(path):
@@ -2486,7 +2486,7 @@ def resumed(run, out, preset, file, chosen):
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
     settings = {name: value for name, value in stored.items()
-                if name in has or name not in OF_ONE_ENGINE}
+                if name in has or name not in ENGINE_SETTINGS}
     need(start.state.options and settings.keys() <= has,
          f"{out} was not made by {run.verb}; start with --out NAME")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
@@ -2574,7 +2574,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")
             start, options = fresh(run, preset, file, chosen)
-        need_data(run.data_of(options), out)
+        need_data(run.data_path(options), out)
         if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
             print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
         run(out, start, options, engine).go()
@@ -4009,7 +4009,7 @@ def named_moments(cfg, optimizer, m, v):
                 "adamw.v": np.delete(v, part)}
     return {"adamw.m": m, "adamw.v": v}
 
-def moments_of(cfg, tensors):
+def read_moments(cfg, tensors):
     """(m, v), each (N,), of these tensors of a checkpoint"""
     m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
     of_adamw = np.ones(n_params(cfg), bool)
@@ -4057,7 +4057,7 @@ def read_checkpoint(path, moments=True):
         if has_moments and moments:
             for name in remembered:
                 need_finite(name, tensors[name])
-            kept = moments_of(cfg, tensors)
+            kept = read_moments(cfg, tensors)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
@@ -4194,7 +4194,7 @@ def llama_files(c):
             "clean_up_tokenization_spaces": False, "model_max_length": c.cfg.seq_len},
         "tokenizer.json": json.loads(c.tokenizer.to_json())}
 
-def is_of_heads(path):
+def holds_heads_alone(path):
     """Is it a mtp.safetensors that `export` wrote?"""
     with reading(path, "name another directory"):
         return all(name.startswith("mtp.") for name in map_tensors(path)[1])
@@ -4206,7 +4206,8 @@ def need_folder(c, folder, force):
         refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
     if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
-        need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
+        need(holds_heads_alone(of_heads),
+             f"{of_heads} is another program's; name another directory")
 
 def export_folder(c, folder):
     """Writes a directory that transformers reads."""
@@ -5314,7 +5315,7 @@ SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
                                (decode_step, "Params(array(int32,"),
                                (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]}
 
-def of_training(dtype):
+def training_kernels(dtype):
     """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
     panels = {"f32": "array(float32, 4d", "bf16": "array(int32, 4d"}[dtype]
     return {f"compile_gradient({dtype!r})": [(run_batch, f"Panels({panels}")],
@@ -5342,10 +5343,10 @@ def wait_for(process):
 def compile_kernels(dtype=DTYPE):
     """`compile`: what training in this dtype needs, and chat."""
     need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
-    fill_cache(of_training(dtype))
+    fill_cache(training_kernels(dtype))
 
 def fill_cache(parts):
-    """Compiles those of SPEECH or `of_training` that Numba's cache lacks, and says so.
+    """Compiles those of SPEECH or `training_kernels` that Numba's cache lacks, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently
     from one that loads it, which changes last bits: a first run must compute the same as a second.
     """

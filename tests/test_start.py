@@ -175,7 +175,8 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    assert all(ne.in_cache(*entry) for part in ne.of_training(ne.DTYPE).values() for entry in part)
+    parts = ne.training_kernels(ne.DTYPE).values()
+    assert all(ne.in_cache(*entry) for part in parts for entry in part)
     for kernel in (ne.run_batch, ne.decode_step):
         assert not ne.in_cache(kernel, "Params(array(complex64,")
 
