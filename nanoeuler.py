@@ -1303,6 +1303,7 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
             n = next_task(counters, 0)
 
 # ==== 7 Data ====
+# ---- texts
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def beside_program(path):
@@ -1400,6 +1401,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         print(f"note: {e}", file=sys.stderr)
     return train_ids, val_ids
 
+# ---- batches
 def targets_of(rows, P):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     T = rows.shape[1] - P
@@ -1447,33 +1449,7 @@ class Batches(Epochs):
         starts = [window * self.T + phase for _, window, phase in entries]
         return windows(self.tokens, starts, self.T, self.P)
 
-def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
-    targets (P, ...) -> (P,)"""
-    P = len(targets)
-    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
-
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> means over the pairs, d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
-    if y were ref's own; it costs no sampling, and may be negative."""
-    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
-
+# ---- examples
 # Stanford Alpaca's templates; what follows them is the response
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
           "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
@@ -1517,6 +1493,7 @@ def held_out(example, share=0.02):
         return question_hash(example) % one_in == 0
     return question_hash(example) < share * (1 << 32)
 
+# ---- the files they come in
 ROLES = "system", "user", "assistant", "tool"
 
 def messages_in(listed, name):
@@ -1633,6 +1610,7 @@ def read_examples(path, *answers):
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, digest
 
+# ---- rows of examples
 class Examples(Epochs):
     """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
     then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
@@ -1806,6 +1784,34 @@ class DpoOptions(TuningOptions):
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
+
+# ---- losses
+def loss_weights(targets, mtp_weight):
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    targets (P, ...) -> (P,)"""
+    P = len(targets)
+    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
+    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(heads) / count
+
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
+    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
 
 # ---- validation
 def with_progress(parts, what):
