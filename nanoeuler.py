@@ -1092,6 +1092,7 @@ def lr_at(step, n_steps, lr, warmup, floor):
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
+# ---- AdamW
 # The last four are of Muon: muon_lr is 0 where AdamW updates all, and they do not matter then.
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
                             "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
@@ -1166,6 +1167,7 @@ def adamw(p, g, m, v, n_decay, hyper):
         adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
     return norm
 
+# ---- Muon
 # Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is for the matrices of the layers.  A
 # gradient is mostly a few directions, and a step along it neglects all others; Muon makes all of
 # them count the same.  Of the average of the gradients, U S V^T by its singular values, it
@@ -3938,6 +3940,7 @@ def need_finite(name, x):
         if bad:                              # else the sum of large numbers was not finite
             raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
 
+# ---- a run's state, its tensors and moments
 @dataclass
 class State(Settings):
     """What a checkpoint knows besides the weights."""
@@ -4070,6 +4073,7 @@ def read_checkpoint(path, moments=True):
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept)
 
+# ---- what is said of files
 def refuse_overwrite(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
     if os.path.exists(path):
