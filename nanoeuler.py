@@ -3370,6 +3370,8 @@ def looked_up(tokens, k):
 # such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
 # was it said?), and names are looked for only in those that were not.  An imported model brings a
 # template that is a program; section 11 makes pieces of what it writes.
+
+# Ours as such programs, for others who read an export
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
@@ -3404,8 +3406,7 @@ def own_pieces(template, messages):
     return chatml_pieces(template, messages) if is_chatml(template) else None
 
 def special_names(tokenizer):
-    """A regular expression: the longest name of a special token that fits.  Of none: no text has it
-    """
+    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
     return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
