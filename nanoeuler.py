@@ -392,6 +392,7 @@ def parts_of(memory, shapes):
 # convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
 #     value(x)          the number that a stored x stands for
 #     rounded(x, a)     a number as the array a holds it
+#     number(x, a)      a constant, in the type in which the numbers of a are computed with
 # In float32 and float64 they do nothing.
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
@@ -403,7 +404,6 @@ E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.33
                                           4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
     1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
-# ONE + x has the type of x: 1 + x, of an int64 and a float32, would be a float64
 
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
@@ -683,12 +683,12 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, worksp
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
     out: y (T, F)     in: gate_up (T, 2F), gate first"""
-    T, F = y.shape
+    (T, F), one = y.shape, number(1, y)
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
             z = value(gate[f])
-            row[f] = rounded(z / (ONE + exp(-z)) * value(up[f]), row)
+            row[f] = rounded(z / (one + exp(-z)) * value(up[f]), row)
 
 @jit
 def swiglu_backward(gate_up, dy):
@@ -5176,6 +5176,15 @@ def _rounded(x, like):
     if like.dtype == types.uint16:
         return lambda x, like: np.uint16(bf16_bits(x))
     return lambda x, like: x
+
+def number(x, like):
+    """A number in the type in which a number of `like` is computed with."""
+    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
+
+@overload(number, inline="always")
+def _number(x, like):
+    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
+    return lambda x, like: dtype(x)
 
 def rows_a_row_of(panels):
     """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
