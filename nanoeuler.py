@@ -76,6 +76,7 @@ from typing import NamedTuple, Protocol
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
 # nanoeuler in another.
 if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, also under python -P
     try:
         import nanoeuler
     except ImportError as e:
@@ -231,10 +232,16 @@ def param_table(cfg):
 TABLE = param_table(PRESETS["small"])        # for what is the same in every model
 Params = namedtuple("Params", [x.name for x in TABLE])
 
+def side_by_side(at, names):
+    """The slice of these indices, which must follow each other."""
+    gap = at != list(range(at[0], at[-1] + 1))
+    need(not gap, f"{', '.join(names[i] for i in at)} do not stand side by side in the table")
+    return slice(at[0], at[-1] + 1)
+
 def fields_where(chosen):
     """The slice of Params' fields, side by side, whose Tensors are chosen"""
     at = [i for i, x in enumerate(TABLE) if chosen(x)]
-    return slice(at[0], at[-1] + 1)
+    return side_by_side(at, [x.name for x in TABLE])
 
 MATRICES = fields_where(lambda x: x.decays)
 GAINS = fields_where(lambda x: not x.decays)             # of the norms
@@ -242,7 +249,9 @@ PACKED = fields_where(lambda x: x.packed and x.each == "layer")
 
 def entries_where(cfg, chosen):
     """The slice of the flat buffer in which the Tensors that are chosen lie, side by side"""
-    tensors = [x for x in param_table(cfg) if chosen(x)]
+    table = param_table(cfg)
+    at = [i for i, x in enumerate(table) if chosen(x)]
+    tensors = table[side_by_side(at, [x.name for x in table])]
     return slice(tensors[0].start, tensors[-1].end)
 
 def slices(flat, shapes):
@@ -1551,8 +1560,9 @@ ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
 
 def as_example(entry, answers):
     """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
-    consists of messages has `asked` besides, and its answers are lists of messages."""
-    e = {name: x for name, x in entry.items() if x is not None}
+    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
+    lists of messages."""
+    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
     for theirs, ours in ALSO_CALLED.items():
         if theirs in e and ours not in e:
             e[ours] = e.pop(theirs)
@@ -2099,13 +2109,14 @@ class Run:
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
-        s.step = t = s.step + 1
+        t = s.step + 1
         self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
         losses, norm = model.update(hyper)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.step = t                           # now: what is saved has its parameters
         trained = weight.any(0)              # of the heads
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
@@ -3502,11 +3513,12 @@ class Speaker:
     def new_reply(self, ids, options, rng):
         return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
 
-    def pieces(self, reply, pace):
-        """Yields the text of a reply as it comes, whole characters only."""
+    def pieces(self, reply, pace, reader=None):
+        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
+        no part of the conversation"""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not reply.finish:
-            advance(self.decoder, [reply], pace)
+            advance(reader or self.decoder, [reply], pace)
             if piece := decode(reply.news(), bool(reply.finish)):
                 yield piece
 
@@ -3557,8 +3569,9 @@ class Speaker:
     def stream(self, prompt, **sampling):
         """Yields the text that follows a prompt by itself, as it comes."""
         options = replace(self.options, **sampling).check()
-        ids = rewind_to(self.decoder, self.shortened(self.ids_of(prompt), False))
-        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace())
+        ids = self.shortened(self.ids_of(prompt), False)
+        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
 
     def generate(self, prompts, batch=64, truncate=False, **sampling):
         """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
@@ -3678,6 +3691,8 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
     options = Sampling(**chosen).check()
     if prompts:                              # then a word that stands alone names the checkpoint
         need(out, "name a file for the answers: --out answers.jsonl")
+        need(not prompt or file == FILE.options["default"],
+             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
         return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
@@ -3719,7 +3734,7 @@ def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file"""
     with reading(path, "name a file of JSON lines"):
         need_regular(path)
-        lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
+        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
     found = []
     for number, line in enumerate(lines, 1):
         try:

@@ -105,6 +105,16 @@ def verbs_in_one_process(folder, verbs, module="nanoeuler"):
     return [sys.executable, "-c", code]
 
 
+def test_a_program_is_itself_and_no_other_copy(alone, env):
+    """Also where Python does not look beside the program, and another one is installed."""
+    path = alone / "nanoeuler.py"
+    text = path.read_text(encoding="utf-8").replace(f'"{ne.__version__}"', '"0.0.77"')
+    path.write_text(text, encoding="utf-8")
+    said = subprocess.run([sys.executable, "-P", path, "--version"], env=env, capture_output=True,
+                          text=True, cwd=alone.parent)
+    assert said.stdout == "nanoeuler 0.0.77\n", said.stderr
+
+
 def test_two_files_are_a_whole_program(alone, env, tmp_path):
     """Every verb; and `compile` has compiled all that they need."""
     (alone / "nanoeuler_cuda.py").unlink()
