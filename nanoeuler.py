@@ -70,12 +70,13 @@ import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
 # nanoeuler in another.
 if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, also under python -P
     try:
         import nanoeuler
     except ImportError as e:
@@ -95,8 +96,14 @@ os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
 
-import llvmlite.binding as llvm
 import numba
+
+NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py know
+if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
+    raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
+                     f"pip install 'numba=={NUMBA}.*'")
+
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
@@ -166,34 +173,120 @@ PRESETS = {
 }
 
 # ==== 2 Memory ====
+# A model is one flat buffer of numbers, and a table that says which tensor lies where in it.  All
+# that treats one tensor in another way than the next, from initialization and weight decay to the
+# names in a file, is a loop over this table.
+class Tensor(NamedTuple):
+    """A learned tensor: a row of the table."""
+    name: str                # field of Params
+    shape: tuple             # of all layers or heads together
+    std: float | None        # of its first values; None: a gain of a norm, which begins as ones
+    each: str                # what the first axis counts: "layer", "head", or "", if nothing
+    packed: bool             # into panels, for products (4.1)
+    optimizer: str           # where a run has Muon (6): muon, adamw, or adamw_embedding
+    parts: list              # of a layer or head, one below the other: (rows, Llama's name, GGUF's)
+    start: int = 0           # its first entry in the flat buffer
+
+    @property
+    def decays(self):
+        """Weight decay is for matrices."""
+        return self.std is not None
+
+    @property
+    def end(self):
+        return self.start + math.prod(self.shape)
+
 def param_table(cfg):
-    """(name, shape, init std) of every learned tensor, in buffer order; std None means ones."""
+    """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
+    optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
+    """
     C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    QKV, HD = (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim, cfg.n_head * cfg.head_dim
+    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+    heads = P - cfg.tie_embeddings           # tied: wte is head 0, and here are heads 1.. alone
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
-    return [("wte",        (V, C),        std),     # matrices first: weight decay is a prefix of
-            ("qkv",        (L, QKV, C),   std),     # the buffer, not a list of names
-            ("attn_proj",  (L, C, HD),    out_std),
-            ("gate_up",    (L, 2 * F, C), std),
-            ("down",       (L, C, F),     out_std),
-            ("lm_head",    (P - cfg.tie_embeddings, V, C), std),     # tied: heads 1.. alone
-            ("attn_norm",  (L, C),        None),
-            ("mlp_norm",   (L, C),        None),
-            ("final_norm", (C,),          None)]
+    table = [
+        #       name         shape                 std      each     packed  optimizer
+        Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
+               [(V, "model.embed_tokens", "token_embd")]),
+        Tensor("qkv",        (L, HD + 2 * GD, C),  std,     "layer", True,   "muon",
+               [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
+                (GD, "self_attn.v_proj", "attn_v")]),
+        Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
+               [(C, "self_attn.o_proj", "attn_output")]),
+        Tensor("gate_up",    (L, 2 * F, C),        std,     "layer", True,   "muon",
+               [(F, "mlp.gate_proj", "ffn_gate"), (F, "mlp.up_proj", "ffn_up")]),
+        Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
+               [(C, "mlp.down_proj", "ffn_down")]),
+        Tensor("lm_head",    (heads, V, C),        std,     "head",  True,   "adamw",
+               [(V, "", "")]),               # a head's name is its own: `llama_tensors`
+        Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
+               [(C, "input_layernorm", "attn_norm")]),
+        Tensor("mlp_norm",   (L, C),               None,    "layer", False,  "adamw",
+               [(C, "post_attention_layernorm", "ffn_norm")]),
+        Tensor("final_norm", (C,),                 None,    "",      False,  "adamw",
+               [(C, "model.norm", "output_norm")])]
+    starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
+    return [x._replace(start=start) for x, start in zip(table, starts)]
 
-TABLE = param_table(PRESETS["small"])
-Params = namedtuple("Params", [name for name, *_ in TABLE])
-n_matrices = sum(std is not None for *_, std in TABLE)
-MATRICES = slice(0, n_matrices)          # fields of Params; weight decay is for them
-PACKED = slice(1, n_matrices - 1)        # those of the layers.  Packed with them is lm_head, or wte
-GAINS = slice(n_matrices, len(TABLE))    # of the norms
+TABLE = param_table(PRESETS["small"])        # for what is the same in every model
+Params = namedtuple("Params", [x.name for x in TABLE])
+
+def side_by_side(at, names):
+    """The slice of these indices, which must follow each other."""
+    gap = at != list(range(at[0], at[-1] + 1))
+    need(not gap, f"{', '.join(names[i] for i in at)} do not stand side by side in the table")
+    return slice(at[0], at[-1] + 1)
+
+def fields_where(chosen):
+    """The slice of Params' fields, side by side, whose Tensors are chosen"""
+    at = [i for i, x in enumerate(TABLE) if chosen(x)]
+    return side_by_side(at, [x.name for x in TABLE])
+
+MATRICES = fields_where(lambda x: x.decays)
+GAINS = fields_where(lambda x: not x.decays)             # of the norms
+PACKED = fields_where(lambda x: x.packed and x.each == "layer")
+
+def entries_where(cfg, chosen):
+    """The slice of the flat buffer in which the Tensors that are chosen lie, side by side"""
+    table = param_table(cfg)
+    at = [i for i, x in enumerate(table) if chosen(x)]
+    tensors = table[side_by_side(at, [x.name for x in table])]
+    return slice(tensors[0].start, tensors[-1].end)
+
+def slices(flat, shapes):
+    """Consecutive views of these shapes of one flat buffer: they share its memory."""
+    parts, start = [], 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        parts.append(flat[start:end].reshape(shape))
+        start = end
+    return parts
+
+def views(flat, table):
+    """The tensors of param_table."""
+    return Params(*slices(flat, [x.shape for x in table]))
+
+def n_params(cfg):
+    return param_table(cfg)[-1].end
+
+def init_params(cfg, seed, dtype=np.float32):
+    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
+    rng, table = np.random.default_rng(seed), param_table(cfg)
+    flat = aligned((n_params(cfg),), dtype)
+    for view, x in zip(views(flat, table), table):
+        view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
+    return flat
+
+# ---- what a step of training has in memory besides
+# Named tuples of arrays: Acts are activations, which forward keeps for backward, Dacts gradients of
+# them, Scratch is what a thread works with, Panels are the matrices, packed for products (4.1).
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
-Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
-OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pairs")
+Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
+MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
 # Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
@@ -201,19 +294,11 @@ OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pai
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 
-def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-def from_bf16(x):
-    """float32 of the bits of bfloat16, uint16; anything else as it is"""
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
-
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"att", "workspace"}, OfMuon: {"workspace", "small_workspace"}}
-PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "x", "pairs"}, OfMuon: {"pairs"}}
+          Scratch: {"att", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
+PAIRED = {Panels: set(Panels._fields),
+          Scratch: {"kt", "vt", "dy", "x", "pairs"}, MuonScratch: {"pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -269,11 +354,11 @@ def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
     width, step, shapes = tile_width(dtype), rows_a_panel_row(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
-    for name, shape, _ in param_table(untied):
-        if name in Panels._fields:
-            L, N, K = shape
+    for x in param_table(untied):
+        if x.packed:
+            L, N, K = x.shape
             rows, columns = (K, N) if transposed else (N, K)
-            shapes[name] = L, -(-columns // width), -(-rows // step), width
+            shapes[x.name] = L, -(-columns // width), -(-rows // step), width
     return Panels(**shapes)
 
 def rows_a_panel_row(dtype):
@@ -295,34 +380,10 @@ def room_behind(x):
         whole = whole.base
     return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
 
-def slices(flat, shapes):
-    """Consecutive views of these shapes of one flat buffer: they share its memory."""
-    parts, start = [], 0
-    for shape in shapes:
-        end = start + math.prod(shape)
-        parts.append(flat[start:end].reshape(shape))
-        start = end
-    return parts
-
 def parts_of(memory, shapes):
     """Arrays of these shapes, each at the beginning of one of `memory`, a named tuple like them."""
     return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
                           for x, shape in zip(memory, shapes)))
-
-def views(flat, table):
-    """The tensors of param_table."""
-    return Params(*slices(flat, [shape for _, shape, *_ in table]))
-
-def n_params(cfg):
-    return sum(math.prod(shape) for _, shape, _ in param_table(cfg))
-
-def init_params(cfg, seed, dtype=np.float32):
-    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
-    rng, table = np.random.default_rng(seed), param_table(cfg)
-    flat = aligned((n_params(cfg),), dtype)
-    for view, (_, shape, std) in zip(views(flat, table), table):
-        view[...] = 1.0 if std is None else std * rng.standard_normal(shape, np.float32)
-    return flat
 
 # ==== 3 Building blocks ====
 # Nearly all of the time goes into products of matrices, and each of them is made of one piece:
@@ -336,7 +397,8 @@ def init_params(cfg, seed, dtype=np.float32):
 # there, vectors written as LLVM 95 %: section 12 builds them.  Two more pieces from there are
 # next_task(counter, i), which is counter[i]++ for many threads, and larger(x, y), the maximum.
 #
-# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16:
+# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16.  Kernels
+# convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
 #     value(x)          the number that a stored x stands for
 #     rounded(x, a)     a number as the array a holds it
 #     number(x, a)      a constant, in the type in which the numbers of a are computed with
@@ -728,19 +790,19 @@ def backward(b, heads, p, w, a, d, s, cos, sin):
         rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
                          a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
 
-OF_QKV, OF_ATTN_PROJ, OF_GATE_UP, OF_DOWN, OF_LM_HEAD = range(5)       # kinds of tasks, by Panels
+DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, s):
-    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for OF_LM_HEAD."""
-    if kind == OF_QKV:
+    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for DW_LM_HEAD."""
+    if kind == DW_QKV:
         weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, s.dy, s.x)
-    elif kind == OF_ATTN_PROJ:
+    elif kind == DW_ATTN_PROJ:
         weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, s.dy, s.x)
-    elif kind == OF_GATE_UP:
+    elif kind == DW_GATE_UP:
         weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, s.dy, s.x)
-    elif kind == OF_DOWN:
+    elif kind == DW_DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, s.dy, s.x)
     else:
         tied = a.logits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
@@ -780,7 +842,7 @@ def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch
             n = next_task(counters, block)
             while n < tasks.shape[0]:
                 kind, l, n0, n1 = tasks[n]
-                if kind != OF_LM_HEAD or l < heads:
+                if kind != DW_LM_HEAD or l < heads:
                     matrix_gradient(kind, l, n0, n1, g, a, d, s)
                 n = next_task(counters, block)
         embedding_backward(g.wte, d.x[:, 0], tokens)
@@ -795,9 +857,9 @@ def pack_weights(w, wt, p):
 def task_table(cfg):
     """(kind, layer or head, first row, end) of the blocks of all weight gradients: int64 (n, 4)"""
     tasks, untied = [], replace(cfg, tie_embeddings=False)
-    matrices = {name: shape for name, shape, _ in param_table(untied)}
-    for kind, name in enumerate(Panels._fields):
-        L, N, _ = matrices[name]
+    packed = [x for x in param_table(untied) if x.packed]
+    for kind, x in enumerate(packed):
+        L, N, _ = x.shape
         for l in range(L):
             for n in range(0, N, NB):
                 tasks.append((kind, l, n, min(n + NB, N)))
@@ -819,11 +881,15 @@ class Model:
     Sections 8 and 9 know of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
-    host = staticmethod(from_bf16)           # an array as NumPy's numbers: bfloat16 as float32
 
     @staticmethod
     def ready(options=None):
         compile_kernels(options.dtype if options else DTYPE)
+
+    @staticmethod
+    def host(x):
+        """An array as NumPy's numbers: bfloat16 as float32"""
+        return from_bf16(x)
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
         if options:
@@ -832,10 +898,11 @@ class Model:
         self.cfg, self.flat = cfg, flat
         self.dtype = np.dtype(dtype or flat.dtype)       # of what feeds the products
         mixed = self.dtype == BF16 and flat.dtype == np.float32
-        assert mixed or self.dtype == flat.dtype, "no such mix of types"
+        need(mixed or self.dtype == flat.dtype,
+             f"parameters of {flat.dtype} do not go with products of {self.dtype}")
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
-        self.n_decay = sum(x.size for x in self.p[MATRICES])       # they come first
+        self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # they come first
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
@@ -845,7 +912,7 @@ class Model:
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
         self.largest = 0, 0, 0               # of such
-        self.of_muon = None                  # its memory, if it is used
+        self.muon_scratch = None                  # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -862,8 +929,9 @@ class Model:
         heads = self.p.lm_head
         if self.cfg.tie_embeddings:
             heads = np.concatenate((self.p.wte[None], heads))
-        for w, wt, x in zip(self.w, self.wt, (*self.p[PACKED], heads)):
-            pack_weights(w, wt, x)
+        matrices = self.p._replace(lm_head=heads)
+        for name, w, wt in zip(Panels._fields, self.w, self.wt):
+            pack_weights(w, wt, getattr(matrices, name))
 
     def prepare(self, B, T):
         """Memory for B sequences of T tokens: parts of what there is for the largest so far."""
@@ -878,7 +946,7 @@ class Model:
             self.largest = shape
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
-            assert room_behind(x) >= TILE_BYTES, "not made by `aligned`"
+            need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
@@ -931,23 +999,21 @@ class Model:
         return ce, norm
 
     def update_by_muon(self, hyper):
-        """Muon on the matrices of the layers, AdamW on what stands before and behind them."""
+        """Muon on the matrices of the layers, AdamW on the other tensors, as the table has it."""
         norm = gradient_norm(self.g_flat)
         if not math.isfinite(norm):
             return norm
-        if not self.of_muon:
+        if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
-            self.of_muon = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
+            self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
         scale = clipping(norm, hyper)
-        first = self.p.wte.size
-        end = first + sum(x.size for x in self.p[PACKED])
-        of_embedding = slice(0, first), first, hyper._replace(      # its own rate, the decay of all
+        of_embedding = hyper._replace(       # its own rate, the decay of all
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
-        of_heads_and_gains = slice(end, None), self.n_decay - end, hyper
-        for part, n_decay, chosen in (of_embedding, of_heads_and_gains):
-            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part], n_decay,
-                         chosen, scale)
-        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.of_muon)
+        for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
+            part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
+            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part],
+                         self.n_decay - part.start, settings, scale)
+        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
         return norm
 
     def losses(self, tokens, targets):
@@ -1035,16 +1101,17 @@ def lr_at(step, n_steps, lr, warmup, floor):
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
+# ---- AdamW
 # The last four are of Muon: muon_lr is 0 where AdamW updates all, and they do not matter then.
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
                             "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
 
-def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **of_muon):
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    of_muon: muon_lr, momentum, newton_schulz, embedding_lr; without them AdamW updates all"""
+    muon_settings: those of MUON_SETTINGS (8); without them AdamW updates all"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
-                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **of_muon)
+                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
 
 @jit_parallel
@@ -1058,6 +1125,10 @@ def gradient_norm(g):
         ss = 0.0
         for j in range(part.size):
             ss += part[j] * part[j]
+        if math.isinf(ss):                   # above 2e19 the square of a float32 is none
+            ss = 0.0
+            for j in range(part.size):
+                ss += np.float64(part[j]) * np.float64(part[j])
         squares[i] = ss
     total = 0.0
     for i in range(blocks):                  # .sum() would be made parallel, in an order of its own
@@ -1085,9 +1156,9 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
     for i in prange(blocks):
         start, end = i * N // blocks, (i + 1) * N // blocks
         middle = min(max(n_decay, start), end)           # here the matrices end, if they do
-        of_matrices = start, middle, hyper.lr * hyper.weight_decay
-        of_gains = middle, end, 0.0
-        for n0, n1, decay in (of_matrices, of_gains):
+        matrices = start, middle, hyper.lr * hyper.weight_decay
+        gains = middle, end, 0.0
+        for n0, n1, decay in (matrices, gains):
             ps, gs, ms, vs = p[n0:n1], g[n0:n1], m[n0:n1], v[n0:n1]
             keep = dtype(1 - decay)
             for j in range(ps.size):
@@ -1105,6 +1176,7 @@ def adamw(p, g, m, v, n_decay, hyper):
         adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
     return norm
 
+# ---- Muon
 # Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is for the matrices of the layers.  A
 # gradient is mostly a few directions, and a step along it neglects all others; Muon makes all of
 # them count the same.  Of the average of the gradients, U S V^T by its singular values, it
@@ -1118,22 +1190,18 @@ def adamw(p, g, m, v, n_decay, hyper):
 # ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good enough
 # in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
-# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own.  The
-# embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.  The
-# embedding starts shorter then, beside what the layers add to it from the first step on, and
-# learns faster; the heads and what writes to the residual stream start at zero (bench/NOTES.md has
-# what each of these brought).
+# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
+# `llama_tensors` of section 10 has apart.  The embedding, whose rows are met one at a time, the
+# heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
+# add to it from the first step on, and learns faster; the heads and what writes to the residual
+# stream start at zero (bench/NOTES.md has what each of these brought).
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
 
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
     q, k, v, attn_proj, gate, up, down of each layer     int64 (7 L, 3)"""
-    matrices, start = [], 0
-    for name, shape in tensor_shapes(cfg).items():
-        if name.startswith("model.layers.") and len(shape) == 2:
-            matrices.append((start, *shape))
-        start += math.prod(shape)
+    matrices = [(x.start, *x.shape) for x in llama_tensors(cfg) if x.optimizer == "muon"]
     return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
 
 def muon_shapes(cfg, n, dtype):
@@ -1142,7 +1210,7 @@ def muon_shapes(cfg, n, dtype):
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
     low = dtype == BF16                      # operands of products, rounded
-    return OfMuon(y=(n, size),               # the matrix, its longer side down
+    return MuonScratch(y=(n, size),               # the matrix, its longer side down
                   other=(n, size),           # and what it becomes
                   gram=(n, side * side),
                   square=(n, side * side),
@@ -1205,8 +1273,8 @@ def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pai
 @jit
 def muon_matrix(p, g, m, hyper, scale, s):
     """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
-    p, g, m (N, K), s an OfMuon of one thread.  The factor is for a matrix that maps to more numbers
-    than it is given: it has fewer directions than outputs."""
+    p, g, m (N, K), s a MuonScratch of one thread.  The factor is for a matrix that maps to more
+    numbers than it is given: it has fewer directions than outputs."""
     N, K = p.shape
     l, side = max(N, K), min(N, K)
     y, other = s.y[:l * side].reshape(l, side), s.other[:l * side].reshape(l, side)
@@ -1234,7 +1302,7 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     A matrix is one task: the result does not depend on the threads."""
     counters = np.zeros(8, np.int64)
     for i in prange(len(scratch.y)):
-        s = OfMuon(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
+        s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
                    square=scratch.square[i], workspace=scratch.workspace[i],
                    small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
         n = next_task(counters, 0)
@@ -1246,6 +1314,7 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
             n = next_task(counters, 0)
 
 # ==== 7 Data ====
+# ---- texts
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def beside_program(path):
@@ -1297,7 +1366,7 @@ def encode_cut(tokenizer, text, share, rng):
     """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
     of it, must begin a token: so each word is met in many spellings, also in that of the beginning
     of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
-    has, and its ids are left out."""
+    has, and the ids of these are left out; those of the text's own zeros stay."""
     if not share:
         return tokenizer.encode(text)
     x = np.frombuffer(text, np.uint8)
@@ -1305,8 +1374,14 @@ def encode_cut(tokenizer, text, share, rng):
     after_blank = x[at - 1] == 32                                    # that behind its blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
-    ids = tokenizer.encode(np.insert(x, np.unique(at), 0).tobytes())
-    return ids[~np.isin(ids, tokenizer.encode(b"\0"))]
+    at = np.unique(at)
+    cut = np.insert(x, at, 0)
+    ids = tokenizer.encode(cut.tobytes())
+    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
+    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
+    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
+        return tokenizer.encode(text)
+    return np.delete(ids, zeros[inserted])
 
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
@@ -1337,6 +1412,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         print(f"note: {e}", file=sys.stderr)
     return train_ids, val_ids
 
+# ---- batches
 def targets_of(rows, P):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     T = rows.shape[1] - P
@@ -1384,33 +1460,7 @@ class Batches(Epochs):
         starts = [window * self.T + phase for _, window, phase in entries]
         return windows(self.tokens, starts, self.T, self.P)
 
-def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
-    targets (P, ...) -> (P,)"""
-    P = len(targets)
-    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
-
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> means over the pairs, d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
-    if y were ref's own; it costs no sampling, and may be negative."""
-    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
-
+# ---- examples
 # Stanford Alpaca's templates; what follows them is the response
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
           "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
@@ -1454,6 +1504,7 @@ def held_out(example, share=0.02):
         return question_hash(example) % one_in == 0
     return question_hash(example) < share * (1 << 32)
 
+# ---- the files they come in
 ROLES = "system", "user", "assistant", "tool"
 
 def messages_in(listed, name):
@@ -1509,8 +1560,9 @@ ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
 
 def as_example(entry, answers):
     """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
-    consists of messages has `asked` besides, and its answers are lists of messages."""
-    e = {name: x for name, x in entry.items() if x is not None}
+    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
+    lists of messages."""
+    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
     for theirs, ours in ALSO_CALLED.items():
         if theirs in e and ours not in e:
             e[ours] = e.pop(theirs)
@@ -1570,6 +1622,7 @@ def read_examples(path, *answers):
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, digest
 
+# ---- rows of examples
 class Examples(Epochs):
     """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
     then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
@@ -1618,7 +1671,7 @@ class DataSet:
     batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
     validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
     bytes_per_token: float     # of what is learned
-    steps: int                 # length of the run; 0: by the clock
+    steps: int | None          # length of the run; None: the clock decides
     rows: list                 # of the table that is printed: (name, value)
 
 @dataclass
@@ -1628,12 +1681,14 @@ class ExampleSet(DataSet):
     responses: Examples        # all R responses to each of them
 
 # ==== 8 Training ====
+# ---- settings
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    optimizer, mtp_until, mtp_from = "adamw", 1.0, 1.0       # settings of pretraining
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
+    # settings that some runs have, and what holds for the others
+    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -1680,10 +1735,12 @@ class Options(Optimization):
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
-# What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md)
-OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3, mtp_until=1.0)
-IN_WORDS = ", ".join(f"{name} {value}" for name, value in OF_ADAMW.items())
-OF_MUON = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+# What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
+# (bench/NOTES.md); and the settings that AdamW alone does not have
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
+                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
 class TrainOptions(Options):
@@ -1695,7 +1752,7 @@ class TrainOptions(Options):
     warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
     weight_decay: float = setting(0.1, 0, 10, "of matrices only")
     optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
-                             f"all, by default with {IN_WORDS}")
+                             f"all, by default with {ADAMW_DEFAULTS_SHOWN}")
     muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
     momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
     newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
@@ -1713,10 +1770,10 @@ class TrainOptions(Options):
     def chosen(cls, **settings):
         if settings.get("optimizer") != "adamw":
             return super().chosen(**settings)
-        for name in OF_MUON:
+        for name in MUON_SETTINGS:
             need(name not in settings,
                  f"{name} is a setting of Muon: drop it, or --optimizer adamw")
-        return super().chosen(**OF_ADAMW | settings)
+        return super().chosen(**ADAMW_DEFAULTS | settings)
 
 @dataclass
 class TuningOptions(Optimization):
@@ -1740,6 +1797,35 @@ class DpoOptions(TuningOptions):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
+# ---- losses
+def loss_weights(targets, mtp_weight):
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    targets (P, ...) -> (P,)"""
+    P = len(targets)
+    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
+    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(heads) / count
+
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
+    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
+
+# ---- validation
 def with_progress(parts, what):
     """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
     told = time.perf_counter()
@@ -1760,6 +1846,7 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
     return float(nats / math.log(2) / (n_bytes * share))
 
+# ---- the log, and locks
 def parse_record(line):
     """The record of a step in a line of a log; None if a killed run left it unfinished."""
     try:
@@ -1777,7 +1864,7 @@ def read_log(path):
         need(records or not lines, "no line of it is the record of a step")
     return records
 
-def log_of(out, data):
+def log_path(out, data):
     """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
     that name must be one, --force or not."""
     name = out.removesuffix(".bin")
@@ -1850,6 +1937,7 @@ def lock(f):
         return True
     return True
 
+# ---- the training loop
 MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 
@@ -1865,25 +1953,30 @@ class Run:
     R = 1                                    # so many rows of a batch stay together
 
     def __init__(self, out, start, options, engine=Model):
+        """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
+        model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
-        self.log = log_of(out, self.data_file())
-        cfg = start.cfg
-        s = self.state = replace(start.state, options=asdict(options))
-        self.lr = options.lr * 128 / cfg.n_embd
-        self.prepare(start)
-        self.T = self.row_length(start)      # of a sequence in a batch
-        cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
+        self.state = s = replace(start.state, options=asdict(options))
+        self.log = log_path(out, self.data_file())
+        self.lr = options.lr * 128 / start.cfg.n_embd
+
+        # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
+        self.read_data(start)
+        self.T = self.row_length(start)
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
+        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
-        compiling = time.perf_counter()
-        engine.ready(options)                # not before all is known to be well
-        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         self.tokenizer = self.data.tokenizer
-        s.text_sha256 = self.data.sha256
-        if self.data.steps:
-            s.n_steps = max(s.step, self.data.steps)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
+        s.text_sha256 = self.data.sha256
+        if self.data.steps:                  # else `plan` decides how many they are
+            s.n_steps = max(s.step, self.data.steps)
+
+        # what learns it: nothing is compiled before all of the above is known to be well
+        compiling = time.perf_counter()
+        engine.ready(options)
+        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
@@ -1902,7 +1995,7 @@ class Run:
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
-        if 0 < steps < o.warmup:
+        if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
                   f"{o.warmup}: the learning rate never falls; --warmup sets another",
                   file=sys.stderr)
@@ -1937,22 +2030,23 @@ class Run:
             n_steps = s.n_steps or math.inf  # there is no plan yet
             return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
 
-        of_muon = {}
+        muon_settings = {}
         if o.optimizer == "muon":
-            of_muon = {name: getattr(o, name) for name in OF_MUON} | {"muon_lr": rate(o.muon_lr)}
+            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
+            muon_settings["muon_lr"] = rate(o.muon_lr)
         return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
-                        weight_decay=o.weight_decay, **of_muon)
+                        weight_decay=o.weight_decay, **muon_settings)
 
     def data_file(self):
-        return self.data_of(self.options)
+        return self.data_path(self.options)
 
     @classmethod
-    def data_of(cls, options):
+    def data_path(cls, options):
         """Where --data is.  The files of the defaults are also found beside the program."""
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
 
-    def prepare(self, start):
+    def read_data(self, start):
         """Reads what decides the shape of a batch: nothing, of a text."""
 
     def row_length(self, start):
@@ -1982,7 +2076,7 @@ class Run:
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps, rows=rows)
+                       steps=o.steps or None, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -2015,13 +2109,14 @@ class Run:
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
-        s.step = t = s.step + 1
+        t = s.step + 1
         self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
         losses, norm = model.update(hyper)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.step = t                           # now: what is saved has its parameters
         trained = weight.any(0)              # of the heads
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
@@ -2152,6 +2247,7 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
+# ---- fine-tuning
 MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
 
 def tokens_of(rows):
@@ -2184,7 +2280,7 @@ class SftRun(Run):
     scope = "all held-out responses"
     answers = ["output"]                     # the keys of the R responses
 
-    def prepare(self, start):
+    def read_data(self, start):
         """Reads the examples and encodes them: they decide how long a row is."""
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
@@ -2285,10 +2381,9 @@ class SftRun(Run):
                     yield from rows if tokens_of(rows) <= T else whole
 
         learned, copies = [row for _, rows in train for row in rows], 1
-        cuts = getattr(o, "cuts", 0.0)           # dpo has none
-        if cuts:                                 # up to 16 epochs, each cut elsewhere
+        if o.cuts:                           # up to 16 epochs, each cut elsewhere
             copies = min(16, math.ceil(steps * self.B / R / n))
-            learned = list(copied(cuts, copies))
+            learned = list(copied(o.cuts, copies))
         batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
         responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
 
@@ -2316,6 +2411,7 @@ class SftRun(Run):
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
         return f"> {e['instruction']} {e['input']}\n{self.say(n, asked, temperature=0.0)}"
 
+# ---- preferences
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
     The reference is the model at step 0.  It never changes, so its cross-entropies are computed
@@ -2379,12 +2475,13 @@ class DpoRun(SftRun):
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
         return f"{self.line.format(**measures)}  {text} of the chosen"
 
+# ---- begin, and go on
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
 
 def sha256_of(path):
@@ -2408,7 +2505,7 @@ def resumed(run, out, preset, file, chosen):
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
     settings = {name: value for name, value in stored.items()
-                if name in has or name not in OF_ONE_ENGINE}
+                if name in has or name not in ENGINE_SETTINGS}
     need(start.state.options and settings.keys() <= has,
          f"{out} was not made by {run.verb}; start with --out NAME")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
@@ -2490,13 +2587,13 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
                 return print_done(out, s, engine)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
-            keep(out, force, "--resume goes on with it, --out NAME keeps it")
+            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
             file = file or run.begins_with
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")
             start, options = fresh(run, preset, file, chosen)
-        need_data(run.data_of(options), out)
+        need_data(run.data_path(options), out)
         if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
             print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
         run(out, start, options, engine).go()
@@ -3068,7 +3165,7 @@ class Reply:
         self.finish = "" if sampling.tokens else "length"
         self.text = b""                      # of the tokens, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
-        assert vocab or not self.stops, "stop texts need a vocabulary"
+        need(vocab or not self.stops, "stop texts need a vocabulary")
         self.drafts, self.slot, self.told = [], 0, 0
 
     def draw(self, logits):
@@ -3273,6 +3370,19 @@ def looked_up(tokens, k):
     return []
 
 # ---- chat
+# What a chat model reads is one text: all that was said, and what begins its answer.  A template
+# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
+#
+#     <|im_start|>user
+#     What is a cat?<|im_end|>
+#     <|im_start|>assistant
+#
+# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
+# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
+# was it said?), and names are looked for only in those that were not.  An imported model brings a
+# template that is a program; section 11 makes pieces of what it writes.
+
+# Ours as such programs, for others who read an export
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
@@ -3284,26 +3394,51 @@ CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
 
-def render_chatml(template, messages):
-    messages = [*default_system(template, messages), *messages]
-    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-    return said + "<|im_start|>assistant\n"
+def alpaca_pieces(messages):
+    """Those of the last question"""
+    before, after = PROMPT.split("{instruction}")
+    _, question = messages[-1]
+    return [(before, False), (question, True), (after, False)]
+
+def chatml_pieces(template, messages):
+    """Some spellings of ChatML begin with a system message of their own."""
+    pieces, ended = [], ""
+    for _, text in default_system(template, messages):
+        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for role, text in messages:
+        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
+        ended = "<|im_end|>\n"
+    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
+
+def own_pieces(template, messages):
+    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
+    if is_alpaca(template):
+        return alpaca_pieces(messages)
+    return chatml_pieces(template, messages) if is_chatml(template) else None
+
+def special_names(tokenizer):
+    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
+    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation.  Only the template makes special tokens.
+    """The ids of a conversation, with what begins the next answer
     sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    text = conversation_text(template, messages, state, tokenizer.specials)
-    ids, end = [], 0
-    for found in re.finditer(f"{SAID.pattern}|(?P<name>{pattern_of(tokenizer.specials)})", text):
-        if found["name"]:
-            new = [tokenizer.specials[found["name"]]]
-        elif sampled and unmarked(found[0]) in sampled:
-            new = sampled[unmarked(found[0])]
-        else:
-            continue                         # a part of ordinary text
-        ids += [*tokenizer.encode(unmarked(text[end:found.start()])).tolist(), *new]
-        end = found.end()
-    ids += tokenizer.encode(unmarked(text[end:])).tolist()
+    messages = [(role, unmarked(text)) for role, text in messages]
+    pieces = (own_pieces(template, messages) or
+              strangers_pieces(template, messages, state, tokenizer))
+    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
+    for piece, said in pieces:
+        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
+            if said and sampled and part in sampled:
+                new = sampled[part]
+            elif not said and part in tokenizer.specials:
+                new = [tokenizer.specials[part]]
+            else:
+                text += part
+                continue
+            ids += [*tokenizer.encode(text).tolist(), *new]
+            text = ""
+    ids += tokenizer.encode(text).tolist()
     need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
     return ids
 
@@ -3378,11 +3513,12 @@ class Speaker:
     def new_reply(self, ids, options, rng):
         return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
 
-    def pieces(self, reply, pace):
-        """Yields the text of a reply as it comes, whole characters only."""
+    def pieces(self, reply, pace, reader=None):
+        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
+        no part of the conversation"""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not reply.finish:
-            advance(self.decoder, [reply], pace)
+            advance(reader or self.decoder, [reply], pace)
             if piece := decode(reply.news(), bool(reply.finish)):
                 yield piece
 
@@ -3433,8 +3569,9 @@ class Speaker:
     def stream(self, prompt, **sampling):
         """Yields the text that follows a prompt by itself, as it comes."""
         options = replace(self.options, **sampling).check()
-        ids = rewind_to(self.decoder, self.shortened(self.ids_of(prompt), False))
-        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace())
+        ids = self.shortened(self.ids_of(prompt), False)
+        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
 
     def generate(self, prompts, batch=64, truncate=False, **sampling):
         """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
@@ -3554,6 +3691,8 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
     options = Sampling(**chosen).check()
     if prompts:                              # then a word that stands alone names the checkpoint
         need(out, "name a file for the answers: --out answers.jsonl")
+        need(not prompt or file == FILE.options["default"],
+             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
         return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
@@ -3595,7 +3734,7 @@ def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file"""
     with reading(path, "name a file of JSON lines"):
         need_regular(path)
-        lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
+        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -3817,6 +3956,7 @@ def need_finite(name, x):
         if bad:                              # else the sum of large numbers was not finite
             raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
 
+# ---- a run's state, its tensors and moments
 @dataclass
 class State(Settings):
     """What a checkpoint knows besides the weights."""
@@ -3843,69 +3983,64 @@ class State(Settings):
                  f"{name} holds half a surrogate pair, which is no character")
         return self
 
-# The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
-OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
-OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "attn_proj": ("self_attn.o_proj",),
-            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "down": ("mlp.down_proj",),
-            "attn_norm": ("input_layernorm",),
-            "mlp_norm": ("post_attention_layernorm",)}
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+def llama_tensors(cfg):
+    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
+    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
+    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
+    on.  gguf: the name in a GGUF file, "" if it has no place there."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
 
 def tensor_shapes(cfg):
-    """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
-    into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
-    model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
-    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-    heads = ["lm_head", *(f"mtp.{k}" for k in range(1, cfg.n_mtp))]
-    rows_of = {"qkv": (HD, GD, GD), "gate_up": (cfg.n_hidden, cfg.n_hidden)}
-    shapes = {}
-    for name, shape, _ in param_table(cfg):
-        if name in OF_MODEL:
-            shapes[f"{OF_MODEL[name]}.weight"] = shape
-        elif name == "lm_head":
-            for head in heads[1:] if cfg.tie_embeddings else heads:
-                shapes[f"{head}.weight"] = shape[1:]
-        else:
-            n_layer, rows, *columns = shape
-            for l in range(n_layer):
-                for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
-                    shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
-    return shapes
+    """name -> shape of the tensors of a checkpoint, in buffer order"""
+    return {x.name: x.shape for x in llama_tensors(cfg)}
 
 def named(cfg, flat):
     """name -> view of the flat buffer"""
     shapes = tensor_shapes(cfg)
     return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
 
-def place_of_muon(cfg):
-    """The slice of the flat buffer that Muon updates: qkv to down."""
-    first, *sizes = (math.prod(shape) for _, shape, _ in param_table(cfg)[:PACKED.stop])
-    return slice(first, first + sum(sizes))
+def muon_slice(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down"""
+    return entries_where(cfg, lambda x: x.optimizer == "muon")
 
 def moment_shapes(cfg, optimizer):
     """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
-    N, place = n_params(cfg), place_of_muon(cfg)
-    n = place.stop - place.start
+    N, part = n_params(cfg), muon_slice(cfg)
+    n = part.stop - part.start
     if optimizer == "muon":
         return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
     return {"adamw.m": (N,), "adamw.v": (N,)}
 
 def named_moments(cfg, optimizer, m, v):
     """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
-    place = place_of_muon(cfg)
     if optimizer == "muon":
-        return {"muon.momentum": m[place], "adamw.m": np.delete(m, place),
-                "adamw.v": np.delete(v, place)}
+        part = muon_slice(cfg)
+        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
+                "adamw.v": np.delete(v, part)}
     return {"adamw.m": m, "adamw.v": v}
 
-def moments_of(cfg, tensors):
+def read_moments(cfg, tensors):
     """(m, v), each (N,), of these tensors of a checkpoint"""
     m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
     of_adamw = np.ones(n_params(cfg), bool)
     if "muon.momentum" in tensors:
-        place = place_of_muon(cfg)
-        m[place], of_adamw[place] = tensors["muon.momentum"], False
+        part = muon_slice(cfg)
+        m[part], of_adamw[part] = tensors["muon.momentum"], False
     m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
     return m, v
 
@@ -3947,14 +4082,15 @@ def read_checkpoint(path, moments=True):
         if has_moments and moments:
             for name in remembered:
                 need_finite(name, tensors[name])
-            kept = moments_of(cfg, tensors)
+            kept = read_moments(cfg, tensors)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept)
 
-def keep(path, force, remedy="another name keeps it"):
+# ---- what is said of files
+def refuse_overwrite(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
     if os.path.exists(path):
         need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
@@ -4084,7 +4220,7 @@ def llama_files(c):
             "clean_up_tokenization_spaces": False, "model_max_length": c.cfg.seq_len},
         "tokenizer.json": json.loads(c.tokenizer.to_json())}
 
-def is_of_heads(path):
+def holds_heads_alone(path):
     """Is it a mtp.safetensors that `export` wrote?"""
     with reading(path, "name another directory"):
         return all(name.startswith("mtp.") for name in map_tensors(path)[1])
@@ -4093,10 +4229,11 @@ def need_folder(c, folder, force):
     """Refuses to write into what is there."""
     need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
-        keep(os.path.join(folder, name), force)
+        refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
     if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
-        need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
+        need(holds_heads_alone(of_heads),
+             f"{of_heads} is another program's; name another directory")
 
 def export_folder(c, folder):
     """Writes a directory that transformers reads."""
@@ -4125,10 +4262,8 @@ def export_folder(c, folder):
 PRE = {False: "gpt-2", True: "smollm"}
 
 def gguf_names(cfg):
-    """Our name of a tensor -> its name in GGUF."""
-    import gguf
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
-    return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
+    """Our name of a tensor -> its name in GGUF; llama.cpp has no place for heads 1.."""
+    return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
 
 def pairs_of_halves(w, name, cfg, back=False):
     """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
@@ -4221,7 +4356,7 @@ def write_gguf(path, c, matrices):
         add[type(value)](key, value)
     names = gguf_names(c.cfg)
     for name, w in named(c.cfg, c.flat).items():
-        if name.startswith("mtp."):          # llama.cpp has no place for them
+        if name not in names:
             continue
         kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
         block, _ = gguf.GGML_QUANT_SIZES[kind]
@@ -4258,7 +4393,7 @@ def folder_of_hub(name):
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
-    keep(out, force)
+    refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
@@ -4289,7 +4424,7 @@ def export(file, folder, gguf, matrices, force):
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     c = read_checkpoint(file, moments=False)
     if gguf:
-        keep(gguf, force)
+        refuse_overwrite(gguf, force)
     if folder:
         need_folder(c, folder, force)
     if gguf:
@@ -4427,12 +4562,11 @@ def render_jinja(template, each):
     return texts
 
 def render_each(template, conversations, state):
-    """The text of each conversation, messages [(role, content)], with what begins the next answer.
-    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
-    if is_alpaca(template):
-        return [PROMPT.format(instruction=messages[-1][1]) for messages in conversations]
-    if is_chatml(template):
-        return [render_chatml(template, messages) for messages in conversations]
+    """The text of each conversation, messages [(role, content)], with what begins the next answer
+    """
+    pieces = [own_pieces(template, messages) for messages in conversations]
+    if all(pieces):
+        return ["".join(text for text, _ in of_one) for of_one in pieces]
     return render_jinja(template, [
         dict(messages=[dict(role=role, content=text) for role, text in messages],
              add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
@@ -4497,10 +4631,6 @@ def with_letters_alone(messages, known):
     return [(role, re.sub(r"\S", letter, said))
             for (role, said), letter in zip(messages, letters_but(known))]
 
-def pattern_of(names):
-    """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
-
 def frame(text, special):
     """What a template wrote around what is said: its special names, and for the parts before,
     between and after them the letters that are said there.
@@ -4508,7 +4638,13 @@ def frame(text, special):
     parts = re.split(f"({special})", text)
     return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
 
-def conversation_text(template, messages, state, names):
+def strangers_pieces(template, messages, state, tokenizer):
+    """The pieces of messages by a template that is a program"""
+    text = conversation_text(template, messages, state, tokenizer)
+    parts = re.split(f"({SAID.pattern})", text)          # what was said is every other one
+    return [(unmarked(part), i % 2 == 1) for i, part in enumerate(parts)]
+
+def conversation_text(template, messages, state, tokenizer):
     """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
     BEFORE and A is AFTER.  Special names are those without marks: the template's own.
 
@@ -4523,7 +4659,6 @@ def conversation_text(template, messages, state, names):
       stands between others of them than there;
     - if something is shown without marks, they are those of a text of as many other letters, too:
       a template may count them; and blanks are shown only where no special name has any."""
-    messages = [(role, unmarked(said)) for role, said in messages]
     marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
     plain, *texts = render_each(template, [messages, *marked_messages], state)
     if plain not in map(unmarked, texts):
@@ -4532,19 +4667,20 @@ def conversation_text(template, messages, state, names):
         texts.append(render(template, marked_messages[-1], state))
     refusal = (f"the model's chat template changes what is said, and might make a special token "
                f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
-    most_shown = 1 if any(map(str.isspace, "".join(names))) else len(texts)
+    names = "".join(tokenizer.specials)
+    most_shown = 1 if any(map(str.isspace, names)) else len(texts)
     same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
     need(same, refusal)
     text = texts[same[0]]
     outside = SAID.sub("", text)
     need(unmarked(outside) == outside, refusal)
-    known = {*"".join(names), *"".join(said for _, said in messages)}
+    known = {*names, *"".join(said for _, said in messages)}
     in_letters, all_in_letters, without_marks = render_each(template, [
         with_other_letters(marked_messages[same[0]], known),
         with_other_letters(marked_messages[0], known),
         with_letters_alone(messages, known)], state)
     need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
-    special = pattern_of(names)
+    special = special_names(tokenizer)
     found, said = frame(in_letters, special)
     found_in_marked, said_of_marked = frame(all_in_letters, special)
     need(found == found_in_marked, refusal)
@@ -4986,7 +5122,7 @@ def pack_vectors(typing, row, first, second, mask):
             place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
             return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
 
-        def upper_half(pointer):             # `bits_of` those from here on
+        def upper_half(pointer):             # `bf16_bits` those from here on
             if of == types.uint16:
                 return bd.zext(loaded(pointer, i16), words)
             x = loaded(pointer, i32)
@@ -5007,6 +5143,15 @@ def pack_vectors(typing, row, first, second, mask):
     return types.intp(row, first, second, mask), codegen
 
 # ---- bfloat16
+def to_bf16(x):
+    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+def from_bf16(x):
+    """float32 of the bits of bfloat16, uint16; anything else as it is"""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
 # A function without a body of its own for each type is chosen by `overload`: it is given the types
 # of the arguments, and returns what to compile for them.
 def value(x):
@@ -5021,13 +5166,13 @@ def _value(x):
         return lambda x: float32(x)
     return lambda x: x
 
-def bits_of(x):
+def bf16_bits(x):
     """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
     The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
     return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
 
-@overload(bits_of, inline="always")
-def _bits_of(x):
+@overload(bf16_bits, inline="always")
+def _bf16_bits(x):
     if x == types.uint16:
         return lambda x: int32(x)
 
@@ -5039,12 +5184,12 @@ def _bits_of(x):
 
 def rounded(x, like):
     """A number as an array of the type of `like` holds it."""
-    return np.uint16(bits_of(x)) if like.dtype == BF16 else x
+    return np.uint16(bf16_bits(x)) if like.dtype == BF16 else x
 
 @overload(rounded, inline="always")
 def _rounded(x, like):
     if like.dtype == types.uint16:
-        return lambda x, like: np.uint16(bits_of(x))
+        return lambda x, like: np.uint16(bf16_bits(x))
     return lambda x, like: x
 
 def number(x, like):
@@ -5067,13 +5212,16 @@ def _rows_a_row_of(panels):
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
-    return bits_of(even) | (bits_of(odd) & mask) << 16 if like.dtype == np.int32 else even
+    return bf16_bits(even) | (bf16_bits(odd) & mask) << 16 if like.dtype == np.int32 else even
 
 @overload(pair_of, inline="always")
 def _pair_of(even, odd, mask, like):
-    if like.dtype == types.int32:
-        return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
-    return lambda even, odd, mask, like: even
+    if like.dtype != types.int32:
+        return lambda even, odd, mask, like: even
+
+    def both(even, odd, mask, like):
+        return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
+    return both
 
 def entry_of(x, second, scale):
     """The number of an entry of panels: of pairs the first or the second one."""
@@ -5127,12 +5275,9 @@ def _turned(workspace, x):
 
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private.  What we change in them and read of them holds for
-# Numba 0.68 and stands here (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for
-# damaged files, which section 2 of bpe.py sees to.
-NUMBA = "0.68"
-need(numba.__version__.startswith(f"{NUMBA}."), f"Numba {numba.__version__} is installed, this "
-     f"program knows the cache of {NUMBA}: pip install 'numba=={NUMBA}.*'")
+# files.  The classes that do so are private.  What we change in them and read of them holds for the
+# version that the imports ask for, and stands here (nanoeuler_cuda.py takes `save_compiled` for its
+# own kernels), but for damaged files, which section 2 of bpe.py sees to.
 
 # Numba's own, also where this file is loaded a second time
 numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_key)
@@ -5205,7 +5350,7 @@ SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
                                (decode_step, "Params(array(int32,"),
                                (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]}
 
-def of_training(dtype):
+def training_kernels(dtype):
     """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
     panels = {"f32": "array(float32, 4d", "bf16": "array(int32, 4d"}[dtype]
     return {f"compile_gradient({dtype!r})": [(run_batch, f"Panels({panels}")],
@@ -5231,11 +5376,12 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def compile_kernels(dtype=DTYPE):
-    """What training in this dtype needs, and chat."""
-    fill_cache(of_training(dtype))
+    """`compile`: what training in this dtype needs, and chat."""
+    need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
+    fill_cache(training_kernels(dtype))
 
 def fill_cache(parts):
-    """Compiles those of SPEECH or `of_training` that Numba's cache lacks, and says so.
+    """Compiles those of SPEECH or `training_kernels` that Numba's cache lacks, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently
     from one that loads it, which changes last bits: a first run must compute the same as a second.
     """
@@ -5435,10 +5581,14 @@ def parse(declare, text, argv):
     return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
 
 def typed(program):
-    """What starts this program, as its user typed it: the command that pip made, or the file."""
+    """What starts a program of this folder, as the user typed it who started one of them: the
+    command that pip made, or the file, with the path to it."""
     command = program.removesuffix(".py").replace("_", "-")
-    started = os.path.basename(sys.argv[0]).removesuffix(".exe")
-    return command if started == command else f"python {program}"
+    folder, started = os.path.split(sys.argv[0])
+    if started.removesuffix(".exe") == command:
+        return command
+    ours = started in ("nanoeuler.py", "nanoeuler_cuda.py")
+    return f"python {shlex.quote(os.path.join(folder, program) if ours else program)}"
 
 # What pip is to install where a verb misses one of the extras, as pyproject.toml has them
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
@@ -5504,7 +5654,8 @@ def add_verbs(add):
     add("import", import_llama, "a Llama of Hugging Face or in a GGUF file becomes a checkpoint",
         arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
         arg("out", type=file_name, help="file to write"), FORCE)
-    add("compile", compile_kernels, "compile the kernels into Numba's cache")
+    add("compile", compile_kernels, "compile the kernels into Numba's cache",
+        arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))
 
 def main(argv=None):
     return run_verb(add_verbs, "A GPT from scratch", argv)

@@ -222,12 +222,16 @@ def test_the_installed_command_of_the_gpu(site, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("started, typed", [
     ("/usr/bin/nanoeuler", "nanoeuler"), ("nanoeuler.exe", "nanoeuler"),
-    ("nanoeuler.py", "python nanoeuler.py"), ("/a/nanoeuler.py", "python nanoeuler.py"),
-    ("nanoeuler-cuda", "python nanoeuler.py"), ("", "python nanoeuler.py")])
+    ("nanoeuler.py", "python nanoeuler.py"), ("../a/nanoeuler.py", "python ../a/nanoeuler.py"),
+    ("/my files/nanoeuler_cuda.py", "python '/my files/nanoeuler.py'"),
+    ("nanoeuler-cuda", "python nanoeuler.py"), ("/bin/pytest", "python nanoeuler.py"),
+    ("", "python nanoeuler.py")])
 def test_advice_is_what_this_user_types(started, typed, monkeypatch):
     monkeypatch.setattr(sys, "argv", [started])
     assert ne.typed("nanoeuler.py") == typed
-    on_gpu = "nanoeuler-cuda" if started == "nanoeuler-cuda" else "python nanoeuler_cuda.py"
+    on_gpu = typed if typed != "nanoeuler" else "python nanoeuler.py"
+    on_gpu = on_gpu.replace("nanoeuler.py", "nanoeuler_cuda.py")
+    on_gpu = "nanoeuler-cuda" if started == "nanoeuler-cuda" else on_gpu
     assert ne.typed("nanoeuler_cuda.py") == on_gpu
 
 

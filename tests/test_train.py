@@ -377,6 +377,21 @@ def test_an_injected_nan_stops_training(name, trained, tmp_path, read_unseen, mo
     assert (tmp_path / "nanoeuler.bin").read_bytes() == before
 
 
+def test_a_step_that_was_not_made_is_not_counted(copy, monkeypatch):
+    """Memory that ends within an update: what is saved is the step before, whole."""
+    monkeypatch.chdir(copy)
+    before = ne.read_checkpoint("nanoeuler.bin")
+
+    def fails(self, hyper):
+        raise MemoryError("9 GiB")
+
+    monkeypatch.setattr(ne.Model, "update", fails)
+    assert ne.main(["train", "--resume", "--steps", "30", "--threads", "1"]) == 2
+    after = ne.read_checkpoint("nanoeuler.bin")
+    assert after.state.step == before.state.step == 20
+    assert np.array_equal(after.flat, before.flat)
+
+
 def test_a_bad_moment_is_not_saved(trained, tmp_path, read_unseen, monkeypatch, capsys):
     """A NaN that arises in the update itself: nothing written afterwards may hold it."""
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
