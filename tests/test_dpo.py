@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import FLAGS, PAIRS, copy_of, write_pairs
-from helpers import TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run, told
+from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run,
+                     told)
 
 import nanoeuler as ne
 
@@ -143,7 +144,7 @@ def tuned(base, tmp_path_factory):
 def test_what_a_run_prints_and_writes(tuned):
     out, ended = (tuned / "stdout.txt").read_text("utf-8"), outcome(tuned, "nanoeuler_dpo")
     assert (ended.kind, ended.step) == ("chat", 30) and len(ended.reference) == 2 * len(PAIRS)
-    assert "python nanoeuler.py chat nanoeuler_dpo.bin" in out and "left out" in out
+    assert f"{STARTED} chat nanoeuler_dpo.bin" in out and "left out" in out
     assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  KL \S+  lr", out, re.M)
     assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen on all held-out"
                      r" pairs", out, re.M)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import ADD, FLAGS, copy_of
-from helpers import TINY, nanoeuler, ok, outcome, random_flat, refused, run, told
+from helpers import STARTED, TINY, nanoeuler, ok, outcome, random_flat, refused, run, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -368,7 +368,7 @@ def test_what_a_run_prints_and_writes(tuned):
     assert len(asked) == 1 and len(held_out) >= 1
     assert f"add.json, {len(ADD) - len(held_out)} and {len(held_out)} held out" in out
     assert re.search(r"left out +0 examples", out)
-    assert "python nanoeuler.py chat nanoeuler_chat.bin" in out
+    assert f"{STARTED} chat nanoeuler_chat.bin" in out
     o = outcome(tuned, "nanoeuler_chat")
     losses = [r["loss"] for r in o.log if "loss" in r]
     assert o.kind == "chat" and o.step == 60

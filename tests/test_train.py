@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import (FAST, ROOT, TINY, command, hyper, ok, outcome, random_flat, refused, run,
-                     told)
+from helpers import (FAST, ROOT, STARTED, TINY, command, hyper, ok, outcome, random_flat, refused,
+                     run, told)
 from oracles import naive
 
 import bpe
@@ -63,7 +63,7 @@ def test_evaluation_on_some_windows(rows):
 def test_what_a_run_prints_and_logs(trained, text):
     out = (trained / "stdout.txt").read_text("utf-8")
     assert re.search(r"step +20/20  loss \d+\.\d+  \d+\.\d+ bits/byte .* tok/s  ETA 0:00", out), out
-    assert "python nanoeuler.py chat nanoeuler.bin" in out and str(text) in out
+    assert f"{STARTED} chat nanoeuler.bin" in out and str(text) in out
     log = ne.read_log(str(trained / "nanoeuler.jsonl"))
     steps = [r for r in log if "loss" in r]
     assert [r["step"] for r in steps] == list(range(1, 21))
