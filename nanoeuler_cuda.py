@@ -3,7 +3,7 @@
 Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
 specification: the self-tests hold every kernel against the function of the same name there, or,
 products, against NumPy's.  AdamW is the only optimizer here; runs that Muon began go on there.
-Data, checkpoints, training loops, chat, files (7 to 9, 11, most of 10 and 13) are imported from it.
+Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported from it.
 
     python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
     python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
@@ -14,14 +14,14 @@ Data, checkpoints, training loops, chat, files (7 to 9, 11, most of 10 and 13) a
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
-Sections 1 to 10 are a whole engine in plain Numba, for any GPU and type.  Section 12 is the same
+Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type.  Section 12 is the same
 products and the same attention once more, in bfloat16 on tensor cores: what `matmul` of 4.1 and
 `attention_of` of 4.5 take where the GPU has them.
 
 Contents
     1    Device: doctor, launches, graphs     5    Model: forward, heads, backward
     2    Memory: buffers, what a run needs    6    Optimizer
-    3    Building blocks: types, sums, tiles  10   Inference
+    3    Building blocks: types, sums, tiles  9    Inference
     4.1  Matmul                               12.1 Instructions: PTX, barriers, copies
     4.2  Embedding                            12.2 Tiles and tensor cores: mma, wgmma
     4.3  RMSNorm                              12.3 Matmul on tensor cores
@@ -1556,7 +1556,7 @@ def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
            partial, results)
 
-# ==== 10 Inference ====
+# ==== 9 Inference ====
 @kernel
 def matvec_kernel(y, w, x):
     """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
