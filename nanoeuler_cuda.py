@@ -590,7 +590,8 @@ def register_tile(ROWS, COLS):
     return tile
 
 # ==== 4.1 Matmul ====
-TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column's 16 numbers lie in 8 banks, not 1
+TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k at a time
+STRIDE = TILE + 4                            # from k to k: 16 of one row are in 8 banks, not in 1
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
@@ -599,7 +600,12 @@ def matmul_kernel(out, a, b, add):
     """out[z, h] = add * out[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
 
     One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
-    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
+    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides
+
+    16 k at a time, 128 rows of A and 128 columns of B go through shared memory: each number is read
+    from device memory once a block, and not once a row or column.  A thread has 8 x 8 of the sums
+    in registers, rows 8 y to 8 y + 7, columns x, x + 16, ..; the next 16 k are on their way into
+    registers while it multiplies."""
     a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
     zero, H = ctype(a).type(0), out.shape[1]
     z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
@@ -2087,6 +2093,24 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
         return types.void(acc, types.BaseTuple.from_types(kinds)), codegen
     return product
 
+# Where the sums of a product stand in its 64 rows, as the table above has them: acc[i] of a thread
+# is in row first_row() + 8 which_row(i), column first_column() + column_of(i).
+@inlined
+def first_row():
+    return cuda.threadIdx.x // 32 * 16 + cuda.threadIdx.x % 32 // 4
+
+@inlined
+def first_column():
+    return cuda.threadIdx.x % 4 * 2
+
+@inlined
+def which_row(i):
+    return i // 2 % 2
+
+@inlined
+def column_of(i):
+    return i // 4 * 8 + i % 2
+
 # Hopper's way in one kernel, as short as it goes: the copy engine fetches two tiles, a barrier
 # counts their bytes, wgmma multiplies them.  Nothing is copied while it multiplies; the kernel of
 # 12.3 adds a ring of buffers, a warpgroup that only fetches, and tiles of 128 x 256.
@@ -2100,7 +2124,7 @@ def one_tile_kernel(out, map_a, map_b, K):
     a_tile = dynamic_smem()
     b_tile = a_tile + COLUMN_BYTES
     barrier = shared_address(cuda.shared.array(1, u64))
-    m0, n0 = u32(TILE_ROWS * cuda.blockIdx.y), u32(TILE_ROWS * cuda.blockIdx.x)
+    m0, n0 = TILE_ROWS * cuda.blockIdx.y, TILE_ROWS * cuda.blockIdx.x
     acc = filled(32, f32(0))
     if leads_warpgroup():
         map_fence(global_address(map_a))
@@ -2111,14 +2135,14 @@ def one_tile_kernel(out, map_a, map_b, K):
     for n in range((K + TILE_ROWS - 1) // TILE_ROWS):
         if leads_warpgroup():                # one thread asks for both tiles
             mbarrier_expect(barrier, u32(2) * COLUMN_BYTES)
-            tma_load(a_tile, global_address(map_a), u32(TILE_ROWS * n), m0, barrier)
-            tma_load(b_tile, global_address(map_b), u32(TILE_ROWS * n), n0, barrier)
+            tma_load(a_tile, global_address(map_a), u32(TILE_ROWS * n), u32(m0), barrier)
+            tma_load(b_tile, global_address(map_b), u32(TILE_ROWS * n), u32(n0), barrier)
         mbarrier_wait(barrier, u32(n % 2))   # phase n: they are there, zeros beyond the edges
         multiply_tiles(acc, descriptor(a_tile), descriptor(b_tile))
         cuda.syncthreads()                   # nobody reads them any more: the next may come
-    for i in range(32):                      # the table above `wgmma`: who has what of acc
-        row = m0 + u32(16) * warp_id() + lane_id() // u32(4) + u32(i // 2 % 2 * 8)
-        column = n0 + u32(2) * (lane_id() % u32(4)) + u32(i // 4 * 8 + i % 2)
+    for i in range(32):
+        row = m0 + first_row() + 8 * which_row(i)
+        column = n0 + first_column() + column_of(i)
         if row < out.shape[0] and column < out.shape[1]:
             out[row, column] = stored(out, acc[i])
 
@@ -2614,9 +2638,8 @@ def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
 #     4, 5      K, V       K, V                 Q, dO          pairs 1, 3, 5, ..
 #
 # A warp computes 16 rows of S, P or dS at a time, and has them in registers as a left operand, a
-# fragment of A, has to be: they go into the next product without shared memory.  Of the sums of a
-# product, 64 x 64 or 64 x D, acc[i] of a thread lies 8 (i // 2 % 2) rows below its first_row() and
-# 8 (i // 4) + i % 2 columns right of its first_column(): as `mma` has them, and `wgmma`.
+# fragment of A, has to be: they go into the next product without shared memory.  On both paths the
+# sums of a product, 64 x 64 or 64 x D, stand as 12.2 says: a thread has two rows of a tile.
 #
 # For D = 64, a thread: a tile as fragments of A 16 registers, the sums of S 32, those of O 32.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
@@ -2641,16 +2664,6 @@ def sizes_of(D):
     """Of tiles (64, D): chunks of a row; registers of a thread for their sums, and for one as
     fragments of A; bytes of one."""
     return D // PER_CHUNK, D // 2, D // 4, 2 * TILE_ROWS * D
-
-@inlined
-def first_row():
-    """Of a tile of sums, of a thread; its other rows are 8 further."""
-    return cuda.threadIdx.x // 32 * 16 + cuda.threadIdx.x % 32 // 4
-
-@inlined
-def first_column():
-    """A thread has it and the next one, and so on every 8."""
-    return cuda.threadIdx.x % 4 * 2
 
 @inlined
 def tile_barrier(barriers, place):
@@ -2882,33 +2895,36 @@ def advance_pipeline_of(D, hopper):
 @inlined
 def mask(s, first, beyond):
     """-inf above the diagonal of the tile s[first:], if it passes through.
-    beyond: the thread's first column minus its first row."""
+    beyond: the thread's first column minus its first row, of all of S"""
     if beyond > -TILE_ROWS:
         for i in range(32):
-            if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
+            if beyond > i32(8 * which_row(i) - column_of(i)):
                 s[first + i] = -INF32
 
 @inlined
-def online_softmax(s, which, acc, SUMS, m, l, beyond, scale2):
-    """One step of the running softmax for a 64-row half of s: S becomes 2^(scale2 (S - m)), with
-    scale2 = log2(e) / sqrt(D).     SUMS: registers of half of acc"""
-    top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * which
+def online_softmax(s, half, acc, SUMS, m, l, beyond, scale2):
+    """One step of the running softmax for one 64-row half of s: S becomes 2^(scale2 (S - m)), with
+    scale2 = log2(e) / sqrt(D), and what was summed before shrinks to the new m.
+
+    m, l: of the thread's four rows, two a half; l of its own columns only.  SUMS: registers of half
+    of acc"""
+    top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
     mask(s, first, beyond)
     for i in range(2):
-        top[i] = m[2 * which + i]
+        top[i] = m[2 * half + i]
     for i in range(32):
-        top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
+        top[which_row(i)] = max(top[which_row(i)], s[first + i])
     for i in range(2):
-        top[i] = quad_max(top[i])
-        shrink[i] = exp2((m[2 * which + i] - top[i]) * scale2)
-        m[2 * which + i] = top[i]
+        top[i] = quad_max(top[i])            # a quad of lanes has a row
+        shrink[i] = exp2((m[2 * half + i] - top[i]) * scale2)
+        m[2 * half + i] = top[i]
         top[i] *= scale2
-        l[2 * which + i] *= shrink[i]
+        l[2 * half + i] *= shrink[i]
     for i in range(SUMS):
-        acc[which * SUMS + i] *= shrink[i // 2 % 2]
+        acc[half * SUMS + i] *= shrink[which_row(i)]
     for i in range(32):
-        s[first + i] = exp2(s[first + i] * scale2 - top[i // 2 % 2])
-        l[2 * which + i // 2 % 2] += s[first + i]
+        s[first + i] = exp2(s[first + i] * scale2 - top[which_row(i)])
+        l[2 * half + which_row(i)] += s[first + i]
 
 @inlined
 def store_neighbours(out, low, high, row, col):
@@ -3040,8 +3056,8 @@ def tensor_attention_dq(D, hopper):
             s = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))      # Q K^T, dO V^T
             mask(s, 0, i32(n * 64 + first_column() - r))
             for i in range(32):              # s[i] becomes dS = P (dP - delta); `scale` comes last
-                p_i = exp2(s[i] * scale2 - lse2[i // 2 % 2])
-                s[i] = p_i * (s[32 + i] - delta_of_row[i // 2 % 2])
+                p_i = exp2(s[i] * scale2 - lse2[which_row(i)])
+                s[i] = p_i * (s[32 + i] - delta_of_row[which_row(i)])
             for i in range(16):
                 ds[i] = pack_bf16(s[2 * i], s[2 * i + 1])
             way.accumulate_ab(acc, ds, k_tile)                       # dQ += dS K
@@ -3100,11 +3116,10 @@ def tensor_attention_dkv(D, hopper):
                 continue
             s = way.multiply_abt(a, smem, q_tile, do_tile)           # S^T = K Q^T, dP^T = V dO^T
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
-                before = i32(k0 + first_row() - t0 - first_column())             # key - query
+                ahead = i32(k0 + first_row() - t0 - first_column())  # the first key - first query
                 end = i32(T - t0 - first_column())
                 for i in range(32):
-                    if i32(i // 4 * 8 + i % 2 - i // 2 % 2 * 8) < before or (
-                            i32(i // 4 * 8 + i % 2) >= end):
+                    if i32(column_of(i) - 8 * which_row(i)) < ahead or i32(column_of(i)) >= end:
                         s[i] = -INF32
             for j in range(8):
                 lses = load_two(numbers, n % 2 * 128 + 8 * j + first_column())
@@ -3219,10 +3234,10 @@ def self_tests(quick=False):
 class Sum(np.ndarray):
     """A test's array that is never stored as bfloat16: sums, gains, gradients of weights."""
 
-def exact(x):
+def as_sum(x):
     return np.asarray(x).view(Sum)
 
-def near(x):
+def nearest_bf16(x):
     """The nearest numbers that bfloat16 holds, as float64."""
     return from_bf16(to_bf16(x)).astype(np.float64)
 
@@ -3246,7 +3261,7 @@ def op_tests(quick):
     rng, tests = np.random.default_rng(1), {}
 
     def normal(*shape):
-        return near(rng.standard_normal(shape))
+        return nearest_bf16(rng.standard_normal(shape))
 
     def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
         """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
@@ -3258,7 +3273,7 @@ def op_tests(quick):
             plain = [np.asarray(x) if isinstance(x, Sum) else x for x in inputs]
             on_cpu = twin or getattr(ne, name)
             on_cpu(*expected, *plain)
-        expected = [exact(y) if isinstance(x, Sum) else y
+        expected = [as_sum(y) if isinstance(x, Sum) else y
                     for x, y in zip(outputs, expected, strict=True)]
         runs = [(name, highest, dtypes)]
         if kernel_path() == "wgmma" and name.startswith(("matmul", "attention")):
@@ -3275,24 +3290,24 @@ def op_tests(quick):
         x, w, dy, dw = normal(M, K), normal(N, K), normal(M, N), normal(N, K)
         test(matmul, [0 * dy], [x, w], [x @ w.T])
         test(matmul_dx, [0 * x], [dy, w], [dy @ w])
-        test(matmul_dw, [exact(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
+        test(matmul_dw, [as_sum(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
         if kernel_path() == "wgmma" and K % PER_CHUNK == 0:
             test(one_tile_matmul, [0 * dy], [x, w], [x @ w.T], dtypes=("bf16",))
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
         tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
         test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
-        test(embedding_backward, [exact(dwte)], [dx, tokens],
+        test(embedding_backward, [as_sum(dwte)], [dx, tokens],
              lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
         y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
-        step = near(0.1 * normal(BT, C))
+        step = nearest_bf16(0.1 * normal(BT, C))
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
-        test(rmsnorm_forward, [step, 0 * x, exact(0 * rstd), exact(x - step)], [exact(w), 1e-5],
+        test(rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)], [as_sum(w), 1e-5],
              [y.copy(), x, rstd, x])
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
-        test(rmsnorm_backward, [dnext, exact(dw), dy],
-             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
+        test(rmsnorm_backward, [dnext, as_sum(dw), dy],
+             [as_sum(np.zeros((PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34),
                           (2, 321, 2, 1, 64), (1, 330, 2, 2, 128), (1, 385, 2, 1, 32),
@@ -3300,31 +3315,31 @@ def op_tests(quick):
         qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
-        angles = [exact(cos), exact(sin)]
+        angles = [as_sum(cos), as_sum(sin)]
         attention_twin(o, lse, dqkv, do, qkv, T, D)
         turned, every = qkv.copy(), [np.tile(x, (B, 1)) for x in (cos, sin)]
         ne.rope(turned, *every, H + G, 1.0)
         test(rope, [qkv], [*angles, T, H + G, 1], [turned])
-        turned_back = near(turned)
+        turned_back = nearest_bf16(turned)
         ne.rope(turned_back, *every, H + G, -1.0)
-        test(rope, [near(turned)], [*angles, T, H + G, -1], [turned_back], "rope, backward")
-        test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
+        test(rope, [nearest_bf16(turned)], [*angles, T, H + G, -1], [turned_back], "rope, backward")
+        test(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D], [o, lse])
         ne.rope(dqkv, *every, H + G, -1.0)
         test(attention_backward, [0 * dqkv],
-             [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
+             [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
-        gate_up, dy = near(3 * normal(BT, 2 * F)), normal(BT, F)
+        gate_up, dy = nearest_bf16(3 * normal(BT, 2 * F)), normal(BT, F)
         test(swiglu_forward, [0 * dy], [gate_up])
         test(swiglu_backward, [gate_up], [dy])
     for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
-        logits, nll = near(3 * normal(BT, P, V)), np.zeros((P, BT))
+        logits, nll = nearest_bf16(3 * normal(BT, P, V)), np.zeros((P, BT))
         weight = rng.random((-(-BT // 2), P))
         targets, expected = rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
         for k in range(P):
             for t in range(BT):
                 nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
                                              weight[t // 2, k])
-        test(cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
+        test(cross_entropy_test, [logits.reshape(BT, P * V), as_sum(0 * nll)],
              [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
     hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
     for N in (1, 1000, 100003):
