@@ -40,6 +40,9 @@ Types   Kernels take their dtype from their arguments: bfloat16, float32 or floa
         result rounded to the array's type, vector() loads and stores several at once.  Master
         weights, moments, gradients of weights and norms are float32 then.  A literal is made with
         ctype(x).type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
+Names   Of section 3, a thread has `few` neighbours of a row, `acc` are sums in registers, `_smem`
+        is shared memory; `lane` of 32 in a warp, `warp` in a block.  An op's launcher has the name
+        of its function in nanoeuler.py, its kernels are made once for each shape they know.
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         on one kind of GPU, with as many sequences at a time, give the same bits.
 """
@@ -131,7 +134,7 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
     raise ImportError(reason) from None
 
 # Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile, a kernel's
-# _cache._py_func (made_once) and _codelibrary (allow_shared).
+# _cache._py_func (made_once) and _codelibrary (allow_shared, need_resident).
 bpe.survive_damage(caching.IndexDataCacheFile)
 caching.IndexDataCacheFile.save = ne.save_compiled
 kernel = cuda.jit(cache=bpe.CACHE)
@@ -140,7 +143,8 @@ inlined = cuda.jit(device=True, inline="always")
 def made_once(make):
     """functools.cache for what makes kernels.  On disk Numba files a kernel under a hash of all it
     closes over, and a device function hashes differently in every process: such a kernel would
-    never be found.  These are filed under the name and the arguments of what made them."""
+    never be found.  These are filed under the name and the arguments of what made them, and like
+    all others made anew when this file has changed."""
     def file_under(name, kernel):
         code = SimpleNamespace(co_code=repr(name).encode())
         kernel._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
@@ -218,7 +222,8 @@ def once(check):
     return callback
 
 def launch(kernel, grid, block, *args, smem=0, resident=False):
-    """Queues the kernel.  resident: its blocks wait for each other."""
+    """Queues the kernel, with smem bytes of dynamic shared memory.  resident: its blocks wait for
+    each other."""
     config = kernel[grid, block, stream, smem]
     if not config.pre_launch_callbacks:      # numba-cuda keeps a config, and these with it
         if smem > 48 << 10:
@@ -745,7 +750,8 @@ def embedding_backward(dwte, dx, tokens):
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
-PARTS = 528                                  # blocks, and partial sums, of a gain's gradient
+PARTS = 4 * 132                              # blocks, and partial sums, of a gain's gradient: a
+                                             # fixed number, since the order of sums hangs on it
 
 @made_once
 def rmsnorm_kernels(C, W):
@@ -1227,7 +1233,7 @@ class Model:
             for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-        self.top = options.matmul if options else highest    # a path: of this model, not of others
+        self.top = options.matmul if options else highest    # kernel path, of this model's launches
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.dtype = DTYPES[dtype]
@@ -1239,6 +1245,8 @@ class Model:
         free = free_bytes()
         need(self.held < free, f"weights, gradients, moments take {self.held / 2**30:.1f} GiB, the "
              f"GPU has {free / 2**30:.1f} left; use a smaller --preset")
+        # flat buffers, and views of them by name: parameters p, gradients g, and what products
+        # read, w: p itself, or copies rounded to bfloat16
         zeros = np.zeros(flat.size, self.master)
         self.flat, self.g_flat = self.put(flat), self.put(zeros)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
@@ -1247,6 +1255,7 @@ class Model:
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
         self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
         self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # they come first
+        # what changes between steps, or comes out of them: graphs read and write it here
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.staged_hyper = np.zeros(len(ne.Hyper._fields))
         self.hyper = self.put(self.staged_hyper, np.float64)
@@ -1266,7 +1275,7 @@ class Model:
             return
         need(0 < T <= self.cfg.seq_len,
              f"{T} tokens are none or more than the context of {self.cfg.seq_len}")
-        self.gradient_graph = self.loss_graph = None     # they read what is freed now
+        self.gradient_graph = self.loss_graph = None     # first: they read what is freed now
         self.a = self.d = self.shape = None
         self.maps.clear()
         P = self.cfg.n_mtp
@@ -3428,7 +3437,7 @@ def gradient_check(preset="base", batch=1):
 class OnGpu:
     """What the GPU's stages are started with beside the CPU's options, some of which differ."""
     dtypes = "bf16", "f32", "f64"
-    unsaid = {}
+    unsaid = {}                              # what a checkpoint does not say: nothing is assumed
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
     matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
