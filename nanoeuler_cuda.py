@@ -930,8 +930,9 @@ def portable_attention(D, itemsize, room):
     P_ROW = N + 1                            # from row to row of P, dS
     ROWS, KEYS, COLS = N // 8, N // 16, D_PAD // 16      # of a thread, in N x N, in N x D tiles
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW     # tiles begin
-    DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW            # backward only
+    # where tiles begin in shared memory: Q, K, V, P; of backward also dS and dO
+    Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW
+    DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
@@ -944,6 +945,22 @@ def portable_attention(D, itemsize, room):
             if r < n and d < D:
                 v = value(src[row + r, col + d])
             smem[tile + r * D_ROW + d] = v
+
+    # The three products of attention, of the sums that thread (x, y) has
+    @inlined
+    def add_abt(s, smem, a, b, x, y):
+        """s += A B^T, N x N: of Q, dO with K, V"""
+        score_tile(s, smem, a + y * ROWS * D_ROW, D_ROW, 1, smem, b + x * D_ROW, 1, D_ROW, D_PAD)
+
+    @inlined
+    def add_ab(acc, smem, a, b, x, y):
+        """acc += A B, N x D: of P, dS with V, K"""
+        out_tile(acc, smem, a + y * ROWS * P_ROW, P_ROW, 1, smem, b + x, D_ROW, 1, N)
+
+    @inlined
+    def add_atb(acc, smem, a, b, x, y):
+        """acc += A^T B, N x D: of P, dS with dO, Q"""
+        out_tile(acc, smem, a + y * ROWS, 1, P_ROW, smem, b + x, D_ROW, 1, N)
 
     @kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -963,9 +980,8 @@ def portable_attention(D, itemsize, room):
             load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
             load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
-            s = filled(NKEYS, zero)          # S = Q K^T
-            score_tile(s, smem, Q_AT + y * ROWS * D_ROW, D_ROW, 1,
-                       smem, K_AT + x * D_ROW, 1, D_ROW, D_PAD)
+            s = filled(NKEYS, zero)
+            add_abt(s, smem, Q_AT, K_AT, x, y)           # S = Q K^T
             for i in range(ROWS):
                 r, top = y * ROWS + i, m[i]
                 for j in range(KEYS):
@@ -984,8 +1000,8 @@ def portable_attention(D, itemsize, room):
                     smem[P_AT + r * P_ROW + x + 16 * j] = p
                 for j in range(COLS):
                     acc[i * COLS + j] *= shrink
-            cuda.syncthreads()               # P is whole: O += P V
-            out_tile(acc, smem, P_AT + y * ROWS * P_ROW, P_ROW, 1, smem, V_AT + x, D_ROW, 1, N)
+            cuda.syncthreads()               # P is whole
+            add_ab(acc, smem, P_AT, V_AT, x, y)          # O += P V
         for i in range(ROWS):
             t, total = t0 + y * ROWS + i, half_warp_sum(l[i])
             if t < T:
@@ -1049,12 +1065,9 @@ def portable_attention(D, itemsize, room):
                         load_rows(smem, V_AT, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
-                    # S = Q K^T, dP = dO V^T
                     s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
-                    score_tile(s, smem, Q_AT + y * ROWS * D_ROW, D_ROW, 1,
-                               smem, K_AT + x * D_ROW, 1, D_ROW, D_PAD)
-                    score_tile(dp, smem, DO_AT + y * ROWS * D_ROW, D_ROW, 1,
-                               smem, V_AT + x * D_ROW, 1, D_ROW, D_PAD)
+                    add_abt(s, smem, Q_AT, K_AT, x, y)               # S = Q K^T
+                    add_abt(dp, smem, DO_AT, V_AT, x, y)             # dP = dO V^T
                     for i in range(ROWS):
                         r = y * ROWS + i
                         t = min(t0 + r, T - 1)
@@ -1067,12 +1080,11 @@ def portable_attention(D, itemsize, room):
                             smem[DS_AT + r * P_ROW + key] = (
                                 p * (dp[i * KEYS + j] - row_delta) * scale)
                     cuda.syncthreads()       # P and dS are whole
-                    if keys:                 # dV += P^T dO, dK += dS^T Q; else dQ += dS K
-                        out_tile(dv, smem, P_AT + y * ROWS, 1, P_ROW, smem, DO_AT + x, D_ROW, 1, N)
-                        out_tile(dqk, smem, DS_AT + y * ROWS, 1, P_ROW, smem, Q_AT + x, D_ROW, 1, N)
+                    if keys:
+                        add_atb(dv, smem, P_AT, DO_AT, x, y)         # dV += P^T dO
+                        add_atb(dqk, smem, DS_AT, Q_AT, x, y)        # dK += dS^T Q
                     else:
-                        out_tile(dqk, smem, DS_AT + y * ROWS * P_ROW, P_ROW, 1,
-                                 smem, K_AT + x, D_ROW, 1, N)
+                        add_ab(dqk, smem, DS_AT, K_AT, x, y)         # dQ += dS K
             col = k_col if keys else first_head * D
             for i in range(ROWS):
                 t = mine + y * ROWS + i
@@ -1089,7 +1101,8 @@ def portable_attention(D, itemsize, room):
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
 def attention_of(D, *matrices):
-    """The kernels for head size D, and the matrices, or what they want to know of them."""
+    """The kernels for head size D, those of section 12.4 where they can, and the matrices, or what
+    these want to know of them, their tensor maps."""
     if matrices[0].dtype != np.uint16 or kernel_path() == "portable" or D not in FAST_HEADS:
         room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         return portable_attention(D, computing(matrices[0].dtype).itemsize, room), *matrices
