@@ -1458,6 +1458,16 @@ class Model:
             matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
         embedding_backward(g.wte, d.x, self.tokens)
 
+    def queue_gradient(self):
+        """What a graph records: all launches of `gradient`"""
+        self.forward()
+        self.heads(self.cfg.n_mtp, training=True)
+        self.backward()
+
+    def queue_losses(self):
+        self.forward()
+        self.heads(1, training=False)
+
     def stage(self, tokens, targets, weight):
         """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
         memory; the sequences from b to B have no targets."""
@@ -1483,8 +1493,7 @@ class Model:
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
         with at_most(self.top, self.maps):
-            self.gradient_graph(lambda: (self.forward(), self.heads(self.cfg.n_mtp, training=True),
-                                         self.backward()))
+            self.gradient_graph(self.queue_gradient)
 
     def update(self, hyper):
         """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
@@ -1514,7 +1523,7 @@ class Model:
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
             with at_most(self.top, self.maps):
-                self.loss_graph(lambda: (self.forward(), self.heads(1, training=False)))
+                self.loss_graph(self.queue_losses)
             nll = to_host(self.a.nll)[0].reshape(self.shape)
             sums.append(nll[:len(x)].sum(1, dtype=np.float64))
         return np.concatenate(sums)
