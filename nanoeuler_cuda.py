@@ -2691,10 +2691,15 @@ class Tiles(DeviceFunctions):
     accumulate_ab(acc, a, tile)              acc += A B
     accumulate_two(acc, a, first, second)    two of them"""
 
+class TileSizes(NamedTuple):
+    """Of a tile (64, D)"""
+    chunks: int                              # of a row
+    sums: int                                # registers of a thread, if it is one of sums
+    fragments: int                           # registers of a thread that hold it as A
+    bytes: int
+
 def sizes_of(D):
-    """Of tiles (64, D): chunks of a row; registers of a thread for their sums, and for one as
-    fragments of A; bytes of one."""
-    return D // PER_CHUNK, D // 2, D // 4, 2 * TILE_ROWS * D
+    return TileSizes(D // PER_CHUNK, sums=D // 2, fragments=D // 4, bytes=2 * TILE_ROWS * D)
 
 @inlined
 def tile_barrier(barriers, place):
@@ -2724,8 +2729,8 @@ def rows_of_64_bytes(row, chunk):
 # memory, those of A once, those of B by every warp.
 @functools.cache
 def mma_tiles(D):
-    CHUNKS, STEPS = D // PER_CHUNK, D // 16  # of a row; of K in a product over D
-    _, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
+    CHUNKS, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
+    STEPS = D // 16                          # of K in a product over D
     at, load_a = layout_of(D), fragments_of(D)
 
     @inlined
@@ -2815,7 +2820,7 @@ def mma_tiles(D):
 # tiles too, which no registers hold then; two products are in flight at once.
 @functools.cache
 def wgmma_tiles(D):
-    _, _, _, TILE_BYTES = sizes_of(D)
+    TILE_BYTES = sizes_of(D).bytes
     two_abt = wgmma(64, "rows", False, 2, adds="never")
     one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
 
@@ -2891,7 +2896,7 @@ class Ring(DeviceFunctions):
 
 @functools.cache
 def ring_of(D, hopper):
-    way, (_, _, _, TILE_BYTES) = tiles_of(D, hopper), sizes_of(D)
+    way, TILE_BYTES = tiles_of(D, hopper), sizes_of(D).bytes
 
     @inlined
     def pair_at(smem, n):
@@ -2957,7 +2962,7 @@ def rows_of_block(rows, T):
 
 @functools.cache
 def store_rotated_of(D):
-    CHUNKS, SUMS, _, _ = sizes_of(D)
+    CHUNKS, SUMS = sizes_of(D).chunks, sizes_of(D).sums
 
     @inlined
     def store_rotated(out, acc, first, row, col, cos, sin, t, scale):
