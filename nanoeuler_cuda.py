@@ -3285,15 +3285,17 @@ def on_device(function, outputs, inputs, top, dtype):
         function(*arrays)                    # which queues kernels: the arrays must live on
         return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
 
-def op_tests(quick):
+class OpTests:
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
     dtypes)]     Inputs are numbers that bfloat16 holds: its errors are those of the kernels."""
-    rng, tests = np.random.default_rng(1), {}
 
-    def normal(*shape):
-        return nearest_bf16(rng.standard_normal(shape))
+    def __init__(self):
+        self.rng, self.tests = np.random.default_rng(1), {}
 
-    def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
+    def normal(self, *shape):
+        return nearest_bf16(self.rng.standard_normal(shape))
+
+    def add(self, function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
         """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
         function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
         as well."""
@@ -3310,85 +3312,115 @@ def op_tests(quick):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for run_name, top, run_dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
-            tests.setdefault(run_name, []).append((expected, run, run_dtypes))
+            self.tests.setdefault(run_name, []).append((expected, run, run_dtypes))
 
+def op_tests(quick):
+    """The tests of all ops, in the order of their sections: see OpTests."""
+    ops = OpTests()
+    add_matmul_tests(ops, quick)
+    add_embedding_tests(ops)
+    add_rmsnorm_tests(ops)
+    add_rope_and_attention_tests(ops)
+    add_swiglu_tests(ops)
+    add_cross_entropy_tests(ops)
+    add_adamw_tests(ops)
+    add_decode_tests(ops)
+    return ops.tests
+
+def add_matmul_tests(ops, quick):
     # the last three for tensor cores: edges; more tiles than blocks, and dW in parts; depth
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (17100, 8, 8), (1000, 1288, 2056)):
         if quick and M * N * K > 1 << 24:
             continue
-        x, w, dy, dw = normal(M, K), normal(N, K), normal(M, N), normal(N, K)
-        test(matmul, [0 * dy], [x, w], [x @ w.T])
-        test(matmul_dx, [0 * x], [dy, w], [dy @ w])
-        test(matmul_dw, [as_sum(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
+        x, w, dy, dw = ops.normal(M, K), ops.normal(N, K), ops.normal(M, N), ops.normal(N, K)
+        ops.add(matmul, [0 * dy], [x, w], [x @ w.T])
+        ops.add(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        ops.add(matmul_dw, [as_sum(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
         if kernel_path() == "wgmma" and K % PER_CHUNK == 0:
-            test(one_tile_matmul, [0 * dy], [x, w], [x @ w.T], dtypes=("bf16",))
+            ops.add(one_tile_matmul, [0 * dy], [x, w], [x @ w.T], dtypes=("bf16",))
+
+def add_embedding_tests(ops):
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
-        tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
-        test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
-        test(embedding_backward, [as_sum(dwte)], [dx, tokens],
-             lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
+        tokens = ops.rng.integers(0, V, BT, dtype=np.int32)
+        dx, dwte = ops.normal(BT, C), ops.normal(V, C)
+        ops.add(embedding_forward, [0 * dx], [tokens, ops.normal(V, C)])
+        ops.add(embedding_backward, [as_sum(dwte)], [dx, tokens],
+                lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
+
+def add_rmsnorm_tests(ops):
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
-        x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
+        x, w, dy = ops.normal(BT, C), ops.normal(C), ops.normal(BT, C)
+        dnext, dw = ops.normal(BT, C), ops.normal(C)
         y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
-        step = nearest_bf16(0.1 * normal(BT, C))
+        step = nearest_bf16(0.1 * ops.normal(BT, C))
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
-        test(rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)], [as_sum(w), 1e-5],
-             [y.copy(), x, rstd, x])
+        ops.add(rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)],
+                [as_sum(w), 1e-5], [y.copy(), x, rstd, x])
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
-        test(rmsnorm_backward, [dnext, as_sum(dw), dy],
-             [as_sum(np.zeros((PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
+        ops.add(rmsnorm_backward, [dnext, as_sum(dw), dy],
+                [as_sum(np.zeros((PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
+
+def add_rope_and_attention_tests(ops):
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34),
                           (2, 321, 2, 1, 64), (1, 330, 2, 2, 128), (1, 385, 2, 1, 32),
                           (1, 321, 1, 1, 10)):   # the last four: several tiles on every path
-        qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
+        qkv, do = ops.normal(B * T, (H + 2 * G) * D), ops.normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
         angles = [as_sum(cos), as_sum(sin)]
         attention_twin(o, lse, dqkv, do, qkv, T, D)
         turned, every = qkv.copy(), [np.tile(x, (B, 1)) for x in (cos, sin)]
         ne.rope(turned, *every, H + G, 1.0)
-        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
+        ops.add(rope, [qkv], [*angles, T, H + G, 1], [turned])
         turned_back = nearest_bf16(turned)
         ne.rope(turned_back, *every, H + G, -1.0)
-        test(rope, [nearest_bf16(turned)], [*angles, T, H + G, -1], [turned_back], "rope, backward")
-        test(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D], [o, lse])
+        ops.add(rope, [nearest_bf16(turned)], [*angles, T, H + G, -1], [turned_back],
+                "rope, backward")
+        ops.add(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D], [o, lse])
         ne.rope(dqkv, *every, H + G, -1.0)
-        test(attention_backward, [0 * dqkv],
-             [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
+        ops.add(attention_backward, [0 * dqkv],
+                [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
+
+def add_swiglu_tests(ops):
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
-        gate_up, dy = nearest_bf16(3 * normal(BT, 2 * F)), normal(BT, F)
-        test(swiglu_forward, [0 * dy], [gate_up])
-        test(swiglu_backward, [gate_up], [dy])
+        gate_up, dy = nearest_bf16(3 * ops.normal(BT, 2 * F)), ops.normal(BT, F)
+        ops.add(swiglu_forward, [0 * dy], [gate_up])
+        ops.add(swiglu_backward, [gate_up], [dy])
+
+def add_cross_entropy_tests(ops):
     for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
-        logits, nll = nearest_bf16(3 * normal(BT, P, V)), np.zeros((P, BT))
-        weight = rng.random((-(-BT // 2), P))
-        targets, expected = rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
+        logits, nll = nearest_bf16(3 * ops.normal(BT, P, V)), np.zeros((P, BT))
+        weight = ops.rng.random((-(-BT // 2), P))
+        targets, expected = ops.rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
         for k in range(P):
             for t in range(BT):
                 nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
                                              weight[t // 2, k])
-        test(cross_entropy_test, [logits.reshape(BT, P * V), as_sum(0 * nll)],
-             [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+        ops.add(cross_entropy_test, [logits.reshape(BT, P * V), as_sum(0 * nll)],
+                [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+
+def add_adamw_tests(ops):
     hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
     for N in (1, 1000, 100003):
-        p, g, m, v = normal(N), normal(N), normal(N), normal(N) ** 2
+        p, g, m, v = ops.normal(N), ops.normal(N), ops.normal(N), ops.normal(N) ** 2
         expected = [x.copy() for x in (p, g, m, v)]
         norm = ne.adamw(*expected, N // 2, ne.Hyper(*hyper))
-        test(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]], "adamw",
-             ("f32", "f64"))
+        ops.add(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]],
+                "adamw", ("f32", "f64"))
         g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
-        test(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
-             ("f32", "f64"))
+        ops.add(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
+                ("f32", "f64"))
+
+def add_decode_tests(ops):
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
                 replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
         flat = ne.init_params(cfg, 3, np.float64)
-        tokens = rng.integers(0, cfg.vocab_size, cfg.seq_len)
+        tokens = ops.rng.integers(0, cfg.vocab_size, cfg.seq_len)
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = functools.partial(decode_test, cfg, flat, tokens)
-        tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
-    return tests
+        ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
 
 def decode_test(cfg, flat, tokens, dtype):
     """[(T, V)]: the logits after each token"""
