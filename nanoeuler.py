@@ -2104,8 +2104,10 @@ class Run:
                 self.report(r, pace)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
-                    print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
-                          f"{self.sample(40)!r}", flush=True)
+                    estimate, sample = self.validate(rows=64), self.sample(40)
+                    self.record(step=s.step, sample=sample)
+                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
+                          flush=True)
                 if s.step % o.save_every == 0:
                     self.save()
 
@@ -3173,11 +3175,13 @@ class Pace:
                      f"{', '.join(shares)}")
         return text
 
-def advance(reader, replies, pace):
+def advance(reader, replies, pace, also=()):
     """One step of some replies, each in a slot of its own: reads what each has to read, draws the
     next token, and if that is the draft that was read behind it, one more, and so on.
+    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
     Returns the tokens drawn for each."""
-    began, reading = time.perf_counter(), any(len(reply.pending) > 1 for reply in replies)
+    began = time.perf_counter()
+    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
     for reply in replies:
         held = len(reader.texts[reply.slot]) + len(reply.pending)
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
@@ -3185,7 +3189,7 @@ def advance(reader, replies, pace):
     drafted = any(reply.drafts for reply in replies)
     k = pace.drafts(reader, replies[0].sampling)         # for the next step
     logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-                          for reply in replies])
+                          for reply in replies] + [*also])
     at, drawn = 0, []
     for reply in replies:
         row, drafts, new = at, reply.drafts, []

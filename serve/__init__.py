@@ -29,6 +29,9 @@ from .protocol import Reader
 from .runs import Runs
 
 
+CONNECTIONS = 256            # of pages, beside those that wait for answers
+
+
 def context_of(cfg, options):
     """Tokens of a slot: what is asked for, or as many as fit into CACHE_BYTES."""
     if options.context:
@@ -92,7 +95,8 @@ class Uvicorn(uvicorn.Server):
         super().__init__(uvicorn.Config(
             server.application(), log_level="warning", access_log=False, server_header=False,
             timeout_graceful_shutdown=server.options.drain, timeout_keep_alive=30, backlog=1024,
-            h11_max_incomplete_event_size=1 << 16, lifespan="on", ws="none", http="h11"))
+            h11_max_incomplete_event_size=1 << 16, lifespan="on", ws="none", http="h11",
+            limit_concurrency=CONNECTIONS + server.options.slots + server.options.queue))
 
     def handle_exit(self, sig, frame):
         self.engine.draining = True

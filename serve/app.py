@@ -28,6 +28,7 @@ POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'sel
 HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff",
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
+BODY_SECONDS = 30            # in which a body must have come
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -287,10 +288,13 @@ class Server:
         if (said := request.headers.get("content-length", "")).isdigit() and int(said) > most:
             raise too_large
         try:
-            async for piece in request.stream():
-                raw += piece
-                if len(raw) > most:
-                    raise too_large
+            async with asyncio.timeout(BODY_SECONDS):
+                async for piece in request.stream():
+                    raw += piece
+                    if len(raw) > most:
+                        raise too_large
+        except TimeoutError:
+            raise Refusal(408, f"the body took more than {BODY_SECONDS} s") from None
         except ClientDisconnect:
             raise Refusal(400, "the body was not sent to its end") from None
         return parse(bytes(raw))

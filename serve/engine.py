@@ -4,8 +4,8 @@ One thread owns the decoder.  A step is
     1. who left, or has no time left, gives its slot back;
     2. who waits longest takes a free slot: that one whose text begins most as its prompt does, and
        what is there already is not read again;
-    3. prompts are read in pieces, so that no prompt stalls another's stream;
-    4. every answer whose prompt is read draws its next token, by `advance` of nanoeuler.py.
+    3. every answer whose prompt is read draws its next token, by `advance` of nanoeuler.py; beside
+       them pieces of other prompts are read, so that no prompt stalls another's stream.
 
 Each number of a row is summed in one order, which knows nothing of other rows, and each answer has
 random numbers of its own: an answer is the same, to the bit, alone and beside any others.
@@ -27,6 +27,7 @@ from numba import set_num_threads
 
 MOST_JOBS = 16               # explanations that may wait
 PIECE_SECONDS = 0.05         # a prompt's piece may hold up the others' streams for so long
+SCORED_ROWS = 64             # of a prompt, whose logits are all wanted
 CACHE_BYTES = 1 << 30        # of keys and values, where --context does not say
 
 
@@ -80,7 +81,7 @@ class Engine:
         self.waiting, self.jobs = deque(), deque()
         self.draining = self.closing = False             # nothing new begins; nothing goes on
         self.active, self.free, self.used = {}, [], {}   # slot -> Answer; slots; slot -> when
-        self.clock, self.rows = itertools.count(), 64
+        self.clock, self.rows, self.plain = itertools.count(), 64, 0.0
         self.pace, self.reader, self.tell = ne.Pace(), None, lambda news: None
         self.ready = Future()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
@@ -176,15 +177,16 @@ class Engine:
 
     def step(self):
         news = self.drop() + self.admit()
-        reading = [a for a in self.active.values() if a.scored or len(a.reply.pending) > 1]
-        speaking = [a for a in self.active.values() if not a.scored and len(a.reply.pending) == 1]
-        if reading:
-            self.read(reading, bool(speaking))
-        for answer in [a for a in reading if not a.scored and a.reply.finish]:
-            news.append((answer, News(finish=answer.reply.finish)))      # it wanted no token
+        self.score_prompts()
+        pieces = self.pieces()
+        ready = [a for a in self.active.values()
+                 if len(a.reply.pending) == 1 or pieces.get(a) == len(a.reply.pending)]
+        unread = {a: n for a, n in pieces.items() if n < len(a.reply.pending)}
+        for answer in [a for a in ready if a.reply.finish]:
+            ready.remove(answer)             # its prompt was scored, and no token is wanted
+            news.append((answer, News(finish=answer.reply.finish)))
             self.release(answer.reply.slot)
-        news += self.speak([a for a in self.active.values()
-                            if not a.scored and len(a.reply.pending) == 1])
+        news += self.speak(ready, unread)
         if news:
             self.tell(news)
         if self.jobs:
@@ -260,51 +262,56 @@ class Engine:
         slot = max(self.free, key=lambda slot: (lengths[slot], -self.used[slot]))
         return slot, lengths[slot]
 
-    def read(self, answers, others_speak):
-        """A piece of prompts, all but the last token of each.  Half of it is for the one that came
-        first, the rest for those that need least."""
-        began = time.perf_counter()
-        left = rows = self.rows if others_speak else ne.MOST_ROWS
-        oldest, parts = min(answers, key=lambda a: a.arrived), {}
+    def pieces(self):
+        """{answer: how many tokens of its prompt are read in this step}, of those that have some to
+        read.  Half of the rows are for the one that came first, the rest for those that need
+        least."""
+        reading = [a for a in self.active.values() if len(a.reply.pending) > 1 and not a.scored]
+        left = self.rows if len(reading) < len(self.active) else ne.MOST_ROWS
+        found = dict.fromkeys(reading, 0)
 
         def take(answer, most):
-            n = min(most, len(answer.reply.pending) - 1 - parts.get(answer, 0))
-            parts[answer] = parts.get(answer, 0) + n
+            n = min(most, len(answer.reply.pending) - found[answer])
+            found[answer] += n
             return n
 
-        left -= take(oldest, (rows + 1) // 2)
-        for answer in sorted(answers, key=lambda a: len(a.reply.pending)):
+        if reading:
+            left -= take(min(reading, key=lambda a: a.arrived), (left + 1) // 2)
+        for answer in sorted(reading, key=lambda a: len(a.reply.pending)):
             left -= take(answer, left)
-        chosen = [(answer, n) for answer, n in parts.items() if n]
-        logits = self.reader.read([ne.Part(a.reply.slot, a.reply.pending[:n], n * a.scored)
-                                   for a, n in chosen])
-        row = 0
-        for answer, n in chosen:
-            if answer.scored:
-                self.score(answer, logits[row:row + n], answer.reply.pending[1:n + 1])
-                row += n
-            del answer.reply.pending[:n]
-            if len(answer.reply.pending) == 1:
-                answer.scored = False                    # its prompt is done
-        seconds = max(time.perf_counter() - began, 1e-6)
-        if others_speak:
-            wanted = (rows - left) * PIECE_SECONDS / seconds
-            self.rows = int(min(ne.MOST_ROWS, max(8, (self.rows + wanted) / 2)))
+        return {answer: n for answer, n in found.items() if n}
 
-    def score(self, answer, logits, ids):
-        """Log-probabilities of the ids (n,) by the logits (n, V) before them"""
-        k = answer.sampling.logprobs
-        for z, token in zip(logits, ids):
-            p = ne.log_softmax(z)
-            answer.scores.append((float(p[token]), likeliest(p, k)))
+    def score_prompts(self):
+        """Reads a piece of each prompt whose log-probabilities are wanted, all but the last token;
+        with the logits of all rows."""
+        for answer in [a for a in self.active.values() if a.scored]:
+            pending = answer.reply.pending
+            n = min(SCORED_ROWS, len(pending) - 1)
+            logits = self.reader.read([ne.Part(answer.reply.slot, pending[:n], n)])
+            for z, token in zip(logits, pending[1:n + 1]):
+                p = ne.log_softmax(z)
+                answer.scores.append((float(p[token]), likeliest(p, answer.sampling.logprobs)))
+            del pending[:n]
+            answer.scored = len(pending) > 1
 
-    def speak(self, answers):
-        """A token, or with drafts some, of each answer"""
-        if not answers:
+    def speak(self, answers, unread):
+        """A token, or with drafts some, of each answer.
+        unread: {answer: n}, of whose prompts n tokens are read beside, not to their ends"""
+        if not (answers or unread):
             return []
+        began, reading = time.perf_counter(), sum(unread.values())
+        reading += sum(len(a.reply.pending) - 1 for a in answers)
         drafts = [a.reply.drafts for a in answers]       # `advance` cuts these and makes others
         offered, accepted = sum(self.pace.offered), sum(self.pace.accepted)
-        drawn = ne.advance(self.reader, [a.reply for a in answers], self.pace)
+        also = [ne.Part(a.reply.slot, a.reply.pending[:n], 0) for a, n in unread.items()]
+        if answers:
+            drawn = ne.advance(self.reader, [a.reply for a in answers], self.pace, also)
+        else:
+            drawn = []
+            self.reader.read(also)
+        for answer, n in unread.items():
+            del answer.reply.pending[:n]
+        self.suit(reading, time.perf_counter() - began, len(answers))
         self.stats.count("drafts_offered", sum(self.pace.offered) - offered)
         self.stats.count("drafts_accepted", sum(self.pace.accepted) - accepted)
         now, news = time.perf_counter(), []
@@ -319,3 +326,13 @@ class Engine:
                 if (n := len(answer.reply.tokens)) > 1:
                     self.stats.observe("token", (now - answer.first) / (n - 1))
         return news
+
+    def suit(self, reading, seconds, speaking):
+        """How many rows of prompts a step reads beside those who speak: what takes PIECE_SECONDS
+        more than a step without any."""
+        if not reading:
+            self.plain = seconds
+        elif speaking:
+            more = max(seconds - self.plain, 1e-3)
+            wanted = reading * PIECE_SECONDS / more
+            self.rows = int(min(ne.MOST_ROWS, max(8, (self.rows + wanted) / 2)))
