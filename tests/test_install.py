@@ -169,6 +169,7 @@ def site(tmp_path_factory):
         (source / name / "module.py").touch()
     for name in SHIPPED:
         shutil.copy(ROOT / "data" / name, source / "data")
+    shutil.copytree(ROOT / "serve", source / "serve")
     (source / "data/pretrain.txt").write_text("large, and somebody's own", encoding="utf-8")
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     wheel, = folder.glob("*.whl")
@@ -192,7 +193,9 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
     modules = {name for name in names if "/" not in name}
     assert modules == {"bpe.py", "nanoeuler.py", "nanoeuler_cuda.py"}
     shipped = {name for name in names if "/" in name and not name.endswith(".py")}
-    assert shipped == {f"nanoeuler_data/{name}" for name in SHIPPED}
+    pages = [path.name for path in (ROOT / "serve/pages").iterdir()]
+    assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED),
+                       *(f"nanoeuler_serve/pages/{name}" for name in pages)}
     assert wheel.name.startswith(f"nanoeuler-{ne.__version__}-")
 
 
