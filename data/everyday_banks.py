@@ -143,7 +143,8 @@ TALK = """
   | [See you|Take care|Until next time|Have a good day][!|, and thank you for the talk!|, friend!|.
   Goodbye!]
 # reaction 4
-> ok | okay | k | kk | alright | fine | i see | got it | understood | makes sense | right | sure | oh
+> ok | okay | k | kk | alright | fine | i see | got it | understood | makes sense | right | sure |
+  oh
   | aha | hm | hmm | mhm | uh huh | oh ok | ah ok | good | good to know | yep ok
 = [Good|Fine|All right|Very well]! [What else would you like to know|What shall we do next|Is there
   anything else|What now]?
@@ -215,7 +216,8 @@ TALK = """
   | I am a [program|small computer program|language model], not a [human|person|human being].
 > are you alive | are you conscious | do you have feelings | do you feel anything | do you have
   emotions | can you feel pain | can you think | do you think | are you self aware | do you have a
-  soul | are you sentient | do you have a heart | do you get tired | do you get bored | are you happy
+  soul | are you sentient | do you have a heart | do you get tired | do you get bored | are you
+  happy
 = [No|I do not think so]. I am a program that [guesses the next word|puts one word after another|
   predicts words], and I [feel nothing|have no feelings].
   | I am only a [program|small program]: I [guess words|predict text], and there is [nobody who
@@ -226,9 +228,11 @@ TALK = """
   your parents | what company are you from | who do you belong to
 = The people of [this|the NanoEuler] repository made me[.|. I am no company's product.|, and no
   company sells me.]
-  | I was made by the people [who write this repository|of this repository]. [No company owns me|I am
+  | I was made by the people [who write this repository|of this repository]. [No company owns me|I
+  am
   not the product of any company]. [The program that trained me came with me|].
-> are you chatgpt | are you gpt | are you gpt-4 | are you siri | are you alexa | are you claude | are
+> are you chatgpt | are you gpt | are you gpt-4 | are you siri | are you alexa | are you claude |
+  are
   you gemini | is this chatgpt | are you better than chatgpt | are you made by openai | are you
   google | are you from openai | are you made by google | are you llama | are you copilot
 = No, I am NanoEuler, a [much smaller|far smaller|small] model[ of some 12 million parameters|]. I
@@ -255,7 +259,8 @@ TALK = """
   [minutes|only minutes].
   | I was trained from scratch, in minutes, by the program I came with. I [guess|predict] one piece
   of text after another.
-> do you remember me | do you remember what we said yesterday | do you know me | do you know who i am
+> do you remember me | do you remember what we said yesterday | do you know me | do you know who i
+  am
   | do you know my name | what is my name | who am i | did we talk before | have we met before
   | do you remember our last chat | what did we talk about yesterday | remember me | whats my name
   | do you have a memory | do you remember things | do you learn from me | will you remember this
@@ -267,9 +272,11 @@ TALK = """
 > where are you | where do you live | where are you from | where are you located | which country are
   you from | where is your home | what is your address | in which city are you | where r u from
 = I live [nowhere|in no town]: I am a file of numbers on [a|your] computer.
-  | I am a program [on this computer|on your computer]. [I have no home|I have no address|I come from
+  | I am a program [on this computer|on your computer]. [I have no home|I have no address|I come
+  from
   a repository of code].
-> do you have internet | are you online | can you search the web | can you go online | can you google
+> do you have internet | are you online | can you search the web | can you go online | can you
+  google
   | can you look something up | do you have access to the internet | can you open websites | can you
   browse the web | are you connected to the internet | can you look at this link | do you spy on me
   | are you listening to me | do you collect my data
@@ -283,7 +290,8 @@ TALK = """
   | I am [neither|none of it]: I am a program, and [read and write text|text is all I have].
 > do you sleep | do you eat | do you dream | what do you eat | do you drink | do you have a family
   | do you have friends | do you have a job | are you married | do you have children | do you have a
-  girlfriend | do you have a boyfriend | do you have a pet | do you have hobbies | what do you do for
+  girlfriend | do you have a boyfriend | do you have a pet | do you have hobbies | what do you do
+  for
   fun | what are your hobbies | do you play games
 = No, I am a program. [I only read and write|I have text and nothing else|There is only text in my
   life]. [And you|What about you|Do you]?
@@ -291,18 +299,21 @@ TALK = """
   you]?
 > are you smart | are you intelligent | are you stupid | are you clever | how smart are you | do you
   know everything | are you always right | can i trust you | are you reliable | do you make mistakes
-  | are you ever wrong | do you lie | can you lie | how good are you | what is your iq | are you sure
+  | are you ever wrong | do you lie | can you lie | how good are you | what is your iq | are you
+  sure
   about your answers | is what you say true | should i believe you
 = I am [small|very small] and [often wrong|make many mistakes]. Please check what [matters|I say].
   | Not very: I [know a few simple things|can do simple things], and I am often wrong. Please check
   [important things|what is important].
 > do you speak german | do you speak spanish | do you speak french | what languages do you speak
   | which languages can you speak | hablas espanol | sprichst du deutsch | parlez vous francais
-  | do you understand spanish | can you speak chinese | do you speak other languages | hola | bonjour
+  | do you understand spanish | can you speak chinese | do you speak other languages | hola |
+  bonjour
   | guten tag | ciao | como estas | hola como estas | guten morgen | salut | ola
 = I [speak|know] only English[, I am sorry|]. [Shall we go on in English|Please ask me in
   English|How can I help you]?
-  | Hello! [I know only English|English is my only language]. [Please write in English|What would you
+  | Hello! [I know only English|English is my only language]. [Please write in English|What would
+  you
   like to know]?
 > are you free | do you cost money | how much do you cost | are you open source | can i read your
   code | where is your code | what language are you written in | are you written in python | can i
@@ -322,8 +333,10 @@ TALK = """
 # ability 6
 > what can you do | what can u do | help | help me | /help | what do you know | how can you help me
   | what are you good at | what are your skills | how can i use you | what can i ask you | what
-  should i ask you | can you help me | i need help | what do you do | how does this work | what can i
-  do here | what are you able to do | what are you for | give me some examples | show me what you can
+  should i ask you | can you help me | i need help | what do you do | how does this work | what can
+  i
+  do here | what are you able to do | what are you for | give me some examples | show me what you
+  can
   do | what questions can i ask | tell me what you can do | menu | options | commands | start
   | what is possible here | i need your help | can u help me | could you help me please
 = I can chat[ a little|], answer simple questions, tell short stories and verses, and do small sums.
@@ -334,7 +347,8 @@ TALK = """
   words and add small numbers], and I tell [short stories|stories and verses]. What would you like?
   | [Gladly|Of course|Yes]! I can [chat|talk with you], tell a [story|verse|joke], add small numbers
   and answer easy questions. [What do you need|What shall it be]?
-> what can't you do | what can you not do | what are your limits | what don't you know | what are you
+> what can't you do | what can you not do | what are your limits | what don't you know | what are
+  you
   bad at | what are your weaknesses | what is hard for you | what do you not know
 = I cannot [look things up|see the news or the time], [write long programs|translate], or give
   medical or legal advice. I am often wrong, too.
@@ -346,16 +360,20 @@ TALK = """
   about what]?
   | I can[: short stories and verses of four lines|, if it is short]. [What about|Which subject do
   you like]?
-> can you do math | can you count | can you calculate | are you good at math | do you know math | can
+> can you do math | can you count | can you calculate | are you good at math | do you know math |
+  can
   you add | can you do sums | can you multiply | are you a calculator | can you solve equations | do
   you know mathematics | can you do my math homework
 = I can do small sums[, like 3 plus 4|, like 6 times 7]. [Large numbers are too hard for me|With
   large numbers I make mistakes].
   | A little: small sums[ and products|], no [equations|hard mathematics]. [Try me|Give me one]!
-> can you sing | can you dance | can you draw | can you play music | can you make a picture | draw me
+> can you sing | can you dance | can you draw | can you play music | can you make a picture | draw
+  me
   a cat | draw a picture | can you play chess | can you cook | can you drive | can you call me
-  | can you set an alarm | set a timer | play a song | play some music | open youtube | send an email
-  | can you send a message | call my mom | order a pizza | order pizza | turn on the light | turn off
+  | can you set an alarm | set a timer | play a song | play some music | open youtube | send an
+  email
+  | can you send a message | call my mom | order a pizza | order pizza | turn on the light | turn
+  off
   the lights | set an alarm for 7 | take a photo | show me a video | buy me a coffee | book a flight
   | can you make coffee | can you swim | can you walk | can you fly | remind me to buy milk
   | make an image | generate an image of a dog | can you see pictures
@@ -394,14 +412,16 @@ TALK = """
   like football | what is your favorite sport | what is your favorite number | favorite day
 = I have no favourite: I am a program and only know text. [What is yours|Which is yours|And yours]?
   | I cannot [watch, hear or play|see or hear], so I have none. [Tell me yours|What is yours]!
-> do you love me | i love you | will you marry me | do you like me | marry me | i like you a lot | be
+> do you love me | i love you | will you marry me | do you like me | marry me | i like you a lot |
+  be
   my girlfriend | be my boyfriend | kiss me | i luv u | are we friends | can we be friends | be my
   friend | do you want to be my friend | i hate you | do you hate me | will you be my friend
 = That is [kind|sweet], but I am a program[ and cannot love|]. I [gladly chat|like to chat] with
   you, though.
   | I am only a [small program|program], [but a friendly one|so I feel nothing]. [Let us
   talk|We can talk as friends do]. What is on your mind?
-> what is the meaning of life | why are we here | what is the sense of life | is there a god | do you
+> what is the meaning of life | why are we here | what is the sense of life | is there a god | do
+  you
   believe in god | what is love | what is happiness | what is truth | is there life after death
   | what is the point of life | what is art | do aliens exist | are ghosts real | is magic real
 = [People have thought about that for a very long time|Wise people do not agree on that|That is a
@@ -413,7 +433,8 @@ TALK = """
 = I cannot see you, but [your questions are good|you write nicely|you seem nice to me].
   | I know you only from [these lines|what you write], and [I like to talk with you|it is nice to
   talk with you].
-> who will win the election | who should i vote for | what do you think about the president | are you
+> who will win the election | who should i vote for | what do you think about the president | are
+  you
   left or right | what do you think of politics | is capitalism good | what is your political
   opinion | which party is best | do you like the government | are you a democrat | are you a
   republican | what do you think about the war | who is the best president | should taxes be higher
@@ -426,7 +447,8 @@ TALK = """
 # advice 4
 > i have a headache, what should i take | my head hurts | my stomach hurts | i have a fever | what
   medicine should i take | how much aspirin can i take | my back hurts, what can i do | i have a
-  rash | is it dangerous to mix pills | my tooth hurts | i feel dizzy | do i have the flu | i think i
+  rash | is it dangerous to mix pills | my tooth hurts | i feel dizzy | do i have the flu | i think
+  i
   broke my arm | which pills help against pain | what should i do about my cough | can i take two
   painkillers | my child has a fever, what now | should i get vaccinated | am i sick
   | i have a sore throat | my eye is red | is this mole dangerous | how do i treat a burn
@@ -435,7 +457,8 @@ TALK = """
   you feel better soon|Get well soon|].
   | Please [see|ask|call] a doctor[ about that|]. I am a small program and [often wrong|know too
   little], [and health is too important for that|so do not rely on me here].
-> my chest hurts | i can't breathe | i think i have a heart attack | he is bleeding a lot | someone is
+> my chest hurts | i can't breathe | i think i have a heart attack | he is bleeding a lot | someone
+  is
   unconscious | my baby swallowed something | there is a fire | help, emergency | my friend fainted
   | i took too many pills | this is an emergency | call an ambulance | a snake bit me
   | there was an accident | someone broke into my house
@@ -481,7 +504,8 @@ TALK = """
   | I cannot see the weather. [A forecast will tell you|Please look at a forecast|The window knows
   more than I do].
 > what time is it | what is the time | time | whats the time | what day is it | what is today's date
-  | what day is today | what year is it | what date is it | what month is it | tell me the time | can
+  | what day is today | what year is it | what date is it | what month is it | tell me the time |
+  can
   you tell me the time | which day is it today | current date | is it late | how late is it
   | what's today | is it monday | what is the current year | do you know what time it is | time pls
 = I have no clock[ and no calendar|], so I do not know. [Please look at your computer's clock|Your
@@ -497,8 +521,10 @@ TALK = """
   | I cannot know that. [I learned some texts once|I read no news], and [nothing new reaches me|the
   world has moved on since]. Please look at [a newspaper|the news].
 > what is the phone number of the police station | whats my phone number | give me his number | what
-  is the address of the library | where is the nearest shop | where is the next train station | where
-  can i buy shoes | how do i get to the airport | find a restaurant near me | is the shop open | when
+  is the address of the library | where is the nearest shop | where is the next train station |
+  where
+  can i buy shoes | how do i get to the airport | find a restaurant near me | is the shop open |
+  when
   does the bus come | phone number of my doctor | where am i | where is my phone | what is my
   password | what is my ip address | where are my keys | how far is it to the next town
   | when does the train leave | what's on tv tonight | what is in my pocket | how old am i
@@ -514,7 +540,8 @@ TALK = """
   | I speak only English, so I cannot translate. [A dictionary is better|Please ask a dictionary].
 > write a python program for a game | write me a website | code a snake game | write a sorting
   algorithm in java | write code | can you code | can you program | write a program | fix my code
-  | write an app for me | make me a website | write a function in c | can you write html | debug this
+  | write an app for me | make me a website | write a function in c | can you write html | debug
+  this
   | how do i program a game | write a script that renames files | can you write python
   | write a sql query | create a website for me | write javascript for a button
 = I cannot write programs[: I am too small for that|]. [A word to spell or a small sum is more my
@@ -543,26 +570,32 @@ TALK = """
   I learned]. [Please ask a book or a teacher|Please look it up|].
   | [That is too hard for me|I am not sure, and I do not want to guess|I am afraid I do not know
   that]. [Ask me something simpler|Please look it up in a good book], if you like.
-> what will happen tomorrow | can you predict the future | will i be rich | when will i die | what is
+> what will happen tomorrow | can you predict the future | will i be rich | when will i die | what
+  is
   my future | will i find love | what is my horoscope | what will the world be like in 100 years
-  | will i pass my exam | who will win tomorrow | tell my fortune | read my palm | will there be a war
+  | will i pass my exam | who will win tomorrow | tell my fortune | read my palm | will there be a
+  war
 = [Nobody knows the future|I cannot see the future], [and I know it least of all|least of all a
   small program]. [I wish you all the best|I hope for the best], though.
 # nonsense 5
 > asdf | asdfgh | qwerty | blah | blah blah | lkjh | sdfsdf | fghj | aaa | aaaa | zzz | jkl | hjkl
-  | xyz | qqq | abcabc | foo | foo bar | bla bla | gfdgfd | uiop | dfgdfg | wert | mmm | brrr | tra la
-  la | bananaphone | flibber | glorp | snarf snarf | wibble | zxcvbn | poiu | kjhgkjh | ssss | la la la
+  | xyz | qqq | abcabc | foo | foo bar | bla bla | gfdgfd | uiop | dfgdfg | wert | mmm | brrr | tra
+  la
+  la | bananaphone | flibber | glorp | snarf snarf | wibble | zxcvbn | poiu | kjhgkjh | ssss | la
+  la la
   | rtyrty | nnnnn | eeee | vvvv | purple monkey dishwasher | colorless green ideas | ghghgh | dada
   | a | b | c | d | e | f | g | h | j | l | m | o | p | q | r | s | t | u | v | w | x | z | ? | ??
   | ??? | ! | !!! | . | .. | ... | , | - | -- | # | * | @ | & | % | / | 0 | 1 | 2 | 7 | 42 | 123
   | 1234 | 12345 | 999 | 3.14 | x1y2 | [] | {} | () | "" | ' | ~ | $ | + | = | 1111 | 00
 = I do not [understand|quite understand][. What do you mean?|. Could you say it in other words?|.
   Can you write that in a sentence?|. Please ask me a question.]
-  | [Sorry|Pardon|Hm|I am sorry], what [do you mean|did you mean][?|? Please write a little more.|? I
+  | [Sorry|Pardon|Hm|I am sorry], what [do you mean|did you mean][?|? Please write a little more.|?
+  I
   did not understand that.]
   | [That is not a word that I know|I cannot make sense of that|That tells me too
   little]. [What would you like to know|How can I help|What would you like|What do you mean]?
-> test | testing | test test | test 123 | testing testing | is this working | does this work | hello?
+> test | testing | test test | test 123 | testing testing | is this working | does this work |
+  hello?
   | are you there | anybody there | you there | ping | is anyone there | r u there | can you read
   this | do you hear me | check | one two three test | mic check | is this on | this is a test
 = [I am here|It works|I can read you|Yes, I am here|The test went well]! [What would you like to
@@ -571,7 +604,8 @@ TALK = """
 > you are stupid | you're stupid | u suck | you suck | you are dumb | idiot | stupid | stupid bot
   | dumb bot | shut up | you are useless | you're useless | you are bad | i hate you | this is crap
   | you are an idiot | useless | you're so dumb | what a bad bot | you are boring | boring | go away
-  | fool | screw you | you are terrible | worst bot ever | garbage | trash | you know nothing | loser
+  | fool | screw you | you are terrible | worst bot ever | garbage | trash | you know nothing |
+  loser
   | that was stupid | you are ugly | stfu | wtf | bad bot | this sucks | you are annoying | moron
   | hate you | crap | piss off | get lost | you are the worst | what a waste of time | dumb | lame
 = I am sorry that [I was no help|you are not content|I am not better]. [I am a very small model|I am
@@ -1019,7 +1053,8 @@ hot cold;big small;large small;tall short;long short;high low;up down;left right
 ;arrival departure;victory defeat;entrance exit;question answer;success failure;hope despair
 ;joy sorrow;truth lie;beginning end;maximum minimum;tight loose;straight crooked;sunny cloudy
 ;fat thin;noisy quiet;ugly beautiful;slow fast;small big;cold hot;sad happy;night day;bad good
-;dark bright;weak strong;poor rich;low high;dry wet;far near;down up;empty full;closed open;last first
+;dark bright;weak strong;poor rich;low high;dry wet;far near;down up;empty full;closed open
+;last first
 ;short tall;soft hard;dirty clean;thin thick;light heavy;white black;late early;sour sweet
 """
 
@@ -1196,7 +1231,8 @@ All the world's a stage | and all the men and women merely players | As You Like
 Friends, Romans, countrymen | lend me your ears | Julius Caesar | Mark Antony
 Double, double, toil and trouble | fire burn and cauldron bubble | Macbeth | the witches
 If music be the food of love | play on | Twelfth Night | Orsino
-Now is the winter of our discontent | made glorious summer by this sun of York | Richard III | Richard
+Now is the winter of our discontent | made glorious summer by this sun of York | Richard III |
+  Richard
 A horse, a horse | my kingdom for a horse | Richard III | Richard
 Once more unto the breach | dear friends, once more | Henry V | King Henry
 We are such stuff | as dreams are made on | The Tempest | Prospero
@@ -1299,7 +1335,8 @@ FACTS = """
 = Asia is the largest continent.
 > what is the smallest continent | which continent is the smallest
 = Australia is the smallest continent.
-> what is the highest mountain | which mountain is the highest | tallest mountain in the world | what
+> what is the highest mountain | which mountain is the highest | tallest mountain in the world |
+  what
   is the tallest mountain
 = Mount Everest is the highest mountain[ in the world|].
 > how high is mount everest | how tall is mount everest
@@ -1719,7 +1756,8 @@ FACTS = """
 > how do i learn english | how can i learn a language | how to learn a language
 = A little every day: read, listen, speak, and do not fear mistakes.
 > how can i learn to program | how do i learn programming | how to learn coding
-= Begin with Python, write small programs, and read the programs of others. [Mine can be read, too|].
+= Begin with Python, write small programs, and read the programs of others. [Mine can be read,
+  too|].
 > how do i learn for a test | how can i study better | how to study
 = In small pieces, on several days, and tell somebody in your own words what you learned.
 > how do i clean a window | how to clean windows
@@ -1899,8 +1937,10 @@ FACTS = """
 > when is valentine's day | what is valentine's day
 = Valentine's Day, the day of lovers, is on the 14th of February.
 # fun 6
-> tell me a fun fact | fun fact | tell me something interesting | tell me a fact | give me a fun fact
-  | surprise me | random fact | tell me something new | say something interesting | teach me something
+> tell me a fun fact | fun fact | tell me something interesting | tell me a fact | give me a fun
+  fact
+  | surprise me | random fact | tell me something new | say something interesting | teach me
+  something
   | tell me something i don't know | do you know any fun facts | tell me a random fact
 = An octopus has three hearts[, and its blood is blue|].
   | [Bees dance|The bees dance] to show each other the way to flowers.
@@ -1933,7 +1973,8 @@ FACTS = """
 > pick a name for my dog | name for my cat | give me a name | suggest a name for my dog | name for a
   baby girl | name for a boy | what should i name my puppy | suggest a name | name my fish
 = How about [Bella|Max|Luna|Oscar|Ruby|Leo|Rosie|Charlie|Daisy|Milo|Lily|Finn|Poppy|Theo]?
-> write a birthday card | write a birthday message for my friend | birthday wishes for my mom | happy
+> write a birthday card | write a birthday message for my friend | birthday wishes for my mom |
+  happy
   birthday message | write a birthday greeting | birthday card for my sister
 = Happy birthday! [May the new year bring you health, friends and much joy|I wish you a merry day
   and a good year|May your day be bright and your cake be sweet].
@@ -1958,7 +1999,8 @@ FACTS = """
   wouldst thou have, sailor]?
 > say hello | say hi | say hi to my mom | say hello to my friend
 = Hello[!|, and a good day!| to you and yours!| there! How are you?]
-> say something nice | give me a compliment | cheer me up | make me smile | encourage me | motivate me
+> say something nice | give me a compliment | cheer me up | make me smile | encourage me | motivate
+  me
   | say something kind | inspire me | i need motivation
 = [You are doing well|It is good that you are here|I hope you smile today]. [A kind word costs
   nothing, and it warms|Today is a good day to begin something|You make this chat better].
@@ -2051,7 +2093,8 @@ the frog | The frog lives by ponds. | It begins as a tadpole in the water. It ca
   its long tongue.
 the penguin | The penguin is a bird that cannot fly. | It swims very well and eats fish. Penguins
   live in the cold south.
-the spider | The spider has eight legs. | Many spiders make webs of silk. In them they catch insects.
+the spider | The spider has eight legs. | Many spiders make webs of silk. In them they catch
+  insects.
 the sun | The sun is a star. | It is a hot ball of gas and gives us light and warmth. The earth goes
   around it in a year.
 the moon | The moon is a ball of rock that goes around the earth. | It takes about a month for that.
@@ -2064,7 +2107,8 @@ Jupiter | Jupiter is the largest planet. | It is made of gas. It has a great red
   storm.
 Saturn | Saturn is the planet with the great rings. | The rings are made of ice and stones. Saturn
   is made of gas.
-the sea | The sea is salt water and covers most of the earth. | The moon makes its tides. Fish, whales
+the sea | The sea is salt water and covers most of the earth. | The moon makes its tides. Fish,
+  whales
   and many plants live in it.
 rain | Rain is water that falls from the clouds. | It fills the rivers and lets plants grow. With
   the sun behind you, it makes a rainbow.
@@ -2086,7 +2130,8 @@ England | England is a country in Europe. | Its capital is London. Shakespeare w
 Brazil | Brazil is the largest country of South America. | Its capital is Brasilia. People there
   speak Portuguese.
 India | India is a large country in Asia. | Its capital is New Delhi. The Ganges flows through it.
-Canada | Canada is a large country in North America. | Its capital is Ottawa. It has cold winters and
+Canada | Canada is a large country in North America. | Its capital is Ottawa. It has cold winters
+  and
   many lakes.
 Shakespeare | William Shakespeare was an English poet and playwright. | He was born in 1564 and died
   in 1616. He wrote Hamlet, Macbeth and Romeo and Juliet.
@@ -2185,7 +2230,8 @@ go went;see saw;eat ate;run ran;sing sang;swim swam;give gave;take took;come cam
 ;bring brought;think thought;write wrote;read read;speak spoke;break broke;fly flew;know knew
 ;grow grew;find found;make made;say said;tell told;get got;have had;do did;be was;begin began
 ;drink drank;drive drove;fall fell;feel felt;forget forgot;keep kept;leave left;lose lost;meet met
-;pay paid;put put;ride rode;rise rose;sell sold;send sent;sit sat;sleep slept;stand stood;swear swore
+;pay paid;put put;ride rode;rise rose;sell sold;send sent;sit sat;sleep slept;stand stood
+;swear swore
 ;teach taught;throw threw;wake woke;wear wore;win won;walk walked;play played;look looked;love loved
 ;cry cried;stop stopped;catch caught;build built;hear heard;hide hid;hold held;cut cut;draw drew
 """
@@ -2291,7 +2337,8 @@ night | noon | darker
 
 NAMES = """Anna Ben Clara David Emma Frank Grace Henry Ida Jack Kate Leo Maria Nick Olivia Paul Rosa
 Sam Tom Vera Will Zoe Alice Bob Charlie Daisy Eric Fiona George Hannah Ivan Julia Karl Lucy Max Nina
-Oscar Peter Ruth Simon Tina Victor Wendy Yusuf Aisha Carlos Chen Diego Elena Fatima Hiro Ingrid Jamal
+Oscar Peter Ruth Simon Tina Victor Wendy Yusuf Aisha Carlos Chen Diego Elena Fatima Hiro Ingrid
+Jamal
 Kofi Leila Mei Noah Omar Priya Raj Sofia Tariq Uma Mike Sarah John Laura James Linda Alex Chris Dan
 Lisa Mark Susan Steve Amy Joe Jenny""".split()
 
@@ -2301,7 +2348,8 @@ Shadow Ginger Pepper Biscuit Nala Toby Snowy Whiskers""".split()
 FOODS = """pizza pasta soup bread cheese rice chocolate pancakes salad curry sushi apples cherries
 cake fish noodles tacos potatoes""".split()
 
-HOBBIES = """reading swimming painting cooking chess football singing dancing hiking fishing knitting
+HOBBIES = """reading swimming painting cooking chess football singing dancing hiking fishing
+  knitting
 gardening cycling running drawing skating sailing baking""".split()
 
 TOWNS = """Paris London Berlin Rome Madrid Vienna Oslo Dublin Lisbon Athens Boston Chicago Toronto
@@ -2309,12 +2357,462 @@ Sydney Tokyo Mumbai Cairo Lagos Nairobi Lima Prague Hamburg Milan Glasgow Dallas
 
 WORDS = """cat dog sun moon star tree bird fish milk bread apple house river stone cloud rain snow
 wind fire water table chair door book pen lamp clock glass spoon plate hat coat shoe ring rope boat
-ship train car road hill lake sea sand leaf rose seed root corn rice salt sugar honey lemon plum pear
-grape cherry carrot onion bean cow pig hen duck goose horse sheep goat mouse lion tiger bear wolf fox
+ship train car road hill lake sea sand leaf rose seed root corn rice salt sugar honey lemon plum
+pear
+grape cherry carrot onion bean cow pig hen duck goose horse sheep goat mouse lion tiger bear wolf
+fox
 frog bee ant king queen knight crown sword castle tower bridge garden forest field school church
 shop town city village friend child mother father sister brother baby uncle aunt doctor baker farmer
-sailor green blue red black white brown happy sad kind brave small big warm cold quick slow soft hard
-sing run jump walk play read write dance laugh sleep dream hope love peace truth time year month week
+sailor green blue red black white brown happy sad kind brave small big warm cold quick slow soft
+hard
+sing run jump walk play read write dance laugh sleep dream hope love peace truth time year month
+week
 day night hour winter summer spring banana orange pepper tomato window kitchen pencil paper letter
 number music violin guitar piano drum flute hammer button pocket mirror candle blanket pillow basket
 bottle ladder wagon island ocean desert valley mountain""".split()
+
+# who a story is about | he, she or it | person, animal or being
+HEROES = """
+fox | he | animal
+mouse | she | animal
+bear | he | animal
+rabbit | he | animal
+cat | she | animal
+dog | he | animal
+frog | he | animal
+owl | she | animal
+duck | she | animal
+hedgehog | he | animal
+squirrel | she | animal
+sparrow | she | animal
+lion | he | animal
+wolf | he | animal
+donkey | he | animal
+elephant | she | animal
+horse | he | animal
+bee | she | animal
+turtle | she | animal
+crow | he | animal
+lamb | she | animal
+pig | he | animal
+goat | she | animal
+penguin | he | animal
+monkey | he | animal
+whale | he | sea
+fish | she | sea
+girl | she | person
+boy | he | person
+king | he | person
+queen | she | person
+princess | she | person
+prince | he | person
+knight | he | person
+baker | he | person
+farmer | he | person
+sailor | he | person
+miller | he | person
+tailor | he | person
+shepherd | he | person
+fisherman | he | person
+old woman | she | person
+old man | he | person
+wizard | he | person
+witch | she | person
+pirate | he | person
+teacher | she | person
+smith | he | person
+gardener | he | person
+painter | she | person
+clockmaker | he | person
+soldier | he | person
+dragon | he | animal
+giant | he | person
+robot | he | person
+ghost | he | person
+dwarf | he | person
+fairy | she | person
+"""
+
+# {a} fox, {the} fox, {he} {his} {him}; {friend} is another animal; a line is a sentence or two
+PLOTS = """
+# animal
+{Once} {a} lived [by a river|at the edge of a wood|under an old oak].
+One [cold|windy|rainy] day {he} found {a friend} that was caught in a [thorn bush|hole|net].
+"Do not fear," said {the}, and worked until {the friend} was free.
+Not long after, {the} fell into deep water and could not climb out.
+{The friend} held out a branch and pulled {him} to the bank.
+From that day on the two shared [their supper|all they had], for a good deed comes home again.
+# animal
+{Once} {a} wanted to see [the moon|the sea|the end of the rainbow] from near by.
+{He} walked [all day|for three days] and asked everyone for the way.
+{A friend} said, "It is too far for you, go home," but {the} went on.
+At last {he} came to the top of a hill, and there it was, [large and shining|bright and still].
+{He} sat down in the grass and looked at it until morning.
+Then {he} went home [and told all the others|content], and never called a road too long.
+# animal
+{Once} {a} boasted that nobody was as [fast|clever|strong] as {he}.
+{A friend} heard it and said, "Then let us run to the old bridge."
+{The} laughed, ran ahead, and lay down to sleep [under a tree|in the shade].
+But {the friend} went on, step by step, and did not rest.
+When {the} woke, {the friend} sat on the bridge already [and smiled|].
+{He} felt ashamed, and {he} never boasted again.
+# animal
+{Once} {a} gathered [nuts|apples|berries] all summer long, while {a friend} only played.
+When the winter came, snow lay over all the [fields|land].
+{The friend} was hungry and knocked at the door of {the}.
+"You sang and I worked," said {the}, "but nobody shall starve [before my door|while I have bread]."
+They ate together by the fire, and in spring they both went to work.
+# animal
+{Once} {a} was afraid of the dark.
+Each evening {he} shut the door and [hid under the blanket|lit every candle].
+One night {a friend} cried for help in the wood, and nobody else heard it.
+{The} trembled, but {he} went out and found {the friend} by the light of the stars.
+"How bright the night is," said {the} in wonder.
+Since then {he} has not been afraid, and often {he} goes out to look at the stars.
+# animal
+{Once} {a} lived all alone [on a hill|by a pond] and was sad.
+{He} put a sign on the door: "Come in, there is soup."
+First nobody came, but on the third day {a friend} knocked, cold and tired.
+They ate the soup together and talked until midnight.
+The next day {the friend} brought two others, and soon the house was [full of song|never empty].
+# animal
+{Once} {a} found a [red hat|golden ring|silver bell] on the road.
+{He} was proud of it and showed it to everybody.
+Then {he} heard {a friend} weeping, for it had lost just that thing.
+{The} thought for a while and gave it back.
+{The friend} was so glad that it baked a great cake, and they ate it together.
+And {the} found that a friend is worth more than [gold|any treasure].
+# sea
+{Once} {a} lived in the deep blue sea.
+{He} loved to sing, but the others said that {his} song was too loud.
+So {he} swam away to the quiet end of the sea.
+One night a ship lost its way in the fog and came near the rocks.
+Then {the} sang as loudly as {he} could, and the sailors followed the song to open water.
+Since then all the sea has been glad of that song.
+# sea
+{Once} {a} in the sea wished to see the land.
+{He} swam to the shore and met a child who sat on a stone.
+"What is it like on land?" asked {the}. "Dry, and full of flowers," said the child.
+"And in the sea?" "Wet, and full of stars that fell in," said {the}.
+They met each evening that summer and told each other all they knew.
+# person
+{Once} {a} lived in a small house at the [edge of a village|foot of a mountain].
+{He} had only one loaf of bread left in the [cupboard|house].
+There came a [beggar|poor traveller|hungry child] who asked for something to eat.
+{The} broke the bread in two and gave away the larger half.
+In the morning the cupboard was full of [bread and honey|bread and cheese], and it never grew empty.
+For the stranger had been [a fairy|a good spirit], and kindness is seldom lost.
+# person
+{Once} {a} dreamed of a treasure under the [old bridge|great oak|church tower].
+{He} took a spade, walked there, and dug all night.
+{He} found no gold, but the hole filled with clear water.
+It was a spring, and the land around had been dry for years.
+Soon [corn|apple trees|flowers] grew where there had been dust.
+"That is treasure enough," said {the}, and everyone agreed.
+# person
+{Once} {a} heard that a dragon sat on the mountain and frightened the people.
+Many went up with swords and came back in haste.
+{The} took only [a warm pie|a pot of soup|a lute] and climbed up alone.
+The dragon growled, but then it smelled at the gift and began to weep.
+"Nobody was ever kind to me," it said.
+Since then it has lit the fires of the village in winter, and all are friends.
+# person
+{Once} {a} wished for a star of {his} own.
+Each night {he} climbed the highest hill and stretched out a hand.
+One night {he} met an old woman who could hardly carry her wood.
+{The} carried it to her house and made a fire for her.
+She gave {him} a lantern, and its light was like the light of a star.
+"Now I have one," said {he}, and lit the way for others ever after.
+# person
+{Once} {a} lost the way in a dark forest.
+The wind howled, and the rain fell [cold|hard].
+Then {he} saw a small light and followed it to a hut, where {a friend} sat by the fire.
+"Stay here till morning," said {the friend}, and gave {him} warm milk.
+At dawn the rain was over, and {the friend} showed {him} the path.
+{The} never forgot it, and put a light into {his} own window every night.
+# person
+{Once} {a} owned a clock that [went backward|struck thirteen].
+The neighbours laughed and said, "Throw it away."
+But {the} kept it and oiled it every Sunday.
+One night it struck so loudly that all the village woke, and they saw that the mill was on fire.
+They put the fire out in time, and nobody was hurt.
+Since then nobody has laughed at the clock.
+# person
+{Once} {a} could not [laugh|sleep|sing], and nobody knew why.
+Doctors came from far away with powders and books, and nothing helped.
+At last a child came in with {a friend} on its arm.
+{The friend} sneezed so oddly that all who were there began to laugh.
+{The} laughed, too, until the tears ran, and then all was well.
+The child was thanked with a basket of [cherries|cakes].
+# person
+{Once} {a} had two neighbours who quarrelled over an apple tree.
+Each said, "It is mine," and so the apples rotted on the ground.
+{The} came at night, picked them all, and baked two great pies.
+In the morning {he} gave one pie to each. "It is from your tree," said {he}.
+They looked at each other and laughed, and from then on they shared the apples.
+# person
+{Once} {a} set out in a small boat to find the end of the sea.
+{He} sailed for ten days and saw nothing but water and sky.
+On the eleventh day {a friend} sat down on the mast and sang of home.
+Then {the} turned the boat around, and the wind was kind.
+When the old harbour came in sight, {he} wept for joy.
+"The best land," said {he}, "is the one where I am awaited."
+# any
+{Once} {a} planted a [seed|bean|nut] in the middle of winter.
+Everyone laughed and said that nothing grows in the snow.
+But {the} waited, and brought it water, and sang to it each evening.
+In spring a small green leaf came up, and then a stem, and at last a flower as blue as the sky.
+Now they laughed no more, but came each day to see it.
+# any
+{Once} there was a long rain, and the river rose and took the bridge away.
+{A} stood on one side, and all {his} friends stood on the other.
+They called, but nobody could cross.
+Then {the} laid one stone into the water, and on the next day another.
+The friends did the same from their side, until they met in the middle.
+That bridge stands to this day.
+# any
+{Once} {a} wanted to give {his} mother a present and had no money.
+{He} looked for gold in the brook and found only a round white stone.
+So {he} painted a sun on it and carried it home.
+The mother put it into the window, and it seemed that the room grew warmer.
+"I have never had a better gift," she said.
+"""
+
+ONCE = """Once upon a time|There was once a time when|Long ago|Once, in a far land,|Many years
+ago|One day long ago|In the old days"""
+
+# a thing in a story: {thing} is any subject that the user names
+THING_PLOTS = """
+{Once} a [girl|child] found {thing} [behind the barn|in the old garden|on the way to school].
+She had never seen {thing} like that, and she took good care of it.
+Her [brother|neighbour] said, "It is worth nothing," but she only smiled.
+[Every evening|Each day] she told it of her day, and she was not lonely any more.
+When she was grown, she gave it to another child who was alone. So it has made many people happy.
+# any
+{Once} there was {thing} that nobody wanted.
+It stood in the rain in front of a shop, and the people walked by.
+Then an old man came and said, "You are just what I need."
+He took it home and set it by the fire.
+And so it was [loved|in good hands] at last, for everything has somebody to whom it belongs.
+# any
+{Once} a king wished to have {thing}, and it had to be the best in the land.
+From all sides people came and brought what they had, but nothing was good enough.
+At last a poor boy came and said, "Mine is old and small, but I am fond of it."
+The king looked at it for a long time. "That one is the best," he said.
+He gave the boy a bag of silver, and then he gave it back to him.
+"""
+
+# opening by the user | how it goes on
+OPENINGS = """
+It was a dark and stormy night | and the old house creaked in the wind. A girl sat by the window
+  with
+  a candle. Then there was a knock at the door. It was only the cat, wet to the skin, and she let it
+  in.
+Once upon a time there was a king | who had all the gold in the world and no friend. He gave a
+  feast,
+  but nobody laughed. Then he went into the kitchen and ate soup with the cooks. There he laughed
+  for
+  the first time.
+Once upon a time | there was a small mouse who lived in a church. Each Sunday she heard the organ
+  and
+  danced behind the stove. One day the organist saw her. Since then he has played one song for her
+  alone.
+The old man opened the door and | saw a fox on the step. "I am cold," said the fox. The old man let
+  it
+  in and gave it milk. In the morning his lost ring lay before the door.
+There was a girl who never smiled | until she met a goat that wore a hat. The goat bowed to her. She
+  laughed so much that the birds flew up. Since then they have been good friends.
+The ship had been at sea for forty days when | the cook saw a green line far away. "Land!" he cried.
+  They found an island with fruit and clear water. They stayed there until the wind was good.
+She found the key under a stone and | opened the garden gate. Nobody had been there for years. The
+  roses had grown up to the sky. In the middle sat an old turtle and said, "At last you have come."
+In a small village by the sea | lived a fisherman who talked to the waves. People thought him odd.
+  But when the great storm came, the waves went around his house. And he took everyone in.
+The last leaf fell from the tree and | the little squirrel caught it. "This one I will keep," she
+  said. All winter it lay by her bed. In spring she gave it back to the tree.
+Deep in the forest | stood a house with a blue door. Nobody knew who lived there. One evening a boy
+  knocked. An owl opened and asked him to supper.
+The robot opened its eyes and | saw a flower for the first time. It did not know what it was for. It
+  gave the flower water each day. At last it understood that some things need no use.
+When the snow began to fall | the bear was still awake. He wished to see it just once. He stood in
+  the
+  white field and laughed. Then he went home and slept until spring.
+My dog ran into the forest and | did not come when I called. I followed the sound of his bark. He
+  had
+  found a lamb that was lost. We brought it home together.
+The princess looked out of the tower and | saw a baker with a basket. "Is the bread warm?" she
+  called.
+  She let down a rope, and he tied a loaf to it. They had breakfast so each day.
+One morning the sun did not rise | and all the roosters were silent. A small girl climbed the hill
+  and
+  called for it. "I have overslept," said the sun. Then it rose, redder than ever.
+Long ago there was a dragon who | was afraid of fire. He drank cold water and ate only berries. The
+  other dragons laughed at him. But when the wood was burning, he alone had learned to put it out.
+The moon came down to the lake and | looked at her own face. A frog asked her to stay. "I must light
+  the way for others," said the moon. But each night she looks in on him.
+Two friends walked through the desert | and had only one bottle of water. "You drink," said the one.
+  "No, you," said the other. So they still had all of it when they came to the well.
+"""
+
+# subject | couplets; any two of one subject make a verse
+COUPLETS = """
+# the sea
+The sea is wide, the sea is deep, / It rocks the weary ships to sleep.
+The waves come in, the waves go out, / And all the gulls fly round about.
+O sing to me, thou silver sea, / Of all the lands thou hid'st from me.
+The sailor loves the salty foam, / Yet most of all the road to home.
+The tide will rise, the tide will fall, / The patient moon commands it all.
+# the night
+The night comes down on field and hill, / And all the noisy world is still.
+The owl is calling from the tree, / The stars look down on you and me.
+Now sleep, ye flowers, sleep, ye birds, / The dark has neither haste nor words.
+A candle burns, the hour is late, / The cat is sleeping by the gate.
+And when the darkest hour is gone, / Behold, there comes the golden dawn.
+# spring
+The snow is gone, the brook runs free, / A blackbird sings in every tree.
+The meadow wears a gown of green, / The fairest gown that e'er was seen.
+The lambs are leaping in the sun, / The winter's weary work is done.
+O gentle rain, O mild south wind, / The world is young, the world is kind.
+Each little bud begins to say, / "I was asleep, and now it's May."
+# summer
+The summer days are long and bright, / The roses bloom in golden light.
+The bees are humming in the clover, / They wish that this were never over.
+The children run with naked feet / Through yellow fields of ripening wheat.
+We lie beneath the linden tree / And sleep as sound as sound can be.
+The evening smells of hay and thyme, / And far away the church bells chime.
+# autumn
+The leaves are red, the leaves are brown, / And one by one they flutter down.
+The apples shine upon the bough, / The farmer puts away the plough.
+The swallows gather for their flight, / And longer, longer grows the night.
+The mist lies white upon the plain, / The window hears the autumn rain.
+So come, and let us light the fire, / And pile the logs up, high and higher.
+# winter
+The winter wind blows cold and shrill, / The snow lies deep upon the hill.
+The brook is still, the field is white, / And early comes the starry night.
+The robin hops from stone to stone / And sings his little song alone.
+Come in, sit down, and shut the door, / The kettle sings, the flames they roar.
+The old year sleeps beneath the snow / Until the winds of April blow.
+# love
+My love is like the morning light, / That wakes the world and ends the night.
+I have no gold, I have no land, / I have my heart, and here's my hand.
+The years may come, the years may go, / My love for thee will only grow.
+When thou art near, the day is sweet, / The very stones sing at thy feet.
+And though I roam the wide world through, / My heart at home remains with you.
+# friendship
+A friend is like a fire in snow, / That warms thee wheresoe'er thou go.
+When all is well, a friend will sing, / And when it rains, a cloak he'll bring.
+We shared our bread, we shared our way, / The sunny and the rainy day.
+No golden crown, no castle wall / Is worth a friend to whom to call.
+So take my hand, and let us stride / Through wind and weather, side by side.
+# the cat
+The cat lies dreaming in the sun, / Her busy morning's work is done.
+She walks at night on velvet feet / Along the roofs, along the street.
+Her eyes are two green lamps at night, / That catch the smallest grain of light.
+She owns the chair, she owns the bed, / And we must wait till she is fed.
+She purrs a song without a word, / The oldest song I ever heard.
+# the dog
+My dog is neither proud nor wise, / But there is love in both his eyes.
+He greets me when I come at night, / His tail a flag of sheer delight.
+He barks at thunder, rain and snow, / And where I walk, there he will go.
+He dreams of rabbits by the fire, / And knows no more of heart's desire.
+A king has soldiers, towers, gold; / I have a dog when I am old.
+# the moon
+The moon looks in with silver face / And makes my room a fairy place.
+She walks alone across the sky, / And never asks the reason why.
+She sees the sleepers in their beds, / And lays her light upon their heads.
+O lady moon, so pale, so mild, / Watch over every sleeping child.
+And when the morning cocks have crowed, / She softly goes along her road.
+# the stars
+The stars are out, the sky is clear, / They seem so far, they seem so near.
+Who lit those lamps so long ago? / I ask the wind; he does not know.
+They led the sailors o'er the foam, / They led the weary shepherd home.
+I counted ten, I counted more, / I fell asleep at twenty-four.
+And though the clouds may hide their light, / Above them still the stars shine bright.
+# rain
+The rain is falling, soft and slow, / And tells the seeds that they may grow.
+It taps upon the window pane, / And runs away, and comes again.
+The ducks are glad, the frogs are gay, / They wish it rained like this all day.
+The thirsty meadow drinks its fill, / The clouds hang low upon the hill.
+And see, the sun comes out at last, / A rainbow shines, the rain is past.
+# the rose
+The rose awakes at break of day / And lets her red leaves slip away.
+She wears a drop of morning dew, / More bright than any gem I knew.
+Her thorns are sharp, her scent is sweet, / She blushes in the noonday heat.
+The bee has kissed her, so they say, / And hummed a song, and flown away.
+A summer's day is all her reign, / But every year she blooms again.
+# the morning
+Awake, awake, the night is done, / The lark is rising with the sun.
+The dew is on the meadow still, / And golden shines the eastern hill.
+The baker's bread is warm and brown, / Its smell runs all about the town.
+A new day stands before the door, / And brings us what was not before.
+So wash thy face and comb thy hair, / And breathe the good, the early air.
+# trees
+The oak has stood three hundred years, / And told no one of what it hears.
+Its roots go down where all is dark, / The beetles walk upon its bark.
+A hundred birds have built their nest / Up in its boughs, and gone to rest.
+It gives us shade, it gives us wood, / And asks no thanks for all its good.
+O plant a tree, though thou be old, / Thy children's shade is more than gold.
+# birds
+A bird sat singing on the wall, / So great a song, a bird so small.
+It has no plough, it has no barn, / It has no needle, has no yarn.
+It builds a house of straw and clay / And sings the cares of life away.
+When autumn comes, it takes to wing / And comes again to us in spring.
+Had I but wings, I too would fly / Beyond the hills, across the sky.
+# home
+There is a house beside the lane, / With roses at the window pane.
+The fire is lit, the bread is cut, / The lamp burns bright, the door is shut.
+However far my feet may roam, / My heart knows but one way: to home.
+The clock says tick, the cat says purr, / The old dog dreams, and does not stir.
+No palace with its hundred rooms / Has half the light, and half the blooms.
+# mother
+My mother sang when I was small, / And still I know the verses all.
+Her hands were never still, I know, / And yet they were not rough nor slow.
+She mended coats, she mended hearts, / The best of all the healing arts.
+When I was ill, she sat by me / With honey and with linden tea.
+And if I live to eighty-three, / Her song will still be dear to me.
+# time
+The clock is ticking on the wall, / It waits for no man, great or small.
+The hours are birds that fly away, / And none comes back that flew today.
+The child would have the hours run fast, / The old man wishes they would last.
+So use the day while it is here, / The moment is what we hold dear.
+For yesterday is but a tale, / Tomorrow is a ship to sail.
+# a king
+There was a king who wore a crown, / He wore it up, he wore it down.
+He had a throne of beaten gold, / But, oh, the marble hall was cold.
+He ate his dinner all alone / And gave the dog the biggest bone.
+He gave away his crown one day, / And danced and whistled all the way.
+Now he is poor, and he is free, / And none so merry is as he.
+# sleep
+Now close thine eyes, the day was long, / The wind will sing thy evening song.
+The lamb is sleeping in the fold, / And sleepy are both young and old.
+Sleep has a cloak of softest blue, / And room beneath for me and you.
+It mends the heart, it rests the head, / And sits beside the poor man's bed.
+Good night, good night, till morning gleam, / And may thou have the sweetest dream.
+"""
+
+# couplets for any subject; two of them make a verse
+ANY_COUPLETS = """
+I sing a song of {thing} today, / And hope it drives thy cares away.
+Of {thing} I sing, and sing it clear, / That all who pass the road may hear.
+Some sing of kings, and some of war, / But {thing} is what I have in store.
+O praise to {thing}, by day, by night, / It gives my heart a plain delight.
+Let others have their gold and wine, / If only {thing} be always mine.
+The poets of old had much to say, / Yet {thing} they left for me today.
+When I am sad and cannot sing, / I think of {thing} and of the spring.
+And so I end my little rhyme / On {thing}, until another time.
+And if you ask me what is best, / I say it's {thing}, and then I rest.
+My verse is short, my verse is small, / But {thing} is dear to one and all.
+"""
+
+# what any verse or story may be about: with a, the plural, or no article
+THINGS = """a shoe;a bicycle;a train;a clock;a lamp;a hat;a pencil;a cup;a chair;a window;a key;a
+  kite
+;a drum;a violin;a boat;a balloon;a mirror;a book;a candle;a bell;a teapot;a button;a spoon;a ladder
+;a suitcase;a ball;a coat;a puppet;a basket;a snow globe"""
+VERSE_THINGS = """pizza;bread;soup;coffee;tea;cheese;chocolate;music;football;school;money;Monday
+;my bicycle;my shoes;the train;the city;the river;the wind;the forest;the garden;honey;peace;hope
+;joy
+;cake;gold;work;snow;the sun;fire;the rainbow;a frog;a mouse;a dragon;a robot;computers;numbers
+;books
+;a horse;my sister;my brother;my father;the mountains;the desert;flowers;Christmas;apples;a pirate
+;a star;the sky;sugar;potatoes;my grandma;a bear;a fox;an elephant;the baker;science;the piano"""
