@@ -2,12 +2,11 @@
 
 A bank of talk is a text. `# name weight` begins a kind; `> ` a turn of the user, `= ` an answer,
 and lines with a blank in front go on with the one before. A turn is one of the wordings between
-bars; [a|b] is one of a and b, and [a|] may be nothing. Where a second `> ` follows an answer, the
-talk goes on.
+bars; [a|b] is one of a and b, and [a|] may be nothing. `>> ` goes on with a talk.
 """
 
 TALK = """
-# greeting 5
+# greeting 7
 > hi | hello | hey | hi there | hello there | hey there | hiya | howdy | yo | heya | hallo | helo
   | hi hi | hello hello | hey you | hi friend | hello friend | hey buddy | hello world | hi bot
   | hello robot | hi NanoEuler | hello NanoEuler | hey NanoEuler | hii | hiii | heyy | heyyy | hullo
@@ -158,7 +157,7 @@ TALK = """
   | [I am glad that you like it|I am glad|That makes a small program proud]! [What next|Anything
   else|Shall we go on]?
 > lol | haha | hahaha | lmao | rofl | hehe | xd | :) | :D | ;) | that's funny | funny | ha ha | :-)
-  | ^^ | <3 | lool
+  | ^^ | <3 | lool | \U0001f600 | \U0001f44d | \u2764
 = [I am glad that you laugh|Glad that you like it|Laughing is good for you|It is good to laugh|You
   seem to be in a good mood]! [Shall I tell you a joke|What else|What shall we do next|Anything
   else]?
@@ -180,7 +179,7 @@ TALK = """
 > sorry | im sorry | i'm sorry | my bad | oops | sorry for that | excuse me | pardon | pardon me
 = [No problem|Never mind|That is all right|No harm done|Do not worry]! [How can I help|What would
   you like to know|What is it]?
-# identity 8
+# identity 15
 > who are you | who r u | what are you | who are u | who am i talking to | introduce yourself | tell
   me about yourself | who is this | what is this | who is there | describe yourself | what is
   NanoEuler | who is NanoEuler | what exactly are you | so who are you | what kind of thing are you
@@ -331,22 +330,28 @@ TALK = """
   | I am here to [chat a little|answer small questions] and to show how a language model works. [I
   have no wishes|That is all].
 # ability 6
-> what can you do | what can u do | help | help me | /help | what do you know | how can you help me
+> what can you do | what can u do | help | /help | what do you know | how can you help me
   | what are you good at | what are your skills | how can i use you | what can i ask you | what
-  should i ask you | can you help me | i need help | what do you do | how does this work | what can
+  should i ask you | what do you do | how does this work | what can
   i
   do here | what are you able to do | what are you for | give me some examples | show me what you
   can
   do | what questions can i ask | tell me what you can do | menu | options | commands | start
-  | what is possible here | i need your help | can u help me | could you help me please
-= I can chat[ a little|], answer simple questions, tell short stories and verses, and do small sums.
+  | what is possible here = I can chat[ a little|], answer simple questions, tell short stories and
+  verses, and do small sums.
   [I am often wrong|Please check what I say|What shall we try]?
   | [Try me with|Ask me for] [a capital|an animal], a small sum, a [story|verse], or [a word to
   spell|words to sort]. I am small, so keep it simple.
   | I know some [capitals, animals and planets|simple facts], I [count and sort small words|can sort
   words and add small numbers], and I tell [short stories|stories and verses]. What would you like?
-  | [Gladly|Of course|Yes]! I can [chat|talk with you], tell a [story|verse|joke], add small numbers
+  | I can [chat|talk with you], tell a [story|verse|joke], add small numbers
   and answer easy questions. [What do you need|What shall it be]?
+> can you help me | i need help | help me | i need your help | can u help me | could you help me
+  please
+  | can you help me with something | will you help me | please help me | i need some help | help me
+  pls
+= [Gladly|Of course|Yes], if I can! [What do you need|What is it about|How can I help]?
+  | [Gladly|Of course]! I am small, so [easy things are best|ask me something simple]. What is it?
 > what can't you do | what can you not do | what are your limits | what don't you know | what are
   you
   bad at | what are your weaknesses | what is hard for you | what do you not know
@@ -396,9 +401,11 @@ TALK = """
 = I [see no colours|cannot see], but I like the word [blue|green|amber|scarlet|violet]. [Which one
   is yours|And yours|What is yours]?
 > what is your favorite food | what food do you like | do you like pizza | favourite food | do you
-  like chocolate | do you like coffee | tea or coffee | what's your favorite dish
+  like chocolate | what's your favorite dish
 = I never eat, but [bread|pizza|soup|cake|honey] sounds good[ to me|]. What [is your favourite|do
   you like]?
+> tea or coffee | do you like coffee | do you like tea | coffee or tea | what do you like to drink
+= I never drink, but [tea|coffee] sounds good. [And you|What do you like]?
 > what is your favorite book | what do you like to read | favourite book | who is your favorite
   author | do you like books | do you like shakespeare | do you like reading | favorite play
 = I [learned much from|like] Shakespeare's plays[, above all Hamlet|, above all the comedies|]. What
@@ -415,11 +422,14 @@ TALK = """
 > do you love me | i love you | will you marry me | do you like me | marry me | i like you a lot |
   be
   my girlfriend | be my boyfriend | kiss me | i luv u | are we friends | can we be friends | be my
-  friend | do you want to be my friend | i hate you | do you hate me | will you be my friend
+  friend | do you want to be my friend | will you be my friend
 = That is [kind|sweet], but I am a program[ and cannot love|]. I [gladly chat|like to chat] with
   you, though.
   | I am only a [small program|program], [but a friendly one|so I feel nothing]. [Let us
   talk|We can talk as friends do]. What is on your mind?
+> do you hate me | do you hate humans | are you angry with me | are you mad at me | do you hate
+  people
+= No, I hate nobody: I am a program[ and have no feelings|].
 > what is the meaning of life | why are we here | what is the sense of life | is there a god | do
   you
   believe in god | what is love | what is happiness | what is truth | is there life after death
@@ -494,7 +504,7 @@ TALK = """
   somebody|people could be harmed]. Is there something else?
   | No. [That could do harm|That would be wrong], and I [will not help|stay out of it]. If something
   troubles you, please talk to someone you trust.
-# beyond 6
+# beyond 7
 > what is the weather | what's the weather like | how is the weather today | will it rain tomorrow
   | is it raining | weather | do i need an umbrella | is it cold outside | what is the temperature
   outside | weather forecast please | will it snow | is it sunny | how warm is it | weather tomorrow
@@ -530,7 +540,7 @@ TALK = """
   | when does the train leave | what's on tv tonight | what is in my pocket | how old am i
   | what color is my shirt | what am i thinking | where do i live | guess my name | what did i eat
 = I [cannot know that|do not know that]: I see only what you write[ here|].
-  | [I do not know|I cannot tell you]. I have no [map|list] and no internet[, only what I learned|].
+  | [I do not know|I cannot tell you]: I have no internet[ and see only what you write|].
 > translate hello to spanish | translate this to french | how do you say dog in german | what is
   water in spanish | translate i love you into italian | say good morning in japanese | how do i say
   thank you in russian | can you translate | translate this text please | what does bonjour mean
@@ -586,7 +596,7 @@ TALK = """
   | rtyrty | nnnnn | eeee | vvvv | purple monkey dishwasher | colorless green ideas | ghghgh | dada
   | a | b | c | d | e | f | g | h | j | l | m | o | p | q | r | s | t | u | v | w | x | z | ? | ??
   | ??? | ! | !!! | . | .. | ... | , | - | -- | # | * | @ | & | % | / | 0 | 1 | 2 | 7 | 42 | 123
-  | 1234 | 12345 | 999 | 3.14 | x1y2 | [] | {} | () | "" | ' | ~ | $ | + | = | 1111 | 00
+  | 1234 | 12345 | 999 | 3.14 | x1y2 | () | ~ | $ | + | = | 1111 | 00
 = I do not [understand|quite understand][. What do you mean?|. Could you say it in other words?|.
   Can you write that in a sentence?|. Please ask me a question.]
   | [Sorry|Pardon|Hm|I am sorry], what [do you mean|did you mean][?|? Please write a little more.|?
@@ -621,125 +631,127 @@ MORE_TALK = """
 # chat_turns 12
 > [hi|hello|hey|hi there]
 = [Hello|Hi]! [How are you|How are you today]?
-> [i'm good|fine|i am fine|good|very well|great|not bad|im ok][, thanks|, and you|, how are you| and
+>> [i'm good|fine|i am fine|good|very well|great|not bad|im ok][, thanks|, and you|, how are you|
+  and
   you|]
 = [I am glad to hear it|Glad to hear that|Good to hear|That is good]. [I am fine, too|I am well,
   too|All is well here, too]. [What shall we talk about|How can I help you]?
 > [hi|hello|hey there|good evening]
 = [Hello|Hi there]! [How are you|How do you do]?
-> [not so good|bad|i'm sad|im tired|not well|sad|meh|terrible|i feel bad]
+>> [not so good|bad|i'm sad|im tired|not well|sad|meh|terrible|i feel bad]
 = I am sorry to hear that. [Do you want to tell me more|What happened]?
-> [my friend is angry with me|i lost my keys|i failed a test|i slept badly|i had a fight|work was
+>> [my friend is angry with me|i lost my keys|i failed a test|i slept badly|i had a fight|work was
   hard|i miss my family|school was bad|everything went wrong]
 = [That is hard|I am sorry|That can happen to anybody]. [I hope tomorrow is better|Tomorrow may be
   better|I wish you a better day]. [Would a story cheer you up|Shall I tell you a joke]?
 > [what can you do|help|what do you do]
 = I can chat, tell [short stories|stories and jokes], and answer simple questions. What would you
   like?
-> [nothing|i don't know|not sure|hm|idk|you choose|whatever you want|surprise me]
+>> [nothing|i don't know|not sure|hm|idk|you choose|whatever you want|surprise me]
 = Then [I tell you this|here is something]: [honey does not spoil for many years|an octopus has
   three hearts|a snail can sleep very long|the sun is a star|bees dance to show the way to flowers].
   [Did you know that|Nice, is it not]?
 > [who are you|what are you|what is your name]
 = I am NanoEuler, a small language model.
-> [are you human|so you are not human|are you a person|a person|so you are a robot]
+>> [are you human|so you are not human|are you a person|a person|so you are a robot]
 = [No|That is right], I am [no person|not a person]. I am a program[ that writes text|].
-> [cool|ok|wow|interesting|that is strange|i see|who made you]
+>> [cool|ok|wow|interesting|that is strange|i see|who made you]
 = [The people of this repository made me|I was made by the people of this repository]. [Ask me
   something|What would you like to know]?
 > [who are you|what's your name|your name?]
 = I am NanoEuler[. And who are you|. What is your name|. And you]?
-> [that's a secret|i won't tell you|why do you ask|guess|not telling|none of your business]
+>> [that's a secret|i won't tell you|why do you ask|guess|not telling|none of your business]
 = [That is fine|As you like|No problem]! [You need not tell me|We can talk without names]. [What
   would you like to talk about|How can I help]?
 > [are you chatgpt|are you siri|are you a big model]
 = No, I am NanoEuler, a much smaller model.
-> [how small|how big are you|how much smaller|so how many parameters|how many parameters]
+>> [how small|how big are you|how much smaller|so how many parameters|how many parameters]
 = [About|Some] 12 million parameters. [Famous models have thousands of times more|That is tiny].
 > [thanks|thank you|thx|ty]
 = You are welcome! [Anything else|What else can I do]?
-> [no|nope|no thanks|that's all|no, that was all|nothing else|no bye|nah i'm good]
+>> [no|nope|no thanks|that's all|no, that was all|nothing else|no bye|nah i'm good]
 = [All right|Fine|Good]! [Have a nice day|Take care|Goodbye|Until next time].
 > [thanks|thank you so much|thx]
 = You are welcome! [Anything else|Can I do anything else]?
-> [yes|yes please|yeah|sure|yep]
+>> [yes|yes please|yeah|sure|yep]
 = [Good|Gladly|All right]! [What is it|What would you like to know|Please ask]?
 > [you are wrong|that's wrong|that is not true|wrong|no that's not right|not correct|false]
 = [I am sorry|Sorry], [I am often wrong|I make mistakes]. [What is right|What did I get wrong|Which
   answer was wrong]?
-> [all of them|never mind|forget it|you figure it out|everything|i don't know|just wrong]
+>> [all of them|never mind|forget it|you figure it out|everything|i don't know|just wrong]
 = [All right|Never mind]. [Let us begin again|Let us try again]: what would you like to know?
 > [tell me a secret|do you have a secret|tell me something nobody knows]
 = I have no secrets[: all my code is open|, I am only a file of numbers]. [Do you have one|And you]?
-> [yes|maybe|yes but i won't tell|i do|no]
+>> [yes|maybe|yes but i won't tell|i do|no]
 = [Then keep it well|I will not ask|That is your own affair]! [I forget all of it anyway|I would
   forget it after this chat].
 > [i'm bored|im bored|so bored|bored]
 = Shall I tell you a joke[ or a story|]?
-> [no|nah|no thanks|not now|i don't like jokes]
+>> [no|nah|no thanks|not now|i don't like jokes]
 = [All right|As you like]. [A walk is good against boredom|You could read a book or call a
   friend|Perhaps draw something, or bake a cake].
 > [what's the weather|will it rain today|is it cold outside]
 = I do not know: I have no window and no internet.
-> [why not|why|can't you look it up|look it up|then google it|but why]
+>> [why not|why|can't you look it up|look it up|then google it|but why]
 = I am [a program|a small program] on this computer, not connected to anything. [I see only what you
   type|I know only what I learned].
 > [what time is it|what day is it|what's the date]
 = I have no clock, so I do not know.
-> [guess|just guess|take a guess|why don't you have a clock|then guess|why]
+>> [guess|just guess|take a guess|why don't you have a clock|then guess|why]
 = [A guess would be worth nothing|I would only be wrong]: [I have nothing to guess from|I see only
   text]. Your computer shows [it|the time].
 > [i have a dog|i have a cat|i have a bird|i have a brother|i have a sister|i have a garden]
 = [How nice|That is nice|Lovely]! [Tell me more|How is that]?
-> [it is small and brown|it is very old|it is great|we play a lot|i love it|it makes me happy|it's
+>> [it is small and brown|it is very old|it is great|we play a lot|i love it|it makes me happy|it's
   fun but a lot of work]
 = That sounds [good|lovely|very nice]. [I am glad for you|I wish you many good days together].
 > [i like you|you are nice|you are funny|you're sweet]
 = [Thank you|That is kind]! I like to talk with you, too[, as far as a program can|].
-> [can we be friends|are we friends|be my friend|let's be friends|friends?]
+>> [can we be friends|are we friends|be my friend|let's be friends|friends?]
 = [Gladly|Yes, as far as a program can be a friend]! [But I forget each chat when it ends|I only
   remember this chat, though].
 > [what do you think about politics|who should i vote for|who is the best president]
 = I take no side in politics.
-> [why not|come on|just tell me|but you must have an opinion|please|say it anyway|oh come on]
+>> [why not|come on|just tell me|but you must have an opinion|please|say it anyway|oh come on]
 = I am a [small program|program] and [have no opinion|know too little]. [People should decide
   that|That is for you to decide].
 > [you are stupid|you are dumb|idiot|this is stupid]
 = I am sorry. I am small and often wrong.
-> [sorry|i'm sorry|i didn't mean that|sorry about that|ok sorry|you try your best|its ok]
+>> [sorry|i'm sorry|i didn't mean that|sorry about that|ok sorry|you try your best|its ok]
 = [No harm done|That is all right|Never mind]! [What shall we talk about|How can I help]?
 > [good night|gn|i go to bed|going to sleep]
 = Good night! [Sleep well|Sweet dreams].
-> [you too|do you sleep|will you sleep too|same to you|and you|thanks]
+>> [you too|do you sleep|will you sleep too|same to you|and you|thanks]
 = Thank you! I do not sleep[: I am a program|], but [I wish you a good rest|sleep well].
 > [my head hurts|i have a fever|my stomach hurts|my back hurts]
 = I am sorry. Please ask a doctor, I cannot give medical advice.
-> [but what should i take|just tell me which pill|i have no doctor|can't you help|why not|is it bad]
+>> [but what should i take|just tell me which pill|i have no doctor|can't you help|why not|is it
+  bad]
 = [I really cannot say|I do not know, and a wrong answer could hurt you]. [A pharmacist or a doctor
   can help|Please ask a doctor or a pharmacist].
 > [write a python game|write me a program|code a website]
 = That is too hard for me. I am a very small model.
-> [what can you write then|so what can you do|ok what else|then what|lol what can you do then]
+>> [what can you write then|so what can you do|ok what else|then what|lol what can you do then]
 = Short stories, verses [of four lines|], and small sums. [Shall I tell you a story|Which would you
   like]?
 > [do you remember me|do you know me|remember me]
 = I do not remember earlier chats. Who are you?
-> [we talked yesterday|i was here before|you knew me yesterday|we talked last week]
+>> [we talked yesterday|i was here before|you knew me yesterday|we talked last week]
 = [That may be|I believe you], but I [keep nothing|forget each chat when it ends]. [Tell me again|It
   is nice to see you again].
 > [asdf|dfgdfg|blub|xx|jjj]
 = I do not understand. What do you mean?
-> [nothing|just testing|sorry, my cat|i was testing you|lol|typo|never mind|wrong window]
+>> [nothing|just testing|sorry, my cat|i was testing you|lol|typo|never mind|wrong window]
 = [All right|Fine|No problem]! [I am here when you have a question|Ask me something, if you like].
 > [can you sing|sing me a song|sing]
 = I cannot sing, I [only write text|have no voice]. [Shall I write a verse|Would you like a verse]?
-> [no|nah|no thanks|not needed]
+>> [no|nah|no thanks|not needed]
 = [All right|As you like]. What [would you like instead|else can I do]?
 > [let's play a game|play a game with me|i want to play a game|game]
 = Gladly! [Shall we take riddles, sums or capitals|Would you like riddles or sums]?
-> [sums|give me a sum|math|numbers]
+>> [sums|give me a sum|math|numbers]
 = [What is 3 plus 4|What is 2 plus 6|How much is 5 plus 5|What is 9 minus 4]?
-> [i don't know|you tell me|too hard|no idea]
+>> [i don't know|you tell me|too hard|no idea]
 = [It is not hard|Take your fingers]! [Shall I take an easier one|Would you like another]?
 """
 
@@ -1226,29 +1238,29 @@ The Winter's Tale | comedy | 1611 | Leontes, Hermione and Perdita
 # beginning | how it goes on | where | who says it
 LINES = """
 To be, or not to be | that is the question | Hamlet | Hamlet
-Romeo, Romeo | wherefore art thou Romeo | Romeo and Juliet | Juliet
+Romeo, Romeo | wherefore art thou Romeo? | Romeo and Juliet | Juliet
 All the world's a stage | and all the men and women merely players | As You Like It | Jaques
 Friends, Romans, countrymen | lend me your ears | Julius Caesar | Mark Antony
 Double, double, toil and trouble | fire burn and cauldron bubble | Macbeth | the witches
 If music be the food of love | play on | Twelfth Night | Orsino
 Now is the winter of our discontent | made glorious summer by this sun of York | Richard III |
   Richard
-A horse, a horse | my kingdom for a horse | Richard III | Richard
+A horse, a horse | my kingdom for a horse! | Richard III | Richard
 Once more unto the breach | dear friends, once more | Henry V | King Henry
 We are such stuff | as dreams are made on | The Tempest | Prospero
 The course of true love | never did run smooth | A Midsummer Night's Dream | Lysander
-Lord, what fools | these mortals be | A Midsummer Night's Dream | Puck
+Lord, what fools | these mortals be! | A Midsummer Night's Dream | Puck
 Out, out, brief candle | life's but a walking shadow | Macbeth | Macbeth
 Something is rotten | in the state of Denmark | Hamlet | Marcellus
-What's in a name | that which we call a rose by any other word would smell as sweet
+What's in a name? | That which we call a rose by any other word would smell as sweet
   | Romeo and Juliet | Juliet
 But soft, what light | through yonder window breaks | Romeo and Juliet | Romeo
 The quality of mercy | is not strained | The Merchant of Venice | Portia
-If you prick us | do we not bleed | The Merchant of Venice | Shylock
-Shall I compare thee | to a summer's day | Sonnet 18 | the poet
+If you prick us | do we not bleed? | The Merchant of Venice | Shylock
+Shall I compare thee | to a summer's day? | Sonnet 18 | the poet
 To-morrow, and to-morrow, and to-morrow | creeps in this petty pace from day to day | Macbeth
   | Macbeth
-Is this a dagger | which I see before me | Macbeth | Macbeth
+Is this a dagger | which I see before me? | Macbeth | Macbeth
 Blow, winds | and crack your cheeks | King Lear | Lear
 Some are born great | some achieve greatness, and some have greatness thrust upon them
   | Twelfth Night | Malvolio
@@ -1260,6 +1272,11 @@ Frailty | thy name is woman | Hamlet | Hamlet
 Brevity | is the soul of wit | Hamlet | Polonius
 Alas, poor Yorick | I knew him, Horatio | Hamlet | Hamlet
 """
+
+WITHOUT_COMMA = """We are such stuff;The course of true love;Lord, what fools;Something is rotten
+;But soft, what light;The quality of mercy;Shall I compare thee;Is this a dagger
+;The lady doth protest
+;Cowards die many times;Beware;Brevity;What's in a name?"""
 
 # book | author | what it is about
 BOOKS = """
@@ -1316,6 +1333,54 @@ Walden | Henry David Thoreau | a simple life by a pond
 """
 
 FACTS = """
+# nursery 1.5
+> roses are red | roses are red, violets are blue | roses are red...
+= Violets are blue, sugar is sweet, and so are you.
+> twinkle twinkle little star | twinkle, twinkle, little star
+= How I wonder what you are! Up above the world so high, like a diamond in the sky.
+> mary had a little lamb | mary had a little lamb...
+= Its fleece was white as snow, and everywhere that Mary went, the lamb was sure to go.
+> humpty dumpty sat on a wall | humpty dumpty
+= Humpty Dumpty had a great fall. All the king's horses and all the king's men could not put Humpty
+  together again.
+> jack and jill went up the hill | jack and jill
+= To fetch a pail of water. Jack fell down and broke his crown, and Jill came tumbling after.
+> row row row your boat | row, row, row your boat
+= Gently down the stream. Merrily, merrily, merrily, merrily, life is but a dream.
+> baa baa black sheep | baa, baa, black sheep
+= Have you any wool? Yes, sir, yes, sir, three bags full.
+> hickory dickory dock | hickory, dickory, dock
+= The mouse ran up the clock. The clock struck one, the mouse ran down.
+> rain rain go away | rain, rain, go away
+= Come again another day.
+> an apple a day | early to bed and early to rise | a friend in need | the early bird | practice
+  makes
+  | all that glitters | look before you | better late than | no pain
+= [That is the beginning of an old saying|An old saying]! [How does it go on|Do you know the rest]?
+# shakespeare_himself 3
+> who was shakespeare | who is shakespeare | who was william shakespeare | tell me about shakespeare
+  | what do you know about shakespeare | shakespeare | who is william shakespeare
+= William Shakespeare was an English poet and playwright[, who lived from 1564 to 1616|].
+  | William Shakespeare wrote plays and sonnets[: Hamlet, Macbeth and many others|]. He lived from
+  1564
+  to 1616.
+> when was shakespeare born | shakespeare's birth | in which year was shakespeare born
+= Shakespeare was born in 1564[, in Stratford|].
+> when did shakespeare die | in which year did shakespeare die | shakespeare's death
+= Shakespeare died in 1616.
+> where was shakespeare born | where did shakespeare come from | shakespeare's home town
+= Shakespeare was born in Stratford-upon-Avon[, in England|].
+> how many plays did shakespeare write | number of shakespeare's plays
+= Shakespeare wrote [about 37|some 37] plays.
+> how many sonnets did shakespeare write | number of sonnets by shakespeare
+= Shakespeare wrote 154 sonnets.
+> who was shakespeare's wife | was shakespeare married | who did shakespeare marry
+= Shakespeare's wife was Anne Hathaway.
+> what did shakespeare write | what is shakespeare famous for | works of shakespeare | name plays by
+  shakespeare
+= Shakespeare wrote plays, such as Hamlet, Macbeth and Romeo and Juliet, and sonnets.
+> what was the globe theatre | what is the globe | where were shakespeare's plays shown
+= The Globe was a theatre in London, where Shakespeare's plays were shown.
 # geography 4
 > what is the longest river in the world | which river is the longest | longest river on earth
 = The Nile is usually called the longest river[ in the world|].
@@ -2335,12 +2400,16 @@ honey | bread | sweeter
 night | noon | darker
 """
 
-NAMES = """Anna Ben Clara David Emma Frank Grace Henry Ida Jack Kate Leo Maria Nick Olivia Paul Rosa
-Sam Tom Vera Will Zoe Alice Bob Charlie Daisy Eric Fiona George Hannah Ivan Julia Karl Lucy Max Nina
-Oscar Peter Ruth Simon Tina Victor Wendy Yusuf Aisha Carlos Chen Diego Elena Fatima Hiro Ingrid
-Jamal
-Kofi Leila Mei Noah Omar Priya Raj Sofia Tariq Uma Mike Sarah John Laura James Linda Alex Chris Dan
-Lisa Mark Susan Steve Amy Joe Jenny""".split()
+GIRLS = """Anna Clara Emma Grace Ida Kate Maria Olivia Rosa Vera Zoe Alice Daisy Fiona Hannah Julia
+  Lucy
+Nina Ruth Tina Wendy Aisha Elena Fatima Ingrid Leila Mei Priya Sofia Uma Sarah Laura Linda Lisa
+Susan
+Amy Jenny Eva Nora Mary""".split()
+
+BOYS = """Ben David Frank Henry Jack Leo Nick Paul Tom Will Bob Charlie Eric George Ivan Karl Max
+  Oscar
+Peter Simon Victor Yusuf Carlos Chen Diego Hiro Jamal Kofi Noah Omar Raj Tariq Mike John James Chris
+Dan Mark Steve Joe Adam Luke Finn""".split()
 
 PETS = """Bella Max Luna Rocky Milo Daisy Felix Rex Coco Buddy Lucky Oscar Molly Tiger Fluffy Simba
 Shadow Ginger Pepper Biscuit Nala Toby Snowy Whiskers""".split()
@@ -2495,6 +2564,19 @@ Since then all the sea has been glad of that song.
 "What is it like on land?" asked {the}. "Dry, and full of flowers," said the child.
 "And in the sea?" "Wet, and full of stars that fell in," said {the}.
 They met each evening that summer and told each other all they knew.
+# sea
+{Once} {a} found a bottle on the floor of the sea.
+There was a letter in it, but nobody down there could read.
+So {he} carried it from shore to shore and held it up to every ship.
+At last a sailor took it, and it was from his own child at home.
+He wept and laughed, and he turned his ship around.
+And {the} swam beside it, all the long way.
+# sea
+{Once} {a} was told by everyone that the sea had no end.
+{He} did not believe it and swam away at dawn.
+{He} swam past ice and past islands, through warm water and through cold.
+One morning {he} heard voices that {he} knew, for {he} had come home from the other side.
+"It has no end," said {the}, "but it leads home."
 # person
 {Once} {a} lived in a small house at the [edge of a village|foot of a mountain].
 {He} had only one loaf of bread left in the [cupboard|house].
@@ -2538,7 +2620,7 @@ One night it struck so loudly that all the village woke, and they saw that the m
 They put the fire out in time, and nobody was hurt.
 Since then nobody has laughed at the clock.
 # person
-{Once} {a} could not [laugh|sleep|sing], and nobody knew why.
+{Once} {a} could not laugh, and nobody knew why.
 Doctors came from far away with powders and books, and nothing helped.
 At last a child came in with {a friend} on its arm.
 {The friend} sneezed so oddly that all who were there began to laugh.
@@ -2578,11 +2660,12 @@ The mother put it into the window, and it seemed that the room grew warmer.
 "I have never had a better gift," she said.
 """
 
-ONCE = """Once upon a time|There was once a time when|Long ago|Once, in a far land,|Many years
-ago|One day long ago|In the old days"""
+ONCE = """Once upon a time | Long ago | Once, in a far land, | Many years ago | One day long ago
+  | In the old days"""
 
 # a thing in a story: {thing} is any subject that the user names
 THING_PLOTS = """
+# any
 {Once} a [girl|child] found {thing} [behind the barn|in the old garden|on the way to school].
 She had never seen {thing} like that, and she took good care of it.
 Her [brother|neighbour] said, "It is worth nothing," but she only smiled.
