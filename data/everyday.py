@@ -214,7 +214,7 @@ def in_slang(d, text):
 
 FIRST = "can could would will do does did is are am may should have has was were any".split()
 ASKS = re.compile(
-    r"\b(what|whats|what's|which|who|whos|who's|when|where|why|how|isn't it)\b|, right\b|"
+    r"\b(what|whats|what's|which|who|whos|who's|when|where|why|how|isn't it|yes or no)\b|, right\b|"
     rf"(^|[,:!] |\b(hi|hello|hey|now|also|so) ){NAME}?({'|'.join(FIRST)}) ", re.IGNORECASE)
 
 def framed(d, text):
@@ -1173,7 +1173,7 @@ def skill_echo(d, w, x):
     y = keep(two)
     return (f"""repeat after me: {y} | say {y} | repeat this: {y} | say the following: {y} | write
         {y} | just say {y} | echo {y} | type {y} | copy this:
-        {y}""", f"{two} | {two} | {capitalized(two)}.")
+        {y}""", two)
 
 def some_words(d, low, high):
     return d.some([w for w in dict.fromkeys(banks.WORDS) if len(w) < 7], d.number(low, high))

@@ -2058,10 +2058,12 @@ FACTS = """
 = Dear [Sir or Madam|boss], I am sorry, but I [cannot come today, as I am ill|am ill today and
   must stay at home]. Kind regards.
 > say hello in old english | talk like shakespeare | speak like shakespeare | say something in old
-  english | greet me like shakespeare | talk like a pirate | speak like a pirate | be a pirate
-= [Good morrow to thee, gentle friend! What wouldst thou know|Well met, good friend! How dost
-  thou|I greet thee well! Speak, what is thy wish|Ahoy, matey! What shall it be|Ahoy there! What
-  wouldst thou have, sailor]?
+  english | greet me like shakespeare | speak in an old manner | talk to me as shakespeare would
+= [Good morrow to thee, gentle friend! What wouldst thou know?|Well met, good friend! How dost
+  thou?|I greet thee well, good friend! Speak, what is thy wish?]
+> talk like a pirate | speak like a pirate | be a pirate | say something like a pirate | pirate mode
+= [Ahoy, matey! What shall it be?|Ahoy there, sailor! What wouldst thou have?|Arr! Hoist the sails,
+  and tell me where we go.]
 > say hello | say hi | say hi to my mom | say hello to my friend
 = Hello[!|, and a good day!| to you and yours!| there! How are you?]
 > say something nice | give me a compliment | cheer me up | make me smile | encourage me | motivate
