@@ -586,9 +586,9 @@ def about_numbers(d):
         words"""), (
         d.say(f"{w} in words is {in_words(w)}. | {capitalized(in_words(w))}. | It is "
               f"{in_words(w)}."))
-    yield d.say(f"""{in_words(w)} in digits | write {in_words(w)} as a number | write {in_words(w)}
-        in digits | what number is {in_words(w)}"""), d.say(f"{w}. | It is {w}. | "
-                                                        f"{capitalized(in_words(w))} is {w}.")
+    said = name(in_words(w))
+    yield d.say(f"""{said} in digits | write {said} as a number | write {said} in digits | what
+        number is {said}"""), d.say(f"{w}. | It is {w}. | {capitalized(in_words(w))} is {w}.")
     top = d.number(4, 20)
     yield d.say(f"""count to {top} | count from 1 to {top} | can you count to {top} | say the
         numbers from 1 to {top} | please count up to {top} | count to {in_words(top)}"""), (
@@ -836,7 +836,7 @@ def problem(d):
     result = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if y else 0}[sign]
     word = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}[sign]
     in_text = d.chance(0.2)
-    p, q = (in_words(x), in_words(y)) if in_text else (str(x), str(y))
+    p, q = (name(in_words(x)), name(in_words(y))) if in_text else (str(x), str(y))
     symbol = {"+": "+", "-": "-", "*": d.pick(["*", "x"]), "/": "/"}[sign]
     short = f"{x}{symbol}{y}", f"{x} {symbol} {y}", f"{x} {symbol} {y} =", f"{x}{symbol}{y}=?"
     asked = [f"what is {p} {word} {q}", f"how much is {p} {word} {q}", f"{p} {word} {q}",
@@ -1969,7 +1969,8 @@ def user_turns(entry):
         return []
     if "role" in entry:
         return user_turns(entry.get("content")) if entry["role"] == "user" else []
-    keys = "messages", "prompt", "prompts", "turns", "user", "question", "instruction"
+    keys = ("messages", "conversation", "prompt", "prompts", "turns", "user", "question", "text",
+            "instruction")
     return [text for key in keys for text in user_turns(entry.get(key))]
 
 def excluded(path):

@@ -128,6 +128,8 @@ TALK = """
   | many thanks | tysm | thanks, that helps | great, thanks | ok thanks | thanks bot | cheers
   | that was helpful | thanks for your help | thank you, NanoEuler | thanks man | thanks buddy
   | thank you for the answer | nice, thank you | perfect, thanks | thankyou | much appreciated | tks
+  | thank you my friend | thanks again | thanks so much | thanks for that | thanks, you are great
+  | i thank you | thank you for your time | thanks for everything | ok thank you | wow thanks
 = You are [welcome|very welcome|most welcome][!|. Anything else?|. Ask me more, if you like.|. I am
   glad to help.]
   | [Glad to help|Happy to help|My pleasure|Gladly|With pleasure|No problem|Not at all|Any time][!|.

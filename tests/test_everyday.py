@@ -254,10 +254,10 @@ def test_a_country_has_one_capital(entries):
         for answer in answered(e):
             for sentence in re.split(r"(?<=[a-z])\. ", answer.removesuffix(".")):
                 sentence = re.sub("^(Yes, |No, |I said: )", "", sentence)
-                if m := re.fullmatch("[Tt]he capital of (.+) is (.+)", sentence):
+                if m := re.fullmatch("[Tt]he capital of (.+?) is (.+)", sentence):
                     found[m[1]].add(m[2].split(",")[0])
                 elif m := re.fullmatch("(.+) is the capital of (.+)", sentence):
-                    found[m[2]].add(m[1].split(",")[0])
+                    found[m[2]].update({m[1].split(",")[0]} - {"It"})
     assert len(found) > 150
     assert all(len(capitals) == 1 for capitals in found.values()), {
         x: y for x, y in found.items() if len(y) > 1}
@@ -289,7 +289,8 @@ def test_stories_keep_to_their_subject(entries):
     for e in of_kind(entries, "stories"):
         story = answered(e)[0]
         assert 3 <= len(re.findall(r'[.!?]"?(?= |$)', story)) <= 12, e
-        about = [h for h in heroes if re.search(rf"\b{h}\b", asked(e)[0].lower())]
+        question = re.sub("fairy tale|teacher asks", "", asked(e)[0].lower())
+        about = [h for h in heroes if re.search(rf"\b{h}\b", question)]
         assert not about or any(h in story for h in about), e
 
 
@@ -326,7 +327,7 @@ def test_prompts_of_a_file_are_not_asked(tmp_path, entries):
 
 def test_a_file_without_prompts_is_refused(tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "who are you then"}\n{"text": 3}\n', encoding="utf-8")
+    path.write_text('{"prompt": "who are you then"}\n{"answer": 3}\n', encoding="utf-8")
     out = tmp_path / "out.jsonl"
     assert everyday.main(["--exclude", str(path), "--out", str(out), "--count", "100"]) == 2
     assert "entry 2" in capsys.readouterr().err
