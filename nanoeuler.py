@@ -42,8 +42,9 @@ Types   Functions take their dtype from their arguments: float32, float64 for pr
         stored as uint16, for what feeds products: value() is the number that a stored one stands
         for, rounded() a result as its array holds it.
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
-        task of its gradient.  Each number is written by one task, in one order: the result does not
-        depend on how many threads there are or which of them takes which task.
+        task of its gradient.  Where there are more threads than sequences, some share one
+        (section 3).  Each number is written by one thread, in one order: the result does not depend
+        on how many threads there are or which of them does what.
 """
 import argparse
 import codecs
@@ -284,6 +285,8 @@ def init_params(cfg, seed, dtype=np.float32):
 # them, Scratch is what a thread works with, Panels are the matrices, packed for products (4.1).
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
+LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qkv att mlp_in mlp_rstd gate_up "
+                                    "swiglu")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
@@ -331,7 +334,8 @@ def dact_shapes(cfg, B, T):
                  final_norm=(B, cfg.n_embd))
 
 def scratch_shapes(cfg, n, T, dtype):
-    """Shapes of what each of n threads needs while it works on one sequence."""
+    """Shapes of what each of n threads needs while it works on one sequence.  norm, att and swiglu
+    are of the sequence: threads that share it use those of the one that began it."""
     D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
     panels, workspace, pairs = -(-T // width), 0, 0
     longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * D)  # row of a matrix
@@ -395,8 +399,11 @@ def parts_of(memory, shapes):
 #
 # The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
 # 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: section 12 builds them.  Two more pieces from there are
-# next_task(counter, i), which is counter[i]++ for many threads, and larger(x, y), the maximum.
+# there, vectors written as LLVM 95 %: section 12 builds them.  More pieces from there are
+# larger(x, y), the maximum, and for many threads
+#     next_task(counter, i)            counter[i]++
+#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
+#     seen(counter, i)                 counter[i], and all that was written before it was counted
 #
 # What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16.  Kernels
 # convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
@@ -407,6 +414,57 @@ def parts_of(memory, shapes):
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
 NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
+COLUMNS = 16         # of a row that threads share: a cache line of float32
+PACK_PARTS = 8       # tasks that packing a matrix is
+
+# Where there are fewer sequences than threads, several threads share one.  All of them walk through
+# `forward` and `backward`, and at each loop like
+#
+#     for t0, t1 in shared(team, T, MR):
+#         matmul(y[t0:t1], x[t0:t1], w)
+#
+# the T rows are cut into parts, whoever comes takes the next, and nobody goes on before all of them
+# are done.  Products and norms are shared by rows, attention by heads, sums over rows by columns:
+# each number is computed by one thread, in the order in which it would be by a single one.  A
+# thread waits only for parts that others have begun, so it does not matter how many come, or when.
+#
+# share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
+# taken, and how many done, since it began.  passed: how many were in the loops that this thread has
+# left behind.
+Team = namedtuple("Team", "b share progress passed")
+TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
+SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
+
+@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+def shared(team, n, step):
+    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
+    Behind the loop all n are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]
+    end = before + (n + size - 1) // size
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        next_task(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+@jit
+def counters(n):
+    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
+    In a parallel function np.zeros itself would be one more parallel loop."""
+    return np.zeros((n, 16), np.int64)
+
+@jit
+def wait_until(counter, i, least):
+    """Until counter[i] >= least, by others"""
+    looks = 0
+    while seen(counter, i) < least:
+        looks += 1
+        rest(looks > SPINS)                  # their core may be this one
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -541,11 +599,12 @@ def embedding_forward(x, tokens, wte):
             row[c] = entry[c]
 
 @jit
-def embedding_backward(dwte, dx, tokens):
-    """dwte[tokens[b, t]] += dx[b, t]     serial: two positions may hold the same token"""
+def embedding_backward(dwte, dx, tokens, c0, c1):
+    """dwte[tokens[b, t]] += dx[b, t], columns c0 to c1     Threads share columns and not rows, two
+    of which may hold the same token."""
     for b in range(tokens.shape[0]):
         for t in range(tokens.shape[1]):
-            row, entry = dx[b, t], dwte[tokens[b, t]]
+            row, entry = dx[b, t, c0:c1], dwte[tokens[b, t], c0:c1]
             for c in range(row.size):
                 entry[c] += row[c]
 
@@ -565,8 +624,8 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
             y[t, c] = rounded(gain[c] * x[t, c] * r, y)
 
 @jit
-def rmsnorm_backward(dx, dnext, dgain, dy, x, gain, rstd):
-    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u)),   dgain += sum_t dy*u
+def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
+    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
     dnext is the gradient along the residual path: the adjoint of x + f(x) is dnext + J^T dnext."""
     T, C = x.shape
     for t in range(T):
@@ -576,7 +635,15 @@ def rmsnorm_backward(dx, dnext, dgain, dy, x, gain, rstd):
         mean = x.dtype.type(total * r * r / C)           # of gain*dy*u, times rstd
         for c in range(C):
             dx[t, c] = dnext[t, c] + r * (gain[c] * dy[t, c] - x[t, c] * mean)
-            dgain[c] += dy[t, c] * x[t, c] * r
+
+@jit
+def gain_gradient(dgain, dy, x, rstd, c0):
+    """dgain = sum_t dy*u, u = x * rstd: columns c0 to c0 + len(dgain)     dy, x (T, C)"""
+    dgain[:] = 0
+    for t in range(len(rstd)):
+        r, dy_row, row = rstd[t], dy[t, c0:c0 + len(dgain)], x[t, c0:c0 + len(dgain)]
+        for c in range(dgain.size):
+            dgain[c] += dy_row[c] * row[c] * r
 
 # ==== 4.4 RoPE ====
 def rope_table(cfg, dtype):
@@ -613,57 +680,61 @@ def row_max(row):
     return m
 
 @jit
-def attention_forward(o, lse, qkv, D, scores, kt, workspace=None):
+def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
-    out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
+    For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
     scratch: scores (BR, T), kt panels of K^T; of bfloat16, workspace of `operand` for P"""
+    scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = scores.dtype.type(1 / math.sqrt(D))
-    for g in range(G):
+    for h in range(h0, h1):
+        g = h * G // H
         k, v = HD + g * D, HD + (G + g) * D
-        pack(kt, qkv[:, k:k + D].T)
-        for h in range(g * H // G, (g + 1) * H // G):
-            for t0 in range(0, T, BR):
-                t1 = min(T, t0 + BR)
-                P = scores[:t1 - t0, :t1]
-                matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
-                for t in range(t0, t1):      # first the maxima, into lse for now
-                    row = scores[t - t0, :t1]
-                    for j in range(t + 1, t1):
-                        row[j] = row[0]      # the future must not change the maximum
-                    lse[h, t] = row_max(row)
-                for t in range(t0, t1):      # row by row the core would wait for each maximum
-                    row, m = scores[t - t0, :t1], lse[h, t]
-                    for j in range(t1):
-                        row[j] = exp((row[j] - m) * scale)
-                for t in range(t0, t1):
-                    row, total = scores[t - t0, :t1], scores.dtype.type(0)
-                    for j in range(t + 1, t1):
-                        row[j] = 0           # the future has no weight
-                    for j in range(t1):
-                        total += row[j]
-                    lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
-                    norm = scores.dtype.type(1) / total
-                    for j in range(t1):
-                        row[j] *= norm
-                matmul(o[t0:t1, h * D:h * D + D], operand(workspace, P), qkv[:t1, v:v + D])
+        if h == h0 or h * G % H == 0:        # the first of those that share keys
+            pack(kt, qkv[:, k:k + D].T)
+        for t0 in range(0, T, BR):
+            t1 = min(T, t0 + BR)
+            P = scores[:t1 - t0, :t1]
+            matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
+            for t in range(t0, t1):          # first the maxima, into lse for now
+                row = scores[t - t0, :t1]
+                for j in range(t + 1, t1):
+                    row[j] = row[0]          # the future must not change the maximum
+                lse[h, t] = row_max(row)
+            for t in range(t0, t1):          # row by row the core would wait for each maximum
+                row, m = scores[t - t0, :t1], lse[h, t]
+                for j in range(t1):
+                    row[j] = exp((row[j] - m) * scale)
+            for t in range(t0, t1):
+                row, total = scores[t - t0, :t1], scores.dtype.type(0)
+                for j in range(t + 1, t1):
+                    row[j] = 0               # the future has no weight
+                for j in range(t1):
+                    total += row[j]
+                lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
+                norm = scores.dtype.type(1) / total
+                for j in range(t1):
+                    row[j] *= norm
+            matmul(o[t0:t1, h * D:h * D + D], operand(s.workspace, P), qkv[:t1, v:v + D])
 
 @jit
-def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, workspace=None,
-                       pairs=None):
+def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
+    For key/value heads g0 to g1 and their queries, whose sums dK and dV are.
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
     scratch: as forward's, and of bfloat16, pairs of `turned` for P^T and dS^T"""
+    scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = scores.dtype.type(1 / math.sqrt(D))
-    dqkv[:, HD:] = 0                         # dK and dV are sums over heads and blocks
-    for g in range(G):
+    for g in range(g0, g1):
         k, v = HD + g * D, HD + (G + g) * D
         pack(kt, qkv[:, k:k + D].T)
         pack(vt, qkv[:, v:v + D].T)
+        dqkv[:, k:k + D] = 0                 # dK and dV are sums over heads and blocks
+        dqkv[:, v:v + D] = 0
         for h in range(g * H // G, (g + 1) * H // G):
             q = h * D
             for t0 in range(0, T, BR):
@@ -684,9 +755,9 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, worksp
                         p[j] = 0
                         ds[j] = 0
                 dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], operand(workspace, dS), qkv[:t1, k:k + D])
-                matmul_add(dk, dk, turned(pairs, dS), qkv[t0:t1, q:q + D])
-                matmul_add(dv, dv, turned(pairs, P), do[t0:t1, q:q + D])
+                matmul(dqkv[t0:t1, q:q + D], operand(s.workspace, dS), qkv[:t1, k:k + D])
+                matmul_add(dk, dk, turned(s.pairs, dS), qkv[t0:t1, q:q + D])
+                matmul_add(dv, dv, turned(s.pairs, P), do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
 @jit
@@ -716,80 +787,118 @@ def swiglu_backward(gate_up, dy):
 
 # ==== 4.7 Cross-entropy ====
 @jit
-def cross_entropy(logits, targets, weight):
-    """Returns sum_t -log softmax(logits[t])[targets[t]], nats, over targets >= 0.
+def cross_entropy(nll, logits, targets, weight):
+    """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
+    out: nll (T,) float64
     in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
     T, V = logits.shape
-    loss, scale = 0.0, logits.dtype.type(weight)
+    scale = logits.dtype.type(weight)
     for t in range(T):
         row, y, total = logits[t], targets[t], logits.dtype.type(0)
         if y < 0:
+            nll[t] = 0
             row[:] = 0
             continue
         most, of_target = row_max(row), row[y]
         for v in range(V):
             row[v] = exp(row[v] - most)
             total += row[v]
-        loss += most - of_target + math.log(total)
+        nll[t] = most - of_target + math.log(total)
         norm = scale / total
         for v in range(V):
             row[v] *= norm
         row[y] -= scale
-    return loss
 
 # ==== 5 Model ====
 @jit
-def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
-    Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
-    L, D = p.qkv.shape[0], 2 * cos.shape[1]
-    qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)           # H + G
-    embedding_forward(a.x[b, 0], tokens[b], p.wte)
-    for l in range(L):
-        x, x1, x2 = a.x[b, 2 * l], a.x[b, 2 * l + 1], a.x[b, 2 * l + 2]
-        rmsnorm_forward(a.attn_in[b, l], a.attn_rstd[b, l], x, p.attn_norm[l], eps)
-        matmul(a.qkv[b, l], a.attn_in[b, l], wt.qkv[l])
-        rope(a.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(1))
-        attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt, s.workspace)
-        matmul_add(x1, x, a.att[b, l], wt.attn_proj[l])
-        rmsnorm_forward(a.mlp_in[b, l], a.mlp_rstd[b, l], x1, p.mlp_norm[l], eps)
-        matmul(a.gate_up[b, l], a.mlp_in[b, l], wt.gate_up[l])
-        swiglu_forward(a.swiglu[b, l], a.gate_up[b, l])
-        matmul_add(x2, x1, a.swiglu[b, l], wt.down[l])
-    rmsnorm_forward(a.final_in[b], a.final_rstd[b], a.x[b, 2 * L], p.final_norm, eps)
-    for k in range(heads):
-        matmul(a.logits[b, k], a.final_in[b], wt.lm_head[k])
+def layer_rows(a, b, l, t0, t1):
+    """Rows t0 to t1 of the activations of layer l; x, x1 and x2 are its part of the trajectory."""
+    return LayerRows(x=a.x[b, 2 * l, t0:t1], x1=a.x[b, 2 * l + 1, t0:t1],
+                     x2=a.x[b, 2 * l + 2, t0:t1], attn_in=a.attn_in[b, l, t0:t1],
+                     attn_rstd=a.attn_rstd[b, l, t0:t1], qkv=a.qkv[b, l, t0:t1],
+                     att=a.att[b, l, t0:t1], mlp_in=a.mlp_in[b, l, t0:t1],
+                     mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
+                     swiglu=a.swiglu[b, l, t0:t1])
 
 @jit
-def backward(b, heads, p, w, a, d, s, cos, sin):
+def forward(team, heads, tokens, p, wt, a, s, cos, sin, eps):
+    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
+    Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
+    b, T, L, D = team.b, tokens.shape[1], p.qkv.shape[0], 2 * cos.shape[1]
+    H = p.attn_proj.shape[2] // D
+    qk_heads = (p.qkv.shape[1] // D + H) // 2            # H + G
+    for t0, t1 in shared(team, T, MR):
+        embedding_forward(a.x[b, 0, t0:t1], tokens[b, t0:t1], p.wte)
+    for l in range(L):
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            rmsnorm_forward(r.attn_in, r.attn_rstd, r.x, p.attn_norm[l], eps)
+            matmul(r.qkv, r.attn_in, wt.qkv[l])
+            rope(r.qkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(1))
+        for h0, h1 in shared(team, H, 1):
+            attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, h0, h1, s)
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            matmul_add(r.x1, r.x, r.att, wt.attn_proj[l])
+            rmsnorm_forward(r.mlp_in, r.mlp_rstd, r.x1, p.mlp_norm[l], eps)
+            matmul(r.gate_up, r.mlp_in, wt.gate_up[l])
+            swiglu_forward(r.swiglu, r.gate_up)
+            matmul_add(r.x2, r.x1, r.swiglu, wt.down[l])
+    for t0, t1 in shared(team, T, MR):
+        x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
+        rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
+        for k in range(heads):
+            matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
+
+@jit
+def loss(team, nll, targets, weight, a):
+    """nll[b] of sequence b; its logits become their gradients."""
+    b, heads, T = team.b, nll.shape[1], nll.shape[2]
+    for t0, t1 in shared(team, T, MR):
+        for k in range(heads):
+            cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], targets[k, b, t0:t1],
+                          weight[b, k])
+
+@jit
+def backward(team, heads, p, w, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
     a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
-    L, D = p.qkv.shape[0], 2 * cos.shape[1]
-    qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)
-    d.attn_norm[b] = 0
-    d.mlp_norm[b] = 0
-    d.final_norm[b] = 0
-    d.x[b, 2 * L] = 0                        # nothing follows it on the residual path
-    s.norm[:] = 0
-    for k in range(heads):
-        matmul_add(s.norm, s.norm, operand(s.workspace, a.logits[b, k]), w.lm_head[k])
-    rmsnorm_backward(d.x[b, 2 * L], d.x[b, 2 * L], d.final_norm[b], s.norm,
-                     a.x[b, 2 * L], p.final_norm, a.final_rstd[b])
+    b, T, L, D = team.b, cos.shape[0], p.qkv.shape[0], 2 * cos.shape[1]
+    H = p.attn_proj.shape[2] // D
+    qk_heads = (p.qkv.shape[1] // D + H) // 2
+    C, G = p.qkv.shape[2], qk_heads - H
+    for t0, t1 in shared(team, T, MR):
+        dx, dy = d.x[b, 2 * L, t0:t1], s.norm[t0:t1]
+        dx[:] = 0                            # nothing follows it on the residual path
+        dy[:] = 0
+        for k in range(heads):
+            matmul_add(dy, dy, operand(s.workspace, a.logits[b, k, t0:t1]), w.lm_head[k])
+        rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
+    for c0, c1 in shared(team, C, COLUMNS):
+        gain_gradient(d.final_norm[b, c0:c1], s.norm, a.x[b, 2 * L], a.final_rstd[b], c0)
     for l in range(L - 1, -1, -1):
-        dx, dx1, dx2 = d.x[b, 2 * l], d.x[b, 2 * l + 1], d.x[b, 2 * l + 2]
-        matmul(s.swiglu, operand(s.workspace, dx2), w.down[l])
-        swiglu_backward(a.gate_up[b, l], s.swiglu)
-        matmul(s.norm, a.gate_up[b, l], w.gate_up[l])
-        rmsnorm_backward(dx1, dx2, d.mlp_norm[b, l], s.norm,
-                         a.x[b, 2 * l + 1], p.mlp_norm[l], a.mlp_rstd[b, l])
-        matmul(s.att, operand(s.workspace, dx1), w.attn_proj[l])
-        attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
-                           s.scores, s.dscores, s.kt, s.vt, s.workspace, s.pairs)
-        rope(d.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(-1))
-        matmul(s.norm, operand(s.workspace, d.qkv[b, l]), w.qkv[l])
-        rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
-                         a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
+            matmul(s.swiglu[t0:t1], operand(s.workspace, dx2), w.down[l])
+            swiglu_backward(r.gate_up, s.swiglu[t0:t1])
+            matmul(s.norm[t0:t1], r.gate_up, w.gate_up[l])
+            rmsnorm_backward(dx1, dx2, s.norm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
+            matmul(s.att[t0:t1], operand(s.workspace, dx1), w.attn_proj[l])
+        for c0, c1 in shared(team, C, COLUMNS):
+            gain_gradient(d.mlp_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
+        for g0, g1 in shared(team, G, 1):
+            attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
+                               g0, g1, s)
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
+            rope(dqkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(-1))
+            matmul(s.norm[t0:t1], operand(s.workspace, dqkv), w.qkv[l])
+            rmsnorm_backward(dx, dx1, s.norm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
+        for c0, c1 in shared(team, C, COLUMNS):
+            gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
 DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
@@ -811,52 +920,86 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
 
 @jit
-def scratch_of(i, s):
-    """What thread i has of it."""
-    return Scratch(norm=s.norm[i], att=s.att[i], swiglu=s.swiglu[i], scores=s.scores[i],
-                   dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i], x=s.x[i],
-                   workspace=s.workspace[i], pairs=s.pairs[i])
+def of_weights(team, heads, tokens, tasks, g, a, d, s):
+    """The gradients of all matrices, from what `backward` left of all sequences."""
+    for n, _ in shared(team, len(tasks), 1):
+        kind, l, n0, n1 = tasks[n]
+        if kind != DW_LM_HEAD or l < heads:
+            matrix_gradient(kind, l, n0, n1, g, a, d, s)
+    for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # behind those of a head that wte is
+        embedding_backward(g.wte, d.x[:, 0], tokens, c0, c1)
+
+@jit
+def scratch_of(i, leader, s):
+    """What thread i works with on a sequence that thread `leader` began."""
+    return Scratch(norm=s.norm[leader], att=s.att[leader], swiglu=s.swiglu[leader],
+                   scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i],
+                   x=s.x[i], workspace=s.workspace[i], pairs=s.pairs[i])
 
 @jit_parallel
-def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
+def run_batch(until, nll, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
               eps):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-    out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
-    Threads take tasks from a common counter: one that is slowed down takes fewer."""
-    B, heads, threads = tokens.shape[0], losses.shape[1], scratch.norm.shape[0]
-    counters = np.zeros(16, np.int64)
-    sequence, block = 0, 8                   # the two in use, on cache lines of their own
-    for i in prange(threads):
-        s = scratch_of(i, scratch)
-        b = next_task(counters, sequence)
-        while b < B:
-            forward(b, heads, tokens, p, wt, a, s, cos, sin, eps)
-            if until >= LOSS:
-                for k in range(heads):
-                    losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[b, k])
-            if until >= GRADIENT:
-                backward(b, heads, p, w, a, d, s, cos, sin)
-            b = next_task(counters, sequence)
-    if until >= GRADIENT:
-        for i in prange(threads):
-            s = scratch_of(i, scratch)
-            n = next_task(counters, block)
-            while n < tasks.shape[0]:
-                kind, l, n0, n1 = tasks[n]
-                if kind != DW_LM_HEAD or l < heads:
-                    matrix_gradient(kind, l, n0, n1, g, a, d, s)
-                n = next_task(counters, block)
-        embedding_backward(g.wte, d.x[:, 0], tokens)
+    out: nll (B, heads, T), nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
+    Threads take tasks from a common counter: one that is slowed down takes fewer.  Those that find
+    no sequence any more help with the last ones, if these were fewer than threads."""
+    B, heads, threads = tokens.shape[0], nll.shape[1], scratch.norm.shape[0]
+    sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
+    together, passed_together = counters(1)[0], counters(threads)
+    few = B % threads                        # sequences of the last round
+    for thread in prange(threads):
+        i = np.int64(thread)
+        task = next_task(sequences, TAKEN)
+        while task < B + few * threads:
+            if task < B:
+                b = task
+                progress[b, LEADER] = i
+                next_task(progress[b], BEGUN)
+            else:
+                b = B - 1 - task % few       # another one each time
+                wait_until(progress[b], BEGUN, 1)
+            if seen(progress[b], OVER) == 0:
+                share = 1 if b < B - few else (threads + few - 1) // few
+                passed[i, 0] = 0
+                team = Team(b, share, progress[b], passed[i])
+                s = scratch_of(i, progress[b, LEADER], scratch)
+                forward(team, heads, tokens, p, wt, a, s, cos, sin, eps)
+                if until >= LOSS:
+                    loss(team, nll, targets, weight, a)
+                if until >= GRADIENT:
+                    backward(team, heads, p, w, a, d, s, cos, sin)
+                if next_task(progress[b], OVER) == 0:
+                    next_task(sequences, DONE)
+            task = next_task(sequences, TAKEN)
+        if until >= GRADIENT:
+            wait_until(sequences, DONE, B)
+            all_threads = Team(0, len(tasks), together, passed_together[i])
+            of_weights(all_threads, heads, tokens, tasks, g, a, d, scratch_of(i, i, scratch))
+
+@jit
+def pack_part(panels, b, part):
+    """Some of the panels of `pack`: part 0 to PACK_PARTS - 1."""
+    I, _, width = panels.shape
+    i0, i1 = part * I // PACK_PARTS, (part + 1) * I // PACK_PARTS
+    pack(panels[i0:i1], b[:, i0 * width:])
 
 @jit_parallel
-def pack_weights(w, wt, p):
-    """Each W (N, K) of p, and W^T, into its panels."""
-    for i in prange(len(p)):
-        pack(w[i], p[i])
-        pack(wt[i], p[i].T)
+def pack_weights(w, wt, p, threads):
+    """Each W (N, K), and W^T, into its panels.     p: the matrices of the fields of Panels"""
+    L, P, taken = len(w.qkv), len(w.lm_head), counters(1)
+    for _ in prange(threads):
+        task = next_task(taken[0], 0)
+        while task < (DW_LM_HEAD * L + P) * PACK_PARTS:
+            matrix, part = task // PACK_PARTS, task % PACK_PARTS
+            kind = min(matrix // L, DW_LM_HEAD)
+            x = p[kind][matrix - kind * L]
+            pack_part(w[kind][matrix - kind * L], x, part)
+            pack_part(wt[kind][matrix - kind * L], x.T, part)
+            task = next_task(taken[0], 0)
 
 def task_table(cfg):
-    """(kind, layer or head, first row, end) of the blocks of all weight gradients: int64 (n, 4)"""
+    """(kind, layer or head, first row, end) of the blocks of all weight gradients, the largest
+    first: int64 (n, 4)"""
     tasks, untied = [], replace(cfg, tie_embeddings=False)
     packed = [x for x in param_table(untied) if x.packed]
     for kind, x in enumerate(packed):
@@ -864,7 +1007,8 @@ def task_table(cfg):
         for l in range(L):
             for n in range(0, N, NB):
                 tasks.append((kind, l, n, min(n + NB, N)))
-    return np.array(tasks)
+    sizes = [(n1 - n0) * packed[kind].shape[2] for kind, _, n0, n1 in tasks]
+    return np.array(tasks)[np.argsort(sizes)[::-1]]
 
 def length_used(targets):
     """So many tokens of a sequence are worth reading: behind the last target of a batch there is
@@ -931,8 +1075,8 @@ class Model:
         if self.cfg.tie_embeddings:
             heads = np.concatenate((self.p.wte[None], heads))
         matrices = self.p._replace(lm_head=heads)
-        for name, w, wt in zip(Panels._fields, self.w, self.wt):
-            pack_weights(w, wt, getattr(matrices, name))
+        packed = tuple(getattr(matrices, name) for name in Panels._fields)
+        pack_weights(self.w, self.wt, packed, get_num_threads())
 
     def prepare(self, B, T):
         """Memory for B sequences of T tokens: parts of what there is for the largest so far."""
@@ -964,8 +1108,8 @@ class Model:
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
         weight = np.ones((B, P)) * weight
-        losses = np.zeros((B, heads or P))
-        run_batch(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
+        nll = np.zeros((B, heads or P, T))
+        run_batch(until, nll, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
                   weight, self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks,
                   self.cos[:T], self.sin[:T], cfg.norm_eps)
         if until == GRADIENT:                # of the gains, in the order of the batch
@@ -973,7 +1117,7 @@ class Model:
                 gain = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gain += row
-        return losses
+        return nll.cumsum(-1)[..., -1]       # token after token; sum() would add in pairs
 
     def logits(self, tokens):
         """(B, P, T, V) of every head: a view, valid until the next run."""
@@ -1120,7 +1264,7 @@ def gradient_norm(g):
     """|g|     g (N,)"""
     N = g.size
     blocks = 256                             # fixed, so that sums do not depend on the threads
-    squares = np.zeros(blocks)
+    squares = np.empty(blocks)               # zeros would be one more parallel loop
     for i in prange(blocks):
         part = g[i * N // blocks:(i + 1) * N // blocks]
         ss = 0.0
@@ -1301,18 +1445,18 @@ def muon_matrix(p, g, m, hyper, scale, s):
 def muon(p, g, m, matrices, hyper, scale, scratch):
     """`muon_matrix` of the flat buffers p, g, m (N,) at each of these places (`muon_matrices`).
     A matrix is one task: the result does not depend on the threads."""
-    counters = np.zeros(8, np.int64)
+    taken = counters(1)
     for i in prange(len(scratch.y)):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
                    square=scratch.square[i], workspace=scratch.workspace[i],
                    small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
-        n = next_task(counters, 0)
+        n = next_task(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
             end = start + rows * columns
             muon_matrix(p[start:end].reshape(rows, columns), g[start:end].reshape(rows, columns),
                         m[start:end].reshape(rows, columns), hyper, scale, s)
-            n = next_task(counters, 0)
+            n = next_task(taken[0], 0)
 
 # ==== 7 Data ====
 # ---- texts
@@ -5128,11 +5272,57 @@ def rows_tile(typing, y, x, w, scale, r, i, add, R, NP):
 # ---- other pieces that Numba lacks
 @intrinsic
 def next_task(typing, counter, i):
-    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index."""
+    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index.  What a
+    thread wrote before, those see who `seen` it."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "monotonic")
+        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "acq_rel")
     return types.int64(counter, types.intp), codegen
+
+@intrinsic
+def next_below(typing, counter, i, end):
+    """counter[i]++ as one atomic operation if it is below end; returns the old value."""
+    def codegen(context, bd, sig, args):
+        data = context.make_array(sig.args[0])(context, bd, args[0]).data
+        place = bd.gep(data, [args[1]])
+        look, add, leave = map(bd.append_basic_block, ("look", "add", "leave"))
+        bd.branch(look)
+        bd.position_at_end(look)
+        old = bd.load_atomic(place, "monotonic", 8)
+        bd.cbranch(bd.icmp_signed("<", old, args[2]), add, leave)
+        bd.position_at_end(add)              # unless another thread was faster
+        swapped = bd.cmpxchg(place, old, bd.add(old, i64(1)), "monotonic", "monotonic")
+        bd.cbranch(bd.extract_value(swapped, 1), leave, look)
+        bd.position_at_end(leave)
+        return old
+    return types.int64(counter, types.intp, types.intp), codegen
+
+@intrinsic
+def seen(typing, counter, i):
+    """counter[i], with all that the threads which counted wrote before."""
+    def codegen(context, bd, sig, args):
+        data = context.make_array(sig.args[0])(context, bd, args[0]).data
+        return bd.load_atomic(bd.gep(data, [args[1]]), "acquire", 8)
+    return types.int64(counter, types.intp), codegen
+
+YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"     # of the C library
+
+@intrinsic
+def rest(typing, long):
+    """Between two looks at what others do: a few cycles, or, if it is long, until those have run
+    who wait for this core."""
+    def codegen(context, bd, sig, args):
+        def call(name, kind):
+            bd.call(cgutils.get_or_insert_function(bd.module, ir.FunctionType(kind, []), name), [])
+
+        with bd.if_else(args[0]) as (then, otherwise):
+            with then:
+                call(YIELD, i32)
+            with otherwise:
+                if ARCHITECTURE == "x86_64":
+                    call("llvm.x86.sse2.pause", ir.VoidType())
+        return context.get_dummy_value()
+    return types.void(types.boolean), codegen
 
 @intrinsic
 def larger(typing, x, y):
