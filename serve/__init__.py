@@ -80,6 +80,7 @@ def listening(options):
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         s.bind((options.host, options.port))
+        s.listen(1024)                       # who comes before all is ready waits
     except OSError as e:
         s.close()
         raise ne.UserError(f"{options.host}:{options.port}: {e.strerror}; choose another --port or "

@@ -207,8 +207,8 @@ class Reader:
 
     def how(self, said):
         usage = said.get("stream_options", False)
-        refuse_unless(not usage or said.get("stream"), "stream_options are for a stream",
-                      "stream_options")
+        refuse_unless("stream_options" not in said or said.get("stream"),
+                      "stream_options are for a stream", "stream_options")
         return dict(stream=said.get("stream", False), usage=usage,
                     tokens=said.get("return_tokens", False))
 
