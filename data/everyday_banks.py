@@ -339,7 +339,8 @@ TALK = """
   do here | what are you able to do | what are you for | give me some examples | show me what you
   can
   do | what questions can i ask | tell me what you can do | menu | options | commands | start
-  | what is possible here = I can chat[ a little|], answer simple questions, tell short stories and
+  | what is possible here
+= I can chat[ a little|], answer simple questions, tell short stories and
   verses, and do small sums.
   [I am often wrong|Please check what I say|What shall we try]?
   | [Try me with|Ask me for] [a capital|an animal], a small sum, a [story|verse], or [a word to

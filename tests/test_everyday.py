@@ -253,7 +253,7 @@ def test_a_country_has_one_capital(entries):
     for e in entries:
         for answer in answered(e):
             for sentence in re.split(r"(?<=[a-z])\. ", answer.removesuffix(".")):
-                sentence = re.sub("^(Yes, |No, |I said: )", "", sentence)
+                sentence = re.sub("^(Yes, |No, |I said: |That is right: )", "", sentence)
                 if m := re.fullmatch("[Tt]he capital of (.+?) is (.+)", sentence):
                     found[m[1]].add(m[2].split(",")[0])
                 elif m := re.fullmatch("(.+) is the capital of (.+)", sentence):
@@ -270,6 +270,11 @@ def test_rows_of_banks_are_whole():
         found = everyday.rows(getattr(banks, bank))
         assert len(found) >= 8
         assert {len(row) for row in found} == {width}, (bank, [x for x in found if len(x) != width])
+    for bank in (banks.TALK, banks.MORE_TALK, banks.FACTS):
+        for title, blocks in everyday.talks(bank).items():
+            for turns in blocks:             # each with an answer, no mark inside a wording
+                assert len(turns) % 2 == 0, (title, turns)
+                assert not [x for turn in turns for x in turn if re.search("[a-z?] [=>#] ", x)], turns
     for bank in (banks.OPPOSITES, banks.PLURALS, banks.PASTS):
         assert all(len(x) == 2 for x in everyday.pairs(bank))
 
