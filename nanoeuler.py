@@ -1473,6 +1473,15 @@ def need_regular(path):
     """A pipe would be waited for, and a device read, without an end."""
     need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
 
+def marks_of_editors(text):
+    """What an editor may have put into a text, which is learned like the rest of it; in words."""
+    found = []
+    if text[:3] == codecs.BOM_UTF8:
+        found.append("begins with a byte order mark")
+    if text.find(b"\r\n") >= 0:
+        found.append("ends lines as Windows does, by CR LF")
+    return " and ".join(found)
+
 def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     with reading(path, "name a text with --data"):
@@ -1490,6 +1499,9 @@ def read_text(path):
     except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
         print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
               f"bytes are learned as they are", file=sys.stderr)
+    if found := marks_of_editors(text):
+        print(f"note: {path} {found}, which is learned as it is; dos2unix takes it out",
+              file=sys.stderr)
     return text
 
 def split_text(text, holdout):
@@ -1588,6 +1600,10 @@ class Epochs:
             self.order = rng.permutation(self.n)
             self.epoch = epoch
         return epoch, self.order[j], self.phase
+
+    def n_read(self, i, B):
+        """How many tokens rows i to i + B of the run hold: all of them, where none is padded."""
+        return B * self.T
 
 class Batches(Epochs):
     """Windows of T tokens, side by side; where the first one begins is the phase of the epoch."""
@@ -1740,10 +1756,10 @@ def read_entries(path, remedy):
         if os.fspath(path).endswith(".parquet"):
             import pyarrow.parquet
             rows = pyarrow.parquet.read_table(path).to_pylist()
-            return [(f"row {i}", lambda row=row: row) for i, row in enumerate(rows)], digest
+            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(rows, 1)], digest
         if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
             entries = parse_json(text)
-            return [(f"entry {i}", lambda e=e: e) for i, e in enumerate(entries)], digest
+            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(entries, 1)], digest
         lines = enumerate(text.splitlines(), 1)
         return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
 
@@ -1807,6 +1823,9 @@ class Examples(Epochs):
         """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
         return self.batch(self.pick(i, B))
 
+    def n_read(self, i, B):
+        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
+
 @dataclass
 class DataSet:
     """What a run learns, and what it is measured on: `load` of section 8 returns it."""
@@ -1822,6 +1841,7 @@ class DataSet:
 @dataclass
 class ExampleSet(DataSet):
     """What fine-tuning needs besides: responses are held out with the questions they answer."""
+    held: str                  # "a held-out", or what is learned has to stand in for it
     questions: list            # examples, held out
     responses: Examples        # all R responses to each of them
 
@@ -1933,6 +1953,11 @@ class SftOptions(TuningOptions):
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
+    template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+
+    def check(self):
+        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
+        return super().check()
 
 @dataclass
 class DpoOptions(TuningOptions):
@@ -2035,7 +2060,8 @@ def log_path(out, data):
 def alone(out):
     """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
     the name that links lead to, so that another link is no way around it, and not the checkpoint
-    itself, in whose place each save puts a new file."""
+    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
+    what is there can be read all the same."""
     folder, name = os.path.split(os.path.realpath(out))
     path = os.path.join(folder, f".{name}.lock")
     with contextlib.ExitStack() as end:
@@ -2043,13 +2069,14 @@ def alone(out):
             try:
                 f = end.enter_context(open(path, "ab"))
             except OSError as e:
-                raise UserError(f"cannot write {out}: {e.strerror}; choose another --out") from None
+                yield f"cannot write {out}: {e.strerror}; choose another --out"
+                return
             need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
             with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
                 if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
                     break
         try:
-            yield
+            yield ""
         finally:
             with contextlib.suppress(OSError):
                 os.remove(path)              # before it is unlocked: the next run makes its own
@@ -2264,9 +2291,10 @@ class Run:
         s.step = t                           # now: what is saved has its parameters
         trained = weight.any(0)              # of the heads
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
+        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
         return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
                 "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **measures}
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
 
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
@@ -2436,19 +2464,23 @@ class SftRun(Run):
         self.same_data(self.digest)
         if not s.text_sha256:                # a run that goes on keeps its own
             own, s.template = s.template, self.template_for(examples, tokenizer)
-            if own and not is_alpaca(own) and not s.template:
+            left = own and not is_alpaca(own) and not s.template
+            if left and not getattr(o, "template", ""):          # dpo has none
                 print("note: the model has a chat template of its own, and these answers are "
-                      "learned in Alpaca's; write them as messages to keep ChatML",
+                      "learned in Alpaca's; --template chatml, or messages, keep ChatML",
                       file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
         need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
         self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
 
     def template_for(self, examples, tokenizer):
-        """That of the chat: the model's own if it is ChatML, or ChatML, for messages; "", which is
-        Alpaca's, for others, and for single questions where the tokens of ChatML are missing."""
-        own = self.state.template
-        if not (has_chatml(tokenizer) and any(map(is_conversation, examples))):
+        """That which --template names.  Else ChatML, the model's own if it is that, for messages,
+        and "", Alpaca's, for others, and for single questions where ChatML's tokens are missing."""
+        own, asked = self.state.template, self.options.template
+        there = has_chatml(tokenizer)
+        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
+             f"of which ChatML is made; drop --template, or begin with another")
+        if asked == "alpaca" or not (there and (asked or any(map(is_conversation, examples)))):
             return ""
         return own if is_chatml(own) else CHATML
 
@@ -2550,13 +2582,15 @@ class SftRun(Run):
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
                   ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
                                f"{n_empty:,} empty")],
+            held="a learned" if val is train else "a held-out",
             questions=[example for example, _ in val], responses=responses)
 
     def sample(self, n):
-        """The likeliest answer to a held-out instruction."""
+        """The likeliest answer to a held-out question."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return f"> {e['instruction']} {e['input']}\n{self.say(n, asked, temperature=0.0)}"
+        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
+                f"{self.say(n, asked, temperature=0.0)}")
 
 # ---- preferences
 class DpoRun(SftRun):
@@ -2571,6 +2605,17 @@ class DpoRun(SftRun):
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+
+    def prepare(self, start):
+        super().prepare(start)
+        alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
+        n = len(self.encoded)
+        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
+             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
+        if alike:
+            print(f"note: {self.path}: chosen and rejected are the same in "
+                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
+                  f"there is nothing to prefer", file=sys.stderr)
 
     def template_for(self, examples, tokenizer):
         """The model's own: it knows its questions by that."""
@@ -2698,6 +2743,9 @@ def fresh(run, preset, file, chosen):
         chosen = {"data": run.larger_data, **chosen}
     if file is not None:
         start = read_checkpoint(file)
+        if issubclass(run, DpoRun) and start.state.kind == "base":
+            print(f"note: {file} is a base model, which sft has not taught to answer: dpo teaches "
+                  f"only which of two answers is the better one", file=sys.stderr)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
         start = start._replace(moments=(), state=State(
@@ -2726,12 +2774,14 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
         chosen.setdefault("steps", 0)
     if "data" in chosen:                     # what is named is not looked for elsewhere
         need_data(chosen["data"], out)
-    with alone(out):                         # before it is read: its run may be about to end
+    with alone(out) as refusal:              # before it is read: its run may be about to end
+        need(resume or not refusal, refusal)
         if resume:
             start, options = resumed(run, out, preset, file, chosen)
             s = start.state
             if s.step >= (options.steps or s.n_steps or math.inf):
                 return print_done(out, s, engine)
+            need(not refusal, refusal)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
             refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
@@ -3614,7 +3664,7 @@ class Speaker:
     continues."""
 
     def __init__(self, file, decoder, options):
-        need(options.template in ("", "alpaca", "chatml"),
+        need(options.template in TEMPLATES,
              f"--template {options.template} is not alpaca or chatml")
         c = read_checkpoint(file, moments=False)
         decoder.ready()
@@ -3787,10 +3837,21 @@ class Speaker:
             self.forget()
         elif command == "/help":
             print(HELP)
+        elif command.split()[:1] == ["/temperature"]:
+            self.warm(command.removeprefix("/temperature").strip())
         elif re.fullmatch("/[a-z]+( .*)?", command):
             print(f"there is no {command.split()[0]}; /help lists what there is")
         elif command:
             self.answer_line(text)
+
+    def warm(self, number):
+        """/temperature: sets it, or says what it is."""
+        try:
+            if number:
+                self.options = replace(self.options, temperature=float(number)).check()
+            print(f"temperature {self.options.temperature:g}")
+        except ValueError:                   # a UserError, too
+            print(f"/temperature {number}: expected a number, 0 to 100")
 
     def answer_line(self, text):
         """A reply, or in a line why these words can have none."""
@@ -3804,6 +3865,7 @@ class Speaker:
 HELP = """/help     this list
 /reset    forgets what was said
 /quit     leaves, as Ctrl-D does
+/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
 Ctrl-C    stops a reply; clears a line that is being typed"""
 
 def said_or_read(prompt):
@@ -3851,7 +3913,7 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
         speaker.rng = rng_of(options.seed, 0, i)
         speaker.said.clear()
         if not speaker.answers:
-            print(prompt, end="")
+            print(prompt, end="", flush=True)          # reading it may take a while
             rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
         else:
             rewound = speaker.ids_after(prompt)
@@ -4054,6 +4116,11 @@ NO_HASH = "0" * 64           # stands where the checksum will be, while the chec
 MAX_HEADER = 100_000_000     # bytes
 FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
 
+AGAIN = "copy or download it again"
+
+def cut_short(size, end):
+    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
+
 @contextlib.contextmanager
 def replacing(path, remedy):
     """All or nothing: what is written under the name it yields is flushed, then takes the path.
@@ -4112,14 +4179,18 @@ def map_tensors(path):
     No size in the header is believed until the file is known to be that long."""
     need_regular(path)
     with open(path, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
-        length = int.from_bytes(f.read(8), "little")
+        size, first = os.fstat(f.fileno()).st_size, f.read(8)
+        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
+        length = int.from_bytes(first, "little")
         need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
              "file, or only the beginning of one")
         header = f.read(length)
-        data = np.memmap(f, np.uint8, "r", offset=f.tell())
-    entries = json.loads(header)
-    meta = entries.pop("__metadata__", {})
+        entries = json.loads(header)
+        meta = entries.pop("__metadata__", {})
+        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
+        need(size >= end, cut_short(size, end))
+        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
+            np.zeros(0, np.uint8))           # of nothing there is no map
     tensors = {}
     for name, t in entries.items():
         need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
@@ -4359,6 +4430,10 @@ def llama_config(entries, n_mtp=1):
 # ---- Hugging Face
 FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
 
+def json_of(path):
+    with reading(path, AGAIN):
+        return parse_json(path.read_bytes())
+
 def llama_of_folder(folder):
     """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
     at = pathlib.Path(folder)
@@ -4367,9 +4442,9 @@ def llama_of_folder(folder):
             need_regular(at / name)
     tensors = {}
     for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
-        tensors |= map_tensors(shard)[1]
-    config = json.loads((at / "config.json").read_text(encoding="utf-8"))
-    words = json.loads((at / "tokenizer_config.json").read_text(encoding="utf-8"))
+        with reading(shard, AGAIN):
+            tensors |= map_tensors(shard)[1]
+    config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
     need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
     template = words.get("chat_template") or ""
     if (own := at / "chat_template.jinja").exists():
@@ -4476,10 +4551,13 @@ def llama_of_gguf(path):
         """Of gguf 0.19, with a check: it makes lists as long as a damaged file says."""
 
         def _get(self, offset, dtype, count=1, **order):
-            need(offset + int(count) <= len(self.data), "it ends too early")     # a byte each
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            need(end <= len(self.data), cut_short(len(self.data), end))
             return super()._get(offset, dtype, count, **order)
 
     need_regular(path)
+    with open(path, "rb") as f:
+        need(f.read(4) == b"GGUF", "it is no GGUF file")
     file = Reader(path)
     meta = {key: x.contents() for key, x in file.fields.items()}
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
@@ -4564,6 +4642,12 @@ def write_gguf(path, c, matrices):
     file.close()
 
 # ---- the verbs
+# What an error of the Hub's client means, by its name, of which it makes a paragraph
+OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
+          "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
+          "RevisionNotFoundError": "it has no such revision of that",
+          "LocalEntryNotFoundError": "it cannot be reached, and nothing of that is kept here",
+          "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and nothing of that is kept here"}
 IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 def folder_of_hub(name):
@@ -4577,9 +4661,11 @@ def folder_of_hub(name):
             repository, revision=revision or None, ignore_patterns="*/*",
             allow_patterns=["*.safetensors", *FILES_OF_LLAMA])
     except Exception as e:                   # of the network, of the Hub, or of its client
-        said = " ".join(str(e).split())
+        kind = type(e).__name__
+        said = " ".join(str(e).split()).partition(". ")[0]
+        said = OF_HUB.get(kind, f"{kind}: {said:.100}")
         raise UserError(f"{name}: no such directory, and the Hugging Face Hub does not give it: "
-                        f"{type(e).__name__}: {said:.300}") from None
+                        f"{said}") from None
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
@@ -4628,6 +4714,7 @@ def export(file, folder, gguf, matrices, force):
 # An imported model brings the template of its chat: a program, which says how messages become text.
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
+TEMPLATES = "", "alpaca", "chatml"           # what --template may say
 # What may add a system message to it where there is none
 SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
                     r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")

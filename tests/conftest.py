@@ -46,9 +46,10 @@ def pytest_configure(config):
 
 # The files that take half a minute and more, the longest first: begun last, one would leave the
 # other worker without work.
-LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_check.py", "test_ops.py",
-        "test_start.py", "test_smollm.py", "test_train.py", "test_inference.py",
-        "test_cuda_program.py")
+LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_cuda_launches.py",
+        "test_ops.py", "test_start.py", "test_cuda_program.py", "test_resume.py",
+        "test_generate.py", "test_inference.py", "test_attack.py", "test_check.py",
+        "test_install.py")
 
 
 # Files that do not say it themselves: the GPU program's, and two of the decoder

@@ -1,10 +1,11 @@
 """check.py finds nothing in nanoeuler.py, and finds every error planted in a copy of it.
 
-A mutant is the text of nanoeuler.py with one formula changed, run as plain Python: without the
-compiler it takes less than a second.  `tile`, `next_task` and the like are machine code: they
-get stand-ins here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the
-unchanged copy passes.
+A mutant is nanoeuler.py with one formula changed, run as plain Python: without the compiler it
+takes a fraction of a second.  Only the definition in which the formula stands is read anew.
+`tile`, `next_task` and the like are machine code: they get stand-ins here.  All blocks are 4 rows,
+so that a tiny model has edges of blocks; the unchanged copy passes.
 """
+import ast
 import re
 import sys
 import types
@@ -110,27 +111,29 @@ def no_vectors(row, first, second, mask):
     return 0
 
 
-def run_check(monkeypatch, source):
-    """check.py's main on tiny cases with this source as nanoeuler.py, nothing compiled."""
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+@pytest.fixture(scope="module")
+def programs():
+    """(a copy of nanoeuler.py with small blocks, check.py on tiny cases of it), not compiled."""
     ne, check = types.ModuleType("nanoeuler"), types.ModuleType("check")
     ne.__file__ = str(ROOT / "nanoeuler.py")
-    for owner, name in ((caching.Cache, "_index_key"), (caching.IndexDataCacheFile, "save")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))       # the copy patches them, too
-    monkeypatch.setitem(sys.modules, "nanoeuler", ne)
-    exec(compile(source, "nanoeuler.py", "exec"), ne.__dict__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "DISABLE_JIT", 1)
+        for owner, name in ((caching.Cache, "_index_key"), (caching.IndexDataCacheFile, "save")):
+            patch.setattr(owner, name, getattr(owner, name))         # the copy patches them, too
+        patch.setitem(sys.modules, "nanoeuler", ne)
+        exec(compile(COPY, "nanoeuler.py", "exec"), vars(ne))
+        exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
+             vars(check))
     ne.tile, ne.larger, ne.pack_vectors = tile(ne), max, no_vectors
     ne.next_task, ne.next_below, ne.seen = next_task, next_below, lambda counter, i: counter[i]
     ne.get_num_threads = lambda: 3           # so that there are parts, though one does them all
-    exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
-         check.__dict__)
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [check.Case("untied", small, 6, (1, 1)),
                    check.Case("tied", {**small, "tie_embeddings": True}, 5, (2,)),
                    check.Case("preferences", small, 6, (1, 3), pairs=True)]
     # An entry and a direction of each tensor: a wrong formula shows in any direction.
     check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 1, 1, 1, lambda n: None
-    return check.main([])
+    return ne, check
 
 
 def mutate(source, old, new):
@@ -147,20 +150,49 @@ def small_blocks():
     return source
 
 
-def test_unchanged_copy_passes(monkeypatch, capsys):
-    assert run_check(monkeypatch, small_blocks()) == 0
+def definitions(source):
+    """The texts of its functions and classes, in order."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            first, *_ = *(x.lineno for x in node.decorator_list), node.lineno
+            yield "".join(lines[first - 1:node.end_lineno])
+
+
+COPY = small_blocks()
+DEFINITIONS = [*definitions(COPY)]
+
+
+def run_check(monkeypatch, programs, *change):
+    """The exit code of check.py with this change of the last definition that can be changed so."""
+    ne, check = programs
+    before = dict(vars(ne))
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    try:
+        if change:
+            texts = [x for x in DEFINITIONS if change[0] in x]
+            assert texts, f"nanoeuler.py has no {change[0]!r} any more: adapt this mutant"
+            exec(compile(mutate(texts[-1], *change), "nanoeuler.py", "exec"), vars(ne))
+        return check.main([])
+    finally:
+        vars(ne).update(before)
+
+
+def test_unchanged_copy_passes(programs, monkeypatch, capsys):
+    assert run_check(monkeypatch, programs) == 0
     assert ">>> backward OK" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_error_is_found(name, monkeypatch, capsys):
-    assert run_check(monkeypatch, mutate(small_blocks(), *MUTANTS[name])) == 1
+def test_planted_error_is_found(name, programs, monkeypatch, capsys):
+    assert run_check(monkeypatch, programs, *MUTANTS[name]) == 1
     assert ">>> backward WRONG" in capsys.readouterr().out
 
 
-def test_nan_is_an_error(monkeypatch, capsys):
-    nan = mutate(small_blocks(), "rounded(row[f] * z * sigma", "rounded(row[f] * z * math.nan")
-    assert run_check(monkeypatch, nan) == 1
+def test_nan_is_an_error(programs, monkeypatch, capsys):
+    old = "rounded(row[f] * z * sigma"
+    assert run_check(monkeypatch, programs, old, "rounded(row[f] * z * math.nan") == 1
+    assert run_check(monkeypatch, programs) == 0         # each leaves the copy as it was
 
 
 def test_a_derivative_leaves_the_model_as_it_was():

@@ -97,7 +97,7 @@ def test_bad_conversations(entry, words, tmp_path):
     good = {"messages": [asks("Hi?"), says("Ho.")]}
     with pytest.raises(ne.UserError) as e:
         read(tmp_path, [good, entry], "output")
-    for word in ["e.json, entry 1", "messages", *words]:
+    for word in ["e.json, example 2", "messages", *words]:
         assert word in str(e.value)
 
 

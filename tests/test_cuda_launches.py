@@ -18,6 +18,8 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 
+pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
+
 
 @pytest.mark.parametrize("first", ["wgmma", "mma", "portable"])
 def test_a_model_keeps_to_its_own_way_to_multiply(first, dry):

@@ -187,7 +187,8 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
     (["{}"], ["line 1", "instruction is missing, or null"]),
     ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is missing, or null"]),
     ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is missing", "rejected"]),
-    ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])], ["entry 1", "rejected is missing"]),
+    ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])],
+     ["example 2", "rejected is missing"]),
     (["", " "], ["empty"]),
     ([json.dumps({**GOOD, "rejected": ""})] * 200, ["none of 200 examples"]),
     ([json.dumps({**GOOD, "instruction": f"{i}" * 9000}) for i in range(100)],
@@ -207,6 +208,28 @@ def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), [*bad, *PAIRS]))
     said = told(*RUN, "--steps", 1, "--seq-len", 160)
     assert re.search(r"left out +2 examples longer than a row of 160 tokens, 1 empty", said)
+
+
+def test_pairs_with_one_answer_twice_are_named(base, tmp_path, monkeypatch, capsys):
+    """They are accepted: of one there may be some in any file."""
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), PAIRS))
+    twice = [{**e, "rejected": e["chosen"]} if i in (3, 5) else e for i, e in enumerate(PAIRS)]
+    for pairs, said in ((PAIRS, False), (twice, True)):
+        write_pairs(tmp_path, pairs)
+        run(*RUN, "--steps", 1, "--force")
+        notes = [x for x in capsys.readouterr().err.splitlines() if "are the same" in x]
+        assert len(notes) == said
+    assert "2 pairs of 144, the first is number 4" in notes[0]
+    write_pairs(tmp_path, [{**e, "rejected": e["chosen"]} for e in PAIRS])
+    refused(capsys, *RUN, "--force", words=["pairs.jsonl", "all of 144 pairs", "--data"])
+
+
+def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
+    (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_dpo.bin").read_bytes())
+    for name, said in (("nanoeuler.bin", True), ("chat.bin", False)):
+        run("dpo", name, *RUN[2:], "--steps", 1, "--force")
+        assert (f"note: {name} is a base model" in capsys.readouterr().err) == said
 
 
 def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):

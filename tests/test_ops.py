@@ -603,7 +603,9 @@ def test_the_tile_fills_the_registers():
 
 
 @pytest.mark.skipif("NANOEULER_BITS" in os.environ, reason="this is the run with another width")
-@pytest.mark.parametrize("bits", [bits for bits in WIDTHS if bits != ne.BITS])
+@pytest.mark.parametrize("bits", [
+    pytest.param(bits, marks=[pytest.mark.slow] if bits == 128 else [])
+    for bits in WIDTHS if bits != ne.BITS])
 def test_other_vector_widths(bits):
     result = with_bits(bits, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k",
                        "matmul or pack or weight_gradient or attention or largest or MATMULS")

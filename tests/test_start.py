@@ -325,6 +325,7 @@ def test_kernels_go_to_a_private_folder(unwritable, alone, compiled, copy, tmp_p
     assert note.startswith("note: ") and str(folder) in note
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the user's cache folder is elsewhere")
 def test_kernels_that_cannot_be_kept(unwritable, alone, copy, tmp_path):
     """Every start compiles them anew; a note says so, once."""
