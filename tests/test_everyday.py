@@ -274,7 +274,8 @@ def test_rows_of_banks_are_whole():
         for title, blocks in everyday.talks(bank).items():
             for turns in blocks:             # each with an answer, no mark inside a wording
                 assert len(turns) % 2 == 0, (title, turns)
-                assert not [x for turn in turns for x in turn if re.search("[a-z?] [=>#] ", x)], turns
+                marked = [x for turn in turns for x in turn if re.search("[a-z?] [=>#] ", x)]
+                assert not marked, turns
     for bank in (banks.OPPOSITES, banks.PLURALS, banks.PASTS):
         assert all(len(x) == 2 for x in everyday.pairs(bank))
 
