@@ -131,7 +131,7 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
         sys.exit(0)
     if __name__ == "__main__":
         sys.exit(doctor(problem=reason))
-    raise ImportError(reason) from None
+    raise ImportError(reason) from e
 
 # Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile, a kernel's
 # _cache._py_func (made_once) and _codelibrary (allow_shared, need_resident).
@@ -225,11 +225,10 @@ def launch(kernel, grid, block, *args, smem=0, resident=False):
     """Queues the kernel, with smem bytes of dynamic shared memory.  resident: its blocks wait for
     each other."""
     config = kernel[grid, block, stream, smem]
-    if not config.pre_launch_callbacks:      # numba-cuda keeps a config, and these with it
-        if smem > 48 << 10:
-            config.pre_launch_callbacks.append(once(allow_shared))
-        if resident:
-            config.pre_launch_callbacks.append(once(need_resident))
+    checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
+    for wanted, check in (smem > 48 << 10, allow_shared), (resident, need_resident):
+        if wanted and once(check) not in checks:
+            checks.append(once(check))
     config(*args)
 
 class Graph:

@@ -178,6 +178,22 @@ def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry,
     assert asked == [(7, 384, 1)] * (1 if fits else 2) and len(done) == 2 * fits
 
 
+def test_a_launch_asks_what_an_equal_one_before_it_did_not(monkeypatch):
+    """numba-cuda has one config, with its checks, for all launches of a kernel that are alike."""
+    monkeypatch.setattr(nc, "stream", None)
+
+    class Config:
+        pre_launch_callbacks = []
+
+        def __call__(self, *args):
+            pass
+
+    kernel = {(132, 384, None, 60 << 10): Config()}
+    for resident in (False, True, True, False):
+        nc.launch(kernel, 132, 384, smem=60 << 10, resident=resident)
+    assert Config.pre_launch_callbacks == [nc.once(nc.allow_shared), nc.once(nc.need_resident)]
+
+
 def recorded(device, function):
     """What a CUDA graph of function() would remember: kernels, addresses, strides, scalars."""
     device.launches.clear()
