@@ -20,13 +20,15 @@ Contents
     1    Configuration                        5    Model: forward, backward, the parallel driver
     2    Memory: flat buffers and views       6    Optimizer
     3    Building blocks                      7    Data: texts, batches, examples
-    4.1  Matmul                               8    Checkpoint
-    4.2  Embedding                            9    Training: from a text, and from examples
-    4.3  RMSNorm                              10   Inference: rows, sampling, drafts, chat
-    4.4  RoPE                                 11   Import and export
+    4.1  Matmul                               8    Training: from a text, and from examples
+    4.2  Embedding                            9    Inference: rows, sampling, drafts, chat
+    4.3  RMSNorm                              10   Checkpoint
+    4.4  RoPE                                 11   Import and export; templates of strangers
     4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
     4.6  SwiGLU                               13   Command line
     4.7  Cross-entropy
+
+    Who wants to understand reads 1 to 9.  What follows is files, and how it is made fast.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -34,7 +36,7 @@ Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden
         n_mtp: heads that predict further tokens (multi-token prediction; Gloeckle et al. 2024).
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
         w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
-        SFT is supervised fine-tuning, DPO direct preference optimization (section 9).
+        SFT is supervised fine-tuning, DPO direct preference optimization (section 8).
 Types   Functions take their dtype from their arguments: float32, float64 for proofs, or bfloat16,
         stored as uint16, for what feeds products: value() is the number that a stored one stands
         for, rounded() a result as its array holds it.
@@ -106,7 +108,7 @@ from numba.extending import intrinsic, overload
 import bpe
 from bpe import UserError, need, printable, reading
 
-# fastmath without nnan and ninf: an injected NaN must still be found (section 9)
+# fastmath without nnan and ninf: an injected NaN must still be found (section 8)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
 OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE)
 jit = njit(**OPTIONS)
@@ -814,7 +816,7 @@ MOST_AT_ONCE = 1 << 16       # tokens whose activations are in memory
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T).  float32 or float64 as
     the buffer is; with dtype=BF16, of a float32 buffer, what feeds the products is bfloat16.
-    Sections 9 and 10 know of it what Engine below says, so that another one can stand here."""
+    Sections 8 and 9 know of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
     host = staticmethod(from_bf16)           # an array as NumPy's numbers: bfloat16 as float32
@@ -983,7 +985,7 @@ class Model:
         return "the loss is not finite"
 
 class Engine(Protocol):
-    """What sections 9 and 10 ask of a model: `Model`, or that of nanoeuler_cuda.py.
+    """What sections 8 and 9 ask of a model: `Model`, or that of nanoeuler_cuda.py.
     B sequences of T tokens; P = cfg.n_mtp heads; N parameters, in the order of param_table."""
     cfg: Config
     program: str                             # the file to start again
@@ -1016,7 +1018,7 @@ class Engine(Protocol):
         """What a checkpoint holds: p, m, v, each (N,) float32 on the host"""
 
     def decoder(self):
-        """A Decoder (section 10) of the parameters as they are now, with no token in it"""
+        """A Decoder (section 9) of the parameters as they are now, with no token in it"""
 
     def device(self):
         """What it computes on, in words"""
@@ -1609,7 +1611,7 @@ class Examples(Epochs):
 
 @dataclass
 class DataSet:
-    """What a run learns, and what it is measured on: `load` of section 9 returns it."""
+    """What a run learns, and what it is measured on: `load` of section 8 returns it."""
     path: str                  # the file it was read from, and its digest
     sha256: str
     tokenizer: bpe.Tokenizer
@@ -1625,278 +1627,7 @@ class ExampleSet(DataSet):
     questions: list            # examples, held out
     responses: Examples        # all R responses to each of them
 
-# ==== 8 Checkpoint ====
-# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
-# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
-# flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
-CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
-NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
-MAX_HEADER = 100_000_000     # bytes
-FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
-
-@contextlib.contextmanager
-def replacing(path, remedy):
-    """All or nothing: what is written under the name it yields is flushed, then takes the path.
-    The name is this process's own: another one may write the same path at the same time."""
-    path = os.path.realpath(path)            # a link stays one
-    temporary = f"{path}.{os.getpid()}.tmp"
-    for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
-        if not old[len(path) + 1:-len(".tmp")].isdigit():
-            continue                         # it is somebody's own
-        with contextlib.suppress(OSError):
-            if time.time() - os.path.getmtime(old) > FORGOTTEN:
-                os.remove(old)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as f:
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
-            folder = os.open(os.path.dirname(path), os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except BaseException as e:               # Ctrl-C as well
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        if isinstance(e, OSError):
-            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
-                            f"{remedy}") from None
-        raise
-
-def write_tensors(path, meta, tensors, remedy):
-    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
-    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
-    start = 0
-    for name, x in tensors.items():
-        end = start + x.nbytes
-        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
-        start = end
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
-    need(len(header) <= MAX_HEADER, f"{path}: its header has {len(header):,} bytes, at most "
-         f"{MAX_HEADER:,} can be read; {remedy}")
-    digest = hashlib.sha256(header)
-    for x in tensors.values():
-        digest.update(x)
-    before, _, after = header.rpartition(NO_HASH.encode())
-    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        f.write(len(header).to_bytes(8, "little"))
-        f.write(before + digest.hexdigest().encode() + after)
-        for x in tensors.values():
-            f.write(x)
-
-def map_tensors(path):
-    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-    No size in the header is believed until the file is known to be that long."""
-    need_regular(path)
-    with open(path, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
-        length = int.from_bytes(f.read(8), "little")
-        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
-             "file, or only the beginning of one")
-        header = f.read(length)
-        data = np.memmap(f, np.uint8, "r", offset=f.tell())
-    entries = json.loads(header)
-    meta = entries.pop("__metadata__", {})
-    tensors = {}
-    for name, t in entries.items():
-        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
-        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
-        tensors[name] = x.reshape(t["shape"])
-    end = 0                                  # the tensors stand side by side, without a hole
-    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
-        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
-        end = stop
-    need(end == data.size, f"{data.size} bytes of data, expected {end}")
-    if "sha256" in meta:
-        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
-        digest.update(data)
-        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
-    return meta, tensors
-
-def need_finite(name, x):
-    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
-    its terms are, and is quick; only where it is not, each entry is looked at."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = x.sum()
-    if not np.isfinite(total):
-        bad = np.argwhere(~np.isfinite(x)).tolist()
-        if bad:                              # else the sum of large numbers was not finite
-            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
-
-@dataclass
-class State(Settings):
-    """What a checkpoint knows besides the weights."""
-    kind: str = "base"         # "chat" after fine-tuning
-    template: str = ""         # Jinja text of a chat; empty: Alpaca's
-    bos: str = ""              # names of the tokens that begin and end what the model reads
-    eos: str = "</s>"
-    step: int = 0
-    n_steps: int = 0
-    tokens_seen: int = 0
-    micro_batch: int = 0       # sequences at a time: where they are summed apart, bits depend on it
-    elapsed: float = 0.0       # seconds of training
-    bits_per_byte: float = 0.0         # the latest validation, 0: none yet
-    text_sha256: str = ""
-    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
-    options: dict = field(default_factory=dict)
-    reference: list = field(default_factory=list)      # of dpo: -log ref of every response
-
-    def check(self):
-        super().check()
-        for name in ("template", "bos", "eos"):
-            text = getattr(self, name)
-            need(text == text.encode(errors="replace").decode(),
-                 f"{name} holds half a surrogate pair, which is no character")
-        return self
-
-# The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
-OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
-OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "attn_proj": ("self_attn.o_proj",),
-            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "down": ("mlp.down_proj",),
-            "attn_norm": ("input_layernorm",),
-            "mlp_norm": ("post_attention_layernorm",)}
-
-def tensor_shapes(cfg):
-    """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
-    into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
-    model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
-    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-    heads = ["lm_head", *(f"mtp.{k}" for k in range(1, cfg.n_mtp))]
-    rows_of = {"qkv": (HD, GD, GD), "gate_up": (cfg.n_hidden, cfg.n_hidden)}
-    shapes = {}
-    for name, shape, _ in param_table(cfg):
-        if name in OF_MODEL:
-            shapes[f"{OF_MODEL[name]}.weight"] = shape
-        elif name == "lm_head":
-            for head in heads[1:] if cfg.tie_embeddings else heads:
-                shapes[f"{head}.weight"] = shape[1:]
-        else:
-            n_layer, rows, *columns = shape
-            for l in range(n_layer):
-                for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
-                    shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
-    return shapes
-
-def named(cfg, flat):
-    """name -> view of the flat buffer"""
-    shapes = tensor_shapes(cfg)
-    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
-
-def place_of_muon(cfg):
-    """The slice of the flat buffer that Muon updates: qkv to down."""
-    first, *sizes = (math.prod(shape) for _, shape, _ in param_table(cfg)[:PACKED.stop])
-    return slice(first, first + sum(sizes))
-
-def moment_shapes(cfg, optimizer):
-    """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
-    N, place = n_params(cfg), place_of_muon(cfg)
-    n = place.stop - place.start
-    if optimizer == "muon":
-        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
-    return {"adamw.m": (N,), "adamw.v": (N,)}
-
-def named_moments(cfg, optimizer, m, v):
-    """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
-    place = place_of_muon(cfg)
-    if optimizer == "muon":
-        return {"muon.momentum": m[place], "adamw.m": np.delete(m, place),
-                "adamw.v": np.delete(v, place)}
-    return {"adamw.m": m, "adamw.v": v}
-
-def moments_of(cfg, tensors):
-    """(m, v), each (N,), of these tensors of a checkpoint"""
-    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
-    of_adamw = np.ones(n_params(cfg), bool)
-    if "muon.momentum" in tensors:
-        place = place_of_muon(cfg)
-        m[place], of_adamw[place] = tensors["muon.momentum"], False
-    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
-    return m, v
-
-def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
-    """Everything that a run needs to go on, in one file, in float32."""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
-            "tokenizer_sha256": tokenizer.hash()}
-    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
-    tensors = named(cfg, flat)
-    if moments:
-        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
-    write_tensors(path, meta, tensors, "free space or choose another --out")
-
-Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
-
-def read_checkpoint(path, moments=True):
-    """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
-    the optimizer's moments, twice its memory."""
-    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
-        meta, tensors = map_tensors(path)
-        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
-        cfg = Config(**json.loads(meta["config"])).check()
-        state = State(**json.loads(meta["state"])).check()
-        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
-        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
-             "its moments are another optimizer's")
-        expected, remembered = tensor_shapes(cfg), moment_shapes(cfg, optimizer)
-        has_moments = "adamw.m" in tensors
-        if has_moments:
-            expected |= remembered
-        shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
-        need(shapes == expected, "its tensors are not those of its configuration")
-        flat = aligned((n_params(cfg),), np.float32)
-        for name, x in named(cfg, flat).items():
-            x[...] = tensors[name]
-            need_finite(name, x)
-        kept = ()
-        if has_moments and moments:
-            for name in remembered:
-                need_finite(name, tensors[name])
-            kept = moments_of(cfg, tensors)
-        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
-        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
-        need(tokenizer.vocab_size == cfg.vocab_size,
-             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    return Checkpoint(cfg, tokenizer, state, flat, kept)
-
-def keep(path, force, remedy="another name keeps it"):
-    """Refuses to replace a file without --force, and anything else with it."""
-    if os.path.exists(path):
-        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
-
-def counted(n, noun):
-    """So many of them: 1 thread, 2,000 threads."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-def print_table(title, rows):
-    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
-    print(printable(title))
-    for name, value in rows:
-        print(f"  {name:<16} {printable(str(value))}")
-    print(flush=True)
-
-def info(file):
-    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
-    c = read_checkpoint(file)
-    s = c.state
-    text = str(s.options.get("data"))
-    if s.text_sha256:                        # an imported model's is not known
-        text += f", sha256 {s.text_sha256[:12]}"
-    print_table(file, [
-        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
-        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
-        ("text", text),
-        ("moments", "yes" if c.moments else "no"),
-        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
-
-# ==== 9 Training ====
+# ==== 8 Training ====
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
@@ -2833,7 +2564,7 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
     for letter, (path, key) in zip(LETTERS, curves):
         print(f"    {letter}  {path} {key}")
 
-# ==== 10 Inference ====
+# ==== 9 Inference ====
 # A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
 # a slot is the memory of one text, the keys and values of its tokens.  A row appends its own key
 # and value to its slot and then sees that slot up to itself.  Everything is this one step:
@@ -3541,7 +3272,7 @@ def looked_up(tokens, k):
             return tokens[start:start + k]
     return []
 
-# ---- templates of a chat
+# ---- chat
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
@@ -3549,264 +3280,14 @@ CHATML_TOKENS = bpe.SPECIALS[1:]
 CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
           r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
           r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-# What may add a system message to it where there is none
-SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
-                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
 
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
-
-def line_ends_spelled(template):
-    """A template whose line ends are the two characters \\n, as in some they are."""
-    return template.replace("\n", "\\n")
-
-def without_blanks(template):
-    """A template without the blanks outside of quotes."""
-    def squeezed(part):
-        return part[0] if part[0].startswith("'") else ""
-
-    return re.sub(r"'[^']*'| +", squeezed, template)
-
-def is_chatml(template):
-    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
-    rest = SYSTEM.sub("", line_ends_spelled(template))
-    return template == "chatml" or without_blanks(rest) == without_blanks(CHATML)
-
-def default_system(template, messages):
-    """[the system message] that a spelling of ChatML puts before messages without one"""
-    default = SYSTEM.search(line_ends_spelled(template))
-    has_one = messages and messages[0][0] == "system"
-    return [("system", default[1])] if default and not has_one else []
-
-OTHER_TEMPLATE = "choose --template chatml or alpaca"
-
-def jinja(template):
-    """A template as transformers compiles it.  It is a stranger's program: the sandbox keeps it
-    from files and from Python, ImmutableSandboxedEnvironment from changing what it is given."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def to_json(x, indent=None):
-        return json.dumps(x, ensure_ascii=False, indent=indent)
-
-    def raise_exception(message):
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = time.strftime
-    # a block that marks, for training, what the model says; here it is a block without effect
-    written = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", template)
-    written = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", written)
-    return environment.from_string(written)
-
-def render_lines(seconds, memory, longest):
-    """What the process that renders does.  A line of JSON asks [template, variables of each text];
-    a line answers [texts, ""] or [[], what went wrong].
-    seconds: of CPU for a line     memory: bytes     longest: characters of one text"""
-    import functools
-
-    def limit(name, most):
-        # Windows has no such module, macOS no limit of memory
-        with contextlib.suppress(ImportError, ValueError):
-            import resource
-            what = getattr(resource, name)
-            hard = resource.getrlimit(what)[1]
-            if hard == resource.RLIM_INFINITY or most < hard:
-                resource.setrlimit(what, (most, hard))
-
-    limit("RLIMIT_CORE", 0)                  # at its limit a process ends with a core dump
-    limit("RLIMIT_AS", memory)
-    compiled = functools.lru_cache(jinja)
-    for line in sys.stdin:
-        limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
-        try:
-            template, each = json.loads(line)
-            texts = []
-            for variables in each:
-                pieces, length = [], 0
-                for piece in compiled(template).generate(**variables):
-                    pieces.append(piece)
-                    length += len(piece)
-                    if length > longest:
-                        raise OverflowError(f"its text is longer than {longest} characters")
-                texts.append("".join(pieces))
-            answer = json.dumps([texts, ""])
-        except Exception as e:               # a template is a program: it may fail in any way
-            answer = json.dumps([[], f"{type(e).__name__}: {e}"])
-        print(answer, flush=True)
-
-# A real template takes milliseconds.  A context of a million tokens is some 4 million characters,
-# three times as many with marks.
-TEMPLATE_SECONDS, TEMPLATE_MEMORY, TEMPLATE_LONGEST = 2, 1 << 29, 1 << 24
-
-@cache
-def renderer():
-    """Another process, which renders: only the system can set a program's time and memory a limit.
-    It is given the source of two functions, and starts in a tenth of a second; to import this file
-    would take ten times as long.  It ends when its input does.  Ctrl-C is not meant for it."""
-    source = [f"import sys; sys.path[:] = {sys.path!r}",
-              "import contextlib, json, re, time",
-              inspect.getsource(jinja), inspect.getsource(render_lines),
-              f"render_lines({TEMPLATE_SECONDS}, {TEMPLATE_MEMORY}, {TEMPLATE_LONGEST})"]
-    return subprocess.Popen([sys.executable, "-I", "-c", "\n".join(source)], encoding="utf-8",
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.DEVNULL, start_new_session=True)
-
-def render_jinja(template, each):
-    """The texts of a template that is given each of these variables."""
-    need(importlib.util.find_spec("jinja2"),
-         f"the model's chat template needs jinja2: pip install jinja2, or {OTHER_TEMPLATE}")
-    process, answer = renderer(), ""
-    try:
-        process.stdin.write(json.dumps([template, each]) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-    except BrokenPipeError:                  # it has ended
-        pass
-    finally:
-        if not answer:       # nor after Ctrl-C: a late answer would be taken for the next one's
-            process.kill()
-            process.wait()
-            renderer.cache_clear()
-    need(answer, f"the model's chat template takes more than {TEMPLATE_SECONDS} s, or more than "
-         f"{TEMPLATE_MEMORY >> 20} MB; {OTHER_TEMPLATE}")
-    texts, error = json.loads(answer)
-    need(not error, f"the model's chat template: {error}; {OTHER_TEMPLATE}".replace("\n", " "))
-    return texts
 
 def render_chatml(template, messages):
     messages = [*default_system(template, messages), *messages]
     said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
     return said + "<|im_start|>assistant\n"
-
-def render_each(template, conversations, state):
-    """The text of each conversation, messages [(role, content)], with what begins the next answer.
-    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
-    if is_alpaca(template):
-        return [PROMPT.format(instruction=messages[-1][1]) for messages in conversations]
-    if is_chatml(template):
-        return [render_chatml(template, messages) for messages in conversations]
-    return render_jinja(template, [
-        dict(messages=[dict(role=role, content=text) for role, text in messages],
-             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
-             tools=None, documents=None) for messages in conversations])
-
-def render(template, messages, state):
-    return render_each(template, [messages], state)[0]
-
-BEFORE, AFTER = "\udc00", "\udc01"   # halves of surrogate pairs: alone, no text has them
-SAID = re.compile(f"(?:{BEFORE}[^{BEFORE}{AFTER}]*{AFTER})+")
-
-def marked(text):
-    """The text with a mark on both sides of each character."""
-    return "".join(BEFORE + c + AFTER for c in text)
-
-def unmarked(text):
-    return text.replace(BEFORE, "").replace(AFTER, "")
-
-def marked_but(words, text):
-    """The same, but for these words, which a template may look for, and for blanks around them and
-    at the ends of the text, which it may strip."""
-    words = sorted(words, key=len, reverse=True)         # the longest that fits
-    pieces = re.split(f"({'|'.join(map(re.escape, words)) or '(?!)'})", text)
-    for i in range(0, len(pieces), 2):       # what is between the words
-        core = pieces[i].strip()
-        pieces[i] = pieces[i].replace(core, marked(core), 1)
-    return "".join(pieces)
-
-def with_marks(messages, shown):
-    """shown: {role: words that get no marks}"""
-    return [(role, marked_but(shown.get(role, ()), said)) for role, said in messages]
-
-def words_looked_for(template, messages, state):
-    """{role: words}: those of the template's own words, in quotes, that are said, and of which it
-    makes another text if it can see them.  A word of one character it sees between marks, too."""
-    code = "".join(re.findall(r"(?s){[{%].*?[%}]}", template))
-    quoted = {a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", code)}
-    words = sorted(word.replace("\\n", "\n") for word in quoted if len(word) > 1)
-    said = {}
-    for role, text in messages:
-        said[role] = said.get(role, "") + BEFORE + text
-    tries = [(role, word) for role in said for word in words if word in said[role]]
-    shown = [with_marks(messages, {role: [word]}) for role, word in tries]
-    hidden, *texts = render_each(template, [with_marks(messages, {}), *shown], state)
-    found = {role: [] for role in said}
-    for (role, word), text in zip(tries, texts):
-        if unmarked(text) != unmarked(hidden):
-            found[role].append(word)
-    return found
-
-def letters_but(known):
-    """Letters without end, none of the known"""
-    return (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
-
-def with_other_letters(messages, known):
-    """Each message says one letter of its own, none of the known, wherever it bears marks."""
-    return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
-            for (role, said), letter in zip(messages, letters_but(known))]
-
-def with_letters_alone(messages, known):
-    """The same without marks: blanks stay, each other character is the message's letter."""
-    return [(role, re.sub(r"\S", letter, said))
-            for (role, said), letter in zip(messages, letters_but(known))]
-
-def pattern_of(names):
-    """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
-
-def frame(text, special):
-    """What a template wrote around what is said: its special names, and for the parts before,
-    between and after them the letters that are said there.
-    special: regular expression of the names"""
-    parts = re.split(f"({special})", text)
-    return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
-
-def conversation_text(template, messages, state, names):
-    """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
-    BEFORE and A is AFTER.  Special names are those without marks: the template's own.
-
-    What users and models say must never become a special token, whatever the template does with
-    it.  And yet a template must see what is said: it may strip it, quote it, cut it where a thought
-    ends.  So it is rendered as it is, and with marks: on all of it; on all but the blanks at its
-    ends; or also without those on a few words that the template looks for.  One of these must be
-    the same text but for the marks.  It is refused unless
-    - the marks come back in pairs;
-    - all outside of them is the same where other letters are said: then it is not made of these;
-    - its special names are those of the text in which all that is said is marked, and no message
-      stands between others of them than there;
-    - if something is shown without marks, they are those of a text of as many other letters, too:
-      a template may count them; and blanks are shown only where no special name has any."""
-    messages = [(role, unmarked(said)) for role, said in messages]
-    marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
-    plain, *texts = render_each(template, [messages, *marked_messages], state)
-    if plain not in map(unmarked, texts):
-        words = words_looked_for(template, messages, state)
-        marked_messages.append(with_marks(messages, words))
-        texts.append(render(template, marked_messages[-1], state))
-    refusal = (f"the model's chat template changes what is said, and might make a special token "
-               f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
-    most_shown = 1 if any(map(str.isspace, "".join(names))) else len(texts)
-    same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
-    need(same, refusal)
-    text = texts[same[0]]
-    outside = SAID.sub("", text)
-    need(unmarked(outside) == outside, refusal)
-    known = {*"".join(names), *"".join(said for _, said in messages)}
-    in_letters, all_in_letters, without_marks = render_each(template, [
-        with_other_letters(marked_messages[same[0]], known),
-        with_other_letters(marked_messages[0], known),
-        with_letters_alone(messages, known)], state)
-    need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
-    special = pattern_of(names)
-    found, said = frame(in_letters, special)
-    found_in_marked, said_of_marked = frame(all_in_letters, special)
-    need(found == found_in_marked, refusal)
-    need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
-    need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
-    return text
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
     """The ids of a conversation.  Only the template makes special tokens.
@@ -4096,6 +3577,15 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
         if sys.stderr and sys.stderr.isatty():
             print(f"note: {speaker.pace}", file=sys.stderr)
 
+def chat(file, decoder=Decoder, **chosen):
+    """`chat`: a conversation."""
+    need(sys.stdin, "standard input is closed; see generate")
+    speaker = Speaker(file, decoder, Sampling(**chosen).check())
+    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
+          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
+          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+    speaker.converse()
+
 # ---- a file of prompts
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
 # ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
@@ -4190,15 +3680,7 @@ def told_of(reply):
     told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
     return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
 
-def chat(file, decoder=Decoder, **chosen):
-    """`chat`: a conversation."""
-    need(sys.stdin, "standard input is closed; see generate")
-    speaker = Speaker(file, decoder, Sampling(**chosen).check())
-    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
-          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
-          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    speaker.converse()
-
+# ---- the lens
 def lens(file, prompt):
     """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
@@ -4231,6 +3713,277 @@ def lens(file, prompt):
         cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
         angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
         print(f"{i // 2 + 1:>3} {kind:<10}{length:>8.3f}{angle:>8.1f}\u00b0   {likeliest(after)}")
+
+# ==== 10 Checkpoint ====
+# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
+# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
+# flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
+NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
+MAX_HEADER = 100_000_000     # bytes
+FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
+
+@contextlib.contextmanager
+def replacing(path, remedy):
+    """All or nothing: what is written under the name it yields is flushed, then takes the path.
+    The name is this process's own: another one may write the same path at the same time."""
+    path = os.path.realpath(path)            # a link stays one
+    temporary = f"{path}.{os.getpid()}.tmp"
+    for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
+        if not old[len(path) + 1:-len(".tmp")].isdigit():
+            continue                         # it is somebody's own
+        with contextlib.suppress(OSError):
+            if time.time() - os.path.getmtime(old) > FORGOTTEN:
+                os.remove(old)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as f:
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
+            folder = os.open(os.path.dirname(path), os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except BaseException as e:               # Ctrl-C as well
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        if isinstance(e, OSError):
+            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
+                            f"{remedy}") from None
+        raise
+
+def write_tensors(path, meta, tensors, remedy):
+    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
+    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
+    start = 0
+    for name, x in tensors.items():
+        end = start + x.nbytes
+        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    need(len(header) <= MAX_HEADER, f"{path}: its header has {len(header):,} bytes, at most "
+         f"{MAX_HEADER:,} can be read; {remedy}")
+    digest = hashlib.sha256(header)
+    for x in tensors.values():
+        digest.update(x)
+    before, _, after = header.rpartition(NO_HASH.encode())
+    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
+        f.write(len(header).to_bytes(8, "little"))
+        f.write(before + digest.hexdigest().encode() + after)
+        for x in tensors.values():
+            f.write(x)
+
+def map_tensors(path):
+    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
+    No size in the header is believed until the file is known to be that long."""
+    need_regular(path)
+    with open(path, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        length = int.from_bytes(f.read(8), "little")
+        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
+             "file, or only the beginning of one")
+        header = f.read(length)
+        data = np.memmap(f, np.uint8, "r", offset=f.tell())
+    entries = json.loads(header)
+    meta = entries.pop("__metadata__", {})
+    tensors = {}
+    for name, t in entries.items():
+        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
+        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
+        tensors[name] = x.reshape(t["shape"])
+    end = 0                                  # the tensors stand side by side, without a hole
+    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
+        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
+        end = stop
+    need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    if "sha256" in meta:
+        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+        digest.update(data)
+        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+    return meta, tensors
+
+def need_finite(name, x):
+    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
+    its terms are, and is quick; only where it is not, each entry is looked at."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = x.sum()
+    if not np.isfinite(total):
+        bad = np.argwhere(~np.isfinite(x)).tolist()
+        if bad:                              # else the sum of large numbers was not finite
+            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
+
+@dataclass
+class State(Settings):
+    """What a checkpoint knows besides the weights."""
+    kind: str = "base"         # "chat" after fine-tuning
+    template: str = ""         # Jinja text of a chat; empty: Alpaca's
+    bos: str = ""              # names of the tokens that begin and end what the model reads
+    eos: str = "</s>"
+    step: int = 0
+    n_steps: int = 0
+    tokens_seen: int = 0
+    micro_batch: int = 0       # sequences at a time: where they are summed apart, bits depend on it
+    elapsed: float = 0.0       # seconds of training
+    bits_per_byte: float = 0.0         # the latest validation, 0: none yet
+    text_sha256: str = ""
+    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
+    options: dict = field(default_factory=dict)
+    reference: list = field(default_factory=list)      # of dpo: -log ref of every response
+
+    def check(self):
+        super().check()
+        for name in ("template", "bos", "eos"):
+            text = getattr(self, name)
+            need(text == text.encode(errors="replace").decode(),
+                 f"{name} holds half a surrogate pair, which is no character")
+        return self
+
+# The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
+OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
+OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "attn_proj": ("self_attn.o_proj",),
+            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "down": ("mlp.down_proj",),
+            "attn_norm": ("input_layernorm",),
+            "mlp_norm": ("post_attention_layernorm",)}
+
+def tensor_shapes(cfg):
+    """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
+    into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
+    model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
+    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+    heads = ["lm_head", *(f"mtp.{k}" for k in range(1, cfg.n_mtp))]
+    rows_of = {"qkv": (HD, GD, GD), "gate_up": (cfg.n_hidden, cfg.n_hidden)}
+    shapes = {}
+    for name, shape, _ in param_table(cfg):
+        if name in OF_MODEL:
+            shapes[f"{OF_MODEL[name]}.weight"] = shape
+        elif name == "lm_head":
+            for head in heads[1:] if cfg.tie_embeddings else heads:
+                shapes[f"{head}.weight"] = shape[1:]
+        else:
+            n_layer, rows, *columns = shape
+            for l in range(n_layer):
+                for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
+                    shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
+    return shapes
+
+def named(cfg, flat):
+    """name -> view of the flat buffer"""
+    shapes = tensor_shapes(cfg)
+    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
+
+def place_of_muon(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down."""
+    first, *sizes = (math.prod(shape) for _, shape, _ in param_table(cfg)[:PACKED.stop])
+    return slice(first, first + sum(sizes))
+
+def moment_shapes(cfg, optimizer):
+    """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
+    N, place = n_params(cfg), place_of_muon(cfg)
+    n = place.stop - place.start
+    if optimizer == "muon":
+        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
+    return {"adamw.m": (N,), "adamw.v": (N,)}
+
+def named_moments(cfg, optimizer, m, v):
+    """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
+    place = place_of_muon(cfg)
+    if optimizer == "muon":
+        return {"muon.momentum": m[place], "adamw.m": np.delete(m, place),
+                "adamw.v": np.delete(v, place)}
+    return {"adamw.m": m, "adamw.v": v}
+
+def moments_of(cfg, tensors):
+    """(m, v), each (N,), of these tensors of a checkpoint"""
+    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
+    of_adamw = np.ones(n_params(cfg), bool)
+    if "muon.momentum" in tensors:
+        place = place_of_muon(cfg)
+        m[place], of_adamw[place] = tensors["muon.momentum"], False
+    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
+    return m, v
+
+def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
+    """Everything that a run needs to go on, in one file, in float32."""
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
+            "tokenizer_sha256": tokenizer.hash()}
+    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
+    tensors = named(cfg, flat)
+    if moments:
+        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
+    write_tensors(path, meta, tensors, "free space or choose another --out")
+
+Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
+
+def read_checkpoint(path, moments=True):
+    """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
+    the optimizer's moments, twice its memory."""
+    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
+        meta, tensors = map_tensors(path)
+        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
+        cfg = Config(**json.loads(meta["config"])).check()
+        state = State(**json.loads(meta["state"])).check()
+        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
+        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
+             "its moments are another optimizer's")
+        expected, remembered = tensor_shapes(cfg), moment_shapes(cfg, optimizer)
+        has_moments = "adamw.m" in tensors
+        if has_moments:
+            expected |= remembered
+        shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
+        need(shapes == expected, "its tensors are not those of its configuration")
+        flat = aligned((n_params(cfg),), np.float32)
+        for name, x in named(cfg, flat).items():
+            x[...] = tensors[name]
+            need_finite(name, x)
+        kept = ()
+        if has_moments and moments:
+            for name in remembered:
+                need_finite(name, tensors[name])
+            kept = moments_of(cfg, tensors)
+        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
+        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
+        need(tokenizer.vocab_size == cfg.vocab_size,
+             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+    return Checkpoint(cfg, tokenizer, state, flat, kept)
+
+def keep(path, force, remedy="another name keeps it"):
+    """Refuses to replace a file without --force, and anything else with it."""
+    if os.path.exists(path):
+        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
+
+def counted(n, noun):
+    """So many of them: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+def print_table(title, rows):
+    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
+    print(printable(title))
+    for name, value in rows:
+        print(f"  {name:<16} {printable(str(value))}")
+    print(flush=True)
+
+def info(file):
+    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
+    c = read_checkpoint(file)
+    s = c.state
+    text = str(s.options.get("data"))
+    if s.text_sha256:                        # an imported model's is not known
+        text += f", sha256 {s.text_sha256[:12]}"
+    print_table(file, [
+        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
+        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
+        ("text", text),
+        ("moments", "yes" if c.moments else "no"),
+        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
 # ==== 11 Import and export ====
 # Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF).  Both know the model of
@@ -4546,6 +4299,259 @@ def export(file, folder, gguf, matrices, force):
     if folder:
         export_folder(c, folder)
 
+# ---- chat templates of strangers
+# An imported model brings the template of its chat: a program, which says how messages become text.
+OTHER_TEMPLATE = "choose --template chatml or alpaca"
+
+# What may add a system message to it where there is none
+SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
+                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
+
+def line_ends_spelled(template):
+    """A template whose line ends are the two characters \\n, as in some they are."""
+    return template.replace("\n", "\\n")
+
+def without_blanks(template):
+    """A template without the blanks outside of quotes."""
+    def squeezed(part):
+        return part[0] if part[0].startswith("'") else ""
+
+    return re.sub(r"'[^']*'| +", squeezed, template)
+
+def is_chatml(template):
+    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
+    rest = SYSTEM.sub("", line_ends_spelled(template))
+    return template == "chatml" or without_blanks(rest) == without_blanks(CHATML)
+
+def default_system(template, messages):
+    """[the system message] that a spelling of ChatML puts before messages without one"""
+    default = SYSTEM.search(line_ends_spelled(template))
+    has_one = messages and messages[0][0] == "system"
+    return [("system", default[1])] if default and not has_one else []
+
+def jinja(template):
+    """A template as transformers compiles it.  It is a stranger's program: the sandbox keeps it
+    from files and from Python, ImmutableSandboxedEnvironment from changing what it is given."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def to_json(x, indent=None):
+        return json.dumps(x, ensure_ascii=False, indent=indent)
+
+    def raise_exception(message):
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = time.strftime
+    # a block that marks, for training, what the model says; here it is a block without effect
+    written = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", template)
+    written = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", written)
+    return environment.from_string(written)
+
+def render_lines(seconds, memory, longest):
+    """What the process that renders does.  A line of JSON asks [template, variables of each text];
+    a line answers [texts, ""] or [[], what went wrong].
+    seconds: of CPU for a line     memory: bytes     longest: characters of one text"""
+    import functools
+
+    def limit(name, most):
+        # Windows has no such module, macOS no limit of memory
+        with contextlib.suppress(ImportError, ValueError):
+            import resource
+            what = getattr(resource, name)
+            hard = resource.getrlimit(what)[1]
+            if hard == resource.RLIM_INFINITY or most < hard:
+                resource.setrlimit(what, (most, hard))
+
+    limit("RLIMIT_CORE", 0)                  # at its limit a process ends with a core dump
+    limit("RLIMIT_AS", memory)
+    compiled = functools.lru_cache(jinja)
+    for line in sys.stdin:
+        limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
+        try:
+            template, each = json.loads(line)
+            texts = []
+            for variables in each:
+                pieces, length = [], 0
+                for piece in compiled(template).generate(**variables):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > longest:
+                        raise OverflowError(f"its text is longer than {longest} characters")
+                texts.append("".join(pieces))
+            answer = json.dumps([texts, ""])
+        except Exception as e:               # a template is a program: it may fail in any way
+            answer = json.dumps([[], f"{type(e).__name__}: {e}"])
+        print(answer, flush=True)
+
+# A real template takes milliseconds.  A context of a million tokens is some 4 million characters,
+# three times as many with marks.
+TEMPLATE_SECONDS, TEMPLATE_MEMORY, TEMPLATE_LONGEST = 2, 1 << 29, 1 << 24
+
+@cache
+def renderer():
+    """Another process, which renders: only the system can set a program's time and memory a limit.
+    It is given the source of two functions, and starts in a tenth of a second; to import this file
+    would take ten times as long.  It ends when its input does.  Ctrl-C is not meant for it."""
+    source = [f"import sys; sys.path[:] = {sys.path!r}",
+              "import contextlib, json, re, time",
+              inspect.getsource(jinja), inspect.getsource(render_lines),
+              f"render_lines({TEMPLATE_SECONDS}, {TEMPLATE_MEMORY}, {TEMPLATE_LONGEST})"]
+    return subprocess.Popen([sys.executable, "-I", "-c", "\n".join(source)], encoding="utf-8",
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL, start_new_session=True)
+
+def render_jinja(template, each):
+    """The texts of a template that is given each of these variables."""
+    need(importlib.util.find_spec("jinja2"),
+         f"the model's chat template needs jinja2: pip install jinja2, or {OTHER_TEMPLATE}")
+    process, answer = renderer(), ""
+    try:
+        process.stdin.write(json.dumps([template, each]) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:                  # it has ended
+        pass
+    finally:
+        if not answer:       # nor after Ctrl-C: a late answer would be taken for the next one's
+            process.kill()
+            process.wait()
+            renderer.cache_clear()
+    need(answer, f"the model's chat template takes more than {TEMPLATE_SECONDS} s, or more than "
+         f"{TEMPLATE_MEMORY >> 20} MB; {OTHER_TEMPLATE}")
+    texts, error = json.loads(answer)
+    need(not error, f"the model's chat template: {error}; {OTHER_TEMPLATE}".replace("\n", " "))
+    return texts
+
+def render_each(template, conversations, state):
+    """The text of each conversation, messages [(role, content)], with what begins the next answer.
+    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
+    if is_alpaca(template):
+        return [PROMPT.format(instruction=messages[-1][1]) for messages in conversations]
+    if is_chatml(template):
+        return [render_chatml(template, messages) for messages in conversations]
+    return render_jinja(template, [
+        dict(messages=[dict(role=role, content=text) for role, text in messages],
+             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
+             tools=None, documents=None) for messages in conversations])
+
+def render(template, messages, state):
+    return render_each(template, [messages], state)[0]
+
+BEFORE, AFTER = "\udc00", "\udc01"   # halves of surrogate pairs: alone, no text has them
+SAID = re.compile(f"(?:{BEFORE}[^{BEFORE}{AFTER}]*{AFTER})+")
+
+def marked(text):
+    """The text with a mark on both sides of each character."""
+    return "".join(BEFORE + c + AFTER for c in text)
+
+def unmarked(text):
+    return text.replace(BEFORE, "").replace(AFTER, "")
+
+def marked_but(words, text):
+    """The same, but for these words, which a template may look for, and for blanks around them and
+    at the ends of the text, which it may strip."""
+    words = sorted(words, key=len, reverse=True)         # the longest that fits
+    pieces = re.split(f"({'|'.join(map(re.escape, words)) or '(?!)'})", text)
+    for i in range(0, len(pieces), 2):       # what is between the words
+        core = pieces[i].strip()
+        pieces[i] = pieces[i].replace(core, marked(core), 1)
+    return "".join(pieces)
+
+def with_marks(messages, shown):
+    """shown: {role: words that get no marks}"""
+    return [(role, marked_but(shown.get(role, ()), said)) for role, said in messages]
+
+def words_looked_for(template, messages, state):
+    """{role: words}: those of the template's own words, in quotes, that are said, and of which it
+    makes another text if it can see them.  A word of one character it sees between marks, too."""
+    code = "".join(re.findall(r"(?s){[{%].*?[%}]}", template))
+    quoted = {a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", code)}
+    words = sorted(word.replace("\\n", "\n") for word in quoted if len(word) > 1)
+    said = {}
+    for role, text in messages:
+        said[role] = said.get(role, "") + BEFORE + text
+    tries = [(role, word) for role in said for word in words if word in said[role]]
+    shown = [with_marks(messages, {role: [word]}) for role, word in tries]
+    hidden, *texts = render_each(template, [with_marks(messages, {}), *shown], state)
+    found = {role: [] for role in said}
+    for (role, word), text in zip(tries, texts):
+        if unmarked(text) != unmarked(hidden):
+            found[role].append(word)
+    return found
+
+def letters_but(known):
+    """Letters without end, none of the known"""
+    return (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
+
+def with_other_letters(messages, known):
+    """Each message says one letter of its own, none of the known, wherever it bears marks."""
+    return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
+            for (role, said), letter in zip(messages, letters_but(known))]
+
+def with_letters_alone(messages, known):
+    """The same without marks: blanks stay, each other character is the message's letter."""
+    return [(role, re.sub(r"\S", letter, said))
+            for (role, said), letter in zip(messages, letters_but(known))]
+
+def pattern_of(names):
+    """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
+
+def frame(text, special):
+    """What a template wrote around what is said: its special names, and for the parts before,
+    between and after them the letters that are said there.
+    special: regular expression of the names"""
+    parts = re.split(f"({special})", text)
+    return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
+
+def conversation_text(template, messages, state, names):
+    """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
+    BEFORE and A is AFTER.  Special names are those without marks: the template's own.
+
+    What users and models say must never become a special token, whatever the template does with
+    it.  And yet a template must see what is said: it may strip it, quote it, cut it where a thought
+    ends.  So it is rendered as it is, and with marks: on all of it; on all but the blanks at its
+    ends; or also without those on a few words that the template looks for.  One of these must be
+    the same text but for the marks.  It is refused unless
+    - the marks come back in pairs;
+    - all outside of them is the same where other letters are said: then it is not made of these;
+    - its special names are those of the text in which all that is said is marked, and no message
+      stands between others of them than there;
+    - if something is shown without marks, they are those of a text of as many other letters, too:
+      a template may count them; and blanks are shown only where no special name has any."""
+    messages = [(role, unmarked(said)) for role, said in messages]
+    marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
+    plain, *texts = render_each(template, [messages, *marked_messages], state)
+    if plain not in map(unmarked, texts):
+        words = words_looked_for(template, messages, state)
+        marked_messages.append(with_marks(messages, words))
+        texts.append(render(template, marked_messages[-1], state))
+    refusal = (f"the model's chat template changes what is said, and might make a special token "
+               f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
+    most_shown = 1 if any(map(str.isspace, "".join(names))) else len(texts)
+    same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
+    need(same, refusal)
+    text = texts[same[0]]
+    outside = SAID.sub("", text)
+    need(unmarked(outside) == outside, refusal)
+    known = {*"".join(names), *"".join(said for _, said in messages)}
+    in_letters, all_in_letters, without_marks = render_each(template, [
+        with_other_letters(marked_messages[same[0]], known),
+        with_other_letters(marked_messages[0], known),
+        with_letters_alone(messages, known)], state)
+    need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
+    special = pattern_of(names)
+    found, said = frame(in_letters, special)
+    found_in_marked, said_of_marked = frame(all_in_letters, special)
+    need(found == found_in_marked, refusal)
+    need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
+    need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
+    return text
+
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
 # when it is first called, and looks up then what it calls: so all this may stand behind its users.
@@ -4598,7 +4604,6 @@ ROWS = 8 * MR                    # a product is computed in blocks of so many ro
 DY_COLUMNS = 8 * MR              # a weight gradient packs so many columns of dY side by side
 i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
 i8 = ir.IntType(8)
-
 
 def tile_width(dtype):
     """Columns of a tile: two vectors of its sums, which are float32 for bfloat16."""
@@ -5253,8 +5258,7 @@ def fill_cache(parts):
             process.wait()
     print(f"note: compiled in {time.perf_counter() - began:.0f} seconds", file=sys.stderr)
 
-# ==== 13 Command line ====
-# First how many threads a verb has, then its arguments, then the verbs.
+# ---- threads
 def cpus():
     """The processors that this process may run on; `taskset` may leave it only some."""
     if hasattr(os, "sched_getaffinity"):
@@ -5324,6 +5328,8 @@ def use_threads(asked):
         raise UserError(f"NUMBA_THREADING_LAYER is {numba.config.THREADING_LAYER}: {said}; or "
                         f"unset it") from None
 
+# ==== 13 Command line ====
+# First the arguments of the verbs, then the verbs.
 Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
 
 def arg(*names, **options):

@@ -3,7 +3,7 @@
 Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
 specification: the self-tests hold every kernel against the function of the same name there, or,
 products, against NumPy's.  AdamW is the only optimizer here; runs that Muon began go on there.
-Data, checkpoints, training loops, chat, files (7 to 9, 11, most of 10 and 13) are imported from it.
+Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported from it.
 
     python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
     python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
@@ -19,7 +19,7 @@ Contents
     2    Memory: buffers, what a run needs    4.7  Cross-entropy
     3    Building blocks: PTX, sums, tiles    5    Model: forward, heads, backward
     4.1  Matmul                               6    Optimizer
-    4.2  Embedding                            10   Inference
+    4.2  Embedding                            9    Inference
     4.3  RMSNorm                              12   Self-tests
     4.4  RoPE                                 13   Command line
     4.5  Attention
@@ -2798,7 +2798,7 @@ def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
            partial, results)
 
-# ==== 10 Inference ====
+# ==== 9 Inference ====
 @kernel
 def matvec_kernel(y, w, x):
     """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""

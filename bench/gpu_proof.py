@@ -39,6 +39,7 @@ import nanoeuler_cuda as nc
 from oracles.naive_attention import NaiveModel
 from common import out_folder, versions
 from numba import cuda
+from perturb import perturbed
 
 STEPS, LR = 200, 3e-3
 
@@ -60,7 +61,7 @@ def parity():
     tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
     tokens = tokenizer.encode(bytes(text))
     flat = ne.init_params(cfg, 1)
-    noisy = flat * (1 + 1e-7 * np.random.default_rng(1).standard_normal(flat.size))
+    noisy = perturbed(flat, np.random.default_rng(1))
 
     def aligned(x, dtype):
         out = ne.aligned(x.shape, dtype)
@@ -104,7 +105,7 @@ def bf16():
             out[name].append(losses.reshape(-1, 50).mean(1).tolist())
             print(name, run, out[name][-1], flush=True)
             gc.collect()
-        flat = flat * (1 + np.float32(1e-7) * noise.standard_normal(flat.size, np.float32))
+        flat = perturbed(flat, noise)
     return out
 
 class StepCost(NamedTuple):

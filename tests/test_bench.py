@@ -1,5 +1,6 @@
 """The CPU benchmarks without measuring: shares of the CPU, tables, where texts are cut."""
 import os
+import re
 import types
 
 import bench_cpu
@@ -134,3 +135,17 @@ def test_gaps_of_the_manifest_are_seen(published):
     [entry] = published.entries().values()
     published.write({"a": entry, "b": {**entry, "commit": ""}})
     assert published.complaints() == ["b: commit is missing or empty", "a.json has two entries"]
+    del entry["commit"]                      # nobody wrote it down before there was a manifest
+    published.write({"a": entry})
+    assert published.complaints() == ["a: commit is missing or empty"]
+    published.write({"a": {**entry, "date": "stored 2026-11-25"}})
+    assert published.complaints() == []
+    published.write({"a": {**entry, "date": "stored 2026-11-25", "command": ""}})
+    assert published.complaints() == ["a: command is missing or empty"]
+
+
+def test_every_published_result_has_a_command_that_can_be_typed():
+    import record
+    for name, entry in record.entries().items():
+        said = [text for key, text in entry.items() if "not recorded" in text]
+        assert not said and re.search(r"\b(python|make) ", entry["command"]), name

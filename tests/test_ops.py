@@ -78,7 +78,7 @@ def test_exp_at_the_ends(dtype):
 @both
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 33, 128, 515])
 def test_the_largest_of_a_row_is_a_nan_if_there_is_one(dtype, n):
-    """Wherever it is, whatever lane of a vector it falls into: section 9 looks for it."""
+    """Wherever it is, whatever lane of a vector it falls into: section 8 looks for it."""
     row = normal((n,), n, dtype)
     assert ne.row_max(row) == row.max()
     assert ne.row_max(np.full(n, -np.inf, dtype)) == -np.inf
