@@ -27,13 +27,14 @@ endif
 endif
 RUN_DEPS  := $(VENV)/run
 TEST_DEPS := $(VENV)/test
+SERVE_DEPS := $(VENV)/serve
 BENCH_DEPS := $(VENV)/bench
 DATA_DEPS := $(VENV)/data
 GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train sft dpo chat serve check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -49,6 +50,12 @@ dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
 
 chat: $(RUN_DEPS)  ## talk to nanoeuler.bin, or to the one that OUT= names
 	$(PY) nanoeuler.py chat $(OUT) $(ARGS)
+
+# The newest of these that is there, or nanoeuler.bin, of which the program then says how it is made
+MODEL ?= $(firstword $(shell ls -t $(OUT) $(CHAT) $(DPO) 2>/dev/null) $(OUT))
+
+serve: $(SERVE_DEPS)  ## talk in a browser, or from programs, to the newest model here, or to MODEL=
+	$(PY) nanoeuler.py serve $(MODEL) $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)
@@ -106,6 +113,10 @@ $(VENV)/bin/python:
 
 $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/serve: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[serve,chat]'
 	@touch $@
 
 # The GPU program is tried on a GPU that is not there, where numba-cuda can be installed.

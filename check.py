@@ -70,10 +70,11 @@ CASES = [
 def random_params(cfg, rng):
     """A flat buffer at which nothing is nearly linear: products of unit size, gains around 1."""
     flat = ne.aligned((ne.n_params(cfg),), np.float64)
-    for view, (name, shape, std) in zip(ne.views(flat, ne.param_table(cfg)), ne.param_table(cfg)):
-        noise = rng.standard_normal(shape)
-        fan_in = 1 if name == "wte" else shape[-1]
-        view[...] = 1 + 0.3 * noise if std is None else noise / math.sqrt(fan_in)
+    table = ne.param_table(cfg)
+    for view, x in zip(ne.views(flat, table), table):
+        noise = rng.standard_normal(x.shape)
+        fan_in = 1 if x.name == "wte" else x.shape[-1]
+        view[...] = noise / math.sqrt(fan_in) if x.decays else 1 + 0.3 * noise
     return flat
 
 
@@ -154,7 +155,7 @@ def check_case(case, seed):
         reference = rng.normal(model.losses(tokens, targets[0]), 2 / BETA)
     grads = ne.views(gradient(model, tokens, targets, case.sizes, reference), ne.param_table(cfg))
     errors = {}
-    for (name, shape, _), view, g in zip(ne.param_table(cfg), model.p, grads):
+    for (name, shape, *_), view, g in zip(ne.param_table(cfg), model.p, grads):
         if g.size == 0:                      # lm_head, if there is one head and it is tied
             continue
         rms = math.sqrt((g * g).mean())

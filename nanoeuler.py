@@ -10,6 +10,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
+    python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
@@ -41,8 +42,9 @@ Types   Functions take their dtype from their arguments: float32, float64 for pr
         stored as uint16, for what feeds products: value() is the number that a stored one stands
         for, rounded() a result as its array holds it.
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
-        task of its gradient.  Each number is written by one task, in one order: the result does not
-        depend on how many threads there are or which of them takes which task.
+        task of its gradient.  Where there are more threads than sequences, some share one
+        (section 3).  Each number is written by one thread, in one order: the result does not depend
+        on how many threads there are or which of them does what.
 """
 import argparse
 import codecs
@@ -70,12 +72,13 @@ import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
 # nanoeuler in another.
 if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, also under python -P
     try:
         import nanoeuler
     except ImportError as e:
@@ -95,8 +98,14 @@ os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
 
-import llvmlite.binding as llvm
 import numba
+
+NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py know
+if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
+    raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
+                     f"pip install 'numba=={NUMBA}.*'")
+
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
@@ -166,34 +175,122 @@ PRESETS = {
 }
 
 # ==== 2 Memory ====
+# A model is one flat buffer of numbers, and a table that says which tensor lies where in it.  All
+# that treats one tensor in another way than the next, from initialization and weight decay to the
+# names in a file, is a loop over this table.
+class Tensor(NamedTuple):
+    """A learned tensor: a row of the table."""
+    name: str                # field of Params
+    shape: tuple             # of all layers or heads together
+    std: float | None        # of its first values; None: a gain of a norm, which begins as ones
+    each: str                # what the first axis counts: "layer", "head", or "", if nothing
+    packed: bool             # into panels, for products (4.1)
+    optimizer: str           # where a run has Muon (6): muon, adamw, or adamw_embedding
+    parts: list              # of a layer or head, one below the other: (rows, Llama's name, GGUF's)
+    start: int = 0           # its first entry in the flat buffer
+
+    @property
+    def decays(self):
+        """Weight decay is for matrices."""
+        return self.std is not None
+
+    @property
+    def end(self):
+        return self.start + math.prod(self.shape)
+
 def param_table(cfg):
-    """(name, shape, init std) of every learned tensor, in buffer order; std None means ones."""
+    """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
+    optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
+    """
     C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    QKV, HD = (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim, cfg.n_head * cfg.head_dim
+    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+    heads = P - cfg.tie_embeddings           # tied: wte is head 0, and here are heads 1.. alone
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
-    return [("wte",        (V, C),        std),     # matrices first: weight decay is a prefix of
-            ("qkv",        (L, QKV, C),   std),     # the buffer, not a list of names
-            ("attn_proj",  (L, C, HD),    out_std),
-            ("gate_up",    (L, 2 * F, C), std),
-            ("down",       (L, C, F),     out_std),
-            ("lm_head",    (P - cfg.tie_embeddings, V, C), std),     # tied: heads 1.. alone
-            ("attn_norm",  (L, C),        None),
-            ("mlp_norm",   (L, C),        None),
-            ("final_norm", (C,),          None)]
+    table = [
+        #       name         shape                 std      each     packed  optimizer
+        Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
+               [(V, "model.embed_tokens", "token_embd")]),
+        Tensor("qkv",        (L, HD + 2 * GD, C),  std,     "layer", True,   "muon",
+               [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
+                (GD, "self_attn.v_proj", "attn_v")]),
+        Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
+               [(C, "self_attn.o_proj", "attn_output")]),
+        Tensor("gate_up",    (L, 2 * F, C),        std,     "layer", True,   "muon",
+               [(F, "mlp.gate_proj", "ffn_gate"), (F, "mlp.up_proj", "ffn_up")]),
+        Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
+               [(C, "mlp.down_proj", "ffn_down")]),
+        Tensor("lm_head",    (heads, V, C),        std,     "head",  True,   "adamw",
+               [(V, "", "")]),               # a head's name is its own: `llama_tensors`
+        Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
+               [(C, "input_layernorm", "attn_norm")]),
+        Tensor("mlp_norm",   (L, C),               None,    "layer", False,  "adamw",
+               [(C, "post_attention_layernorm", "ffn_norm")]),
+        Tensor("final_norm", (C,),                 None,    "",      False,  "adamw",
+               [(C, "model.norm", "output_norm")])]
+    starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
+    return [x._replace(start=start) for x, start in zip(table, starts)]
 
-TABLE = param_table(PRESETS["small"])
-Params = namedtuple("Params", [name for name, *_ in TABLE])
-n_matrices = sum(std is not None for *_, std in TABLE)
-MATRICES = slice(0, n_matrices)          # fields of Params; weight decay is for them
-PACKED = slice(1, n_matrices - 1)        # those of the layers.  Packed with them is lm_head, or wte
-GAINS = slice(n_matrices, len(TABLE))    # of the norms
+TABLE = param_table(PRESETS["small"])        # for what is the same in every model
+Params = namedtuple("Params", [x.name for x in TABLE])
+
+def side_by_side(at, names):
+    """The slice of these indices, which must follow each other."""
+    gap = at != list(range(at[0], at[-1] + 1))
+    need(not gap, f"{', '.join(names[i] for i in at)} do not stand side by side in the table")
+    return slice(at[0], at[-1] + 1)
+
+def fields_where(chosen):
+    """The slice of Params' fields, side by side, whose Tensors are chosen"""
+    at = [i for i, x in enumerate(TABLE) if chosen(x)]
+    return side_by_side(at, [x.name for x in TABLE])
+
+MATRICES = fields_where(lambda x: x.decays)
+GAINS = fields_where(lambda x: not x.decays)             # of the norms
+PACKED = fields_where(lambda x: x.packed and x.each == "layer")
+
+def entries_where(cfg, chosen):
+    """The slice of the flat buffer in which the Tensors that are chosen lie, side by side"""
+    table = param_table(cfg)
+    at = [i for i, x in enumerate(table) if chosen(x)]
+    tensors = table[side_by_side(at, [x.name for x in table])]
+    return slice(tensors[0].start, tensors[-1].end)
+
+def slices(flat, shapes):
+    """Consecutive views of these shapes of one flat buffer: they share its memory."""
+    parts, start = [], 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        parts.append(flat[start:end].reshape(shape))
+        start = end
+    return parts
+
+def views(flat, table):
+    """The tensors of param_table."""
+    return Params(*slices(flat, [x.shape for x in table]))
+
+def n_params(cfg):
+    return param_table(cfg)[-1].end
+
+def init_params(cfg, seed, dtype=np.float32):
+    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
+    rng, table = np.random.default_rng(seed), param_table(cfg)
+    flat = aligned((n_params(cfg),), dtype)
+    for view, x in zip(views(flat, table), table):
+        view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
+    return flat
+
+# ---- what a step of training has in memory besides
+# Named tuples of arrays: Acts are activations, which forward keeps for backward, Dacts gradients of
+# them, Scratch is what a thread works with, Panels are the matrices, packed for products (4.1).
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
+LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qkv att mlp_in mlp_rstd gate_up "
+                                    "swiglu")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
 Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
-Panels = namedtuple("Panels", "qkv attn_proj gate_up down lm_head")
-OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pairs")
+Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
+MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
 # Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
@@ -201,19 +298,11 @@ OfMuon = namedtuple("OfMuon", "y other gram square workspace small_workspace pai
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 
-def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-def from_bf16(x):
-    """float32 of the bits of bfloat16, uint16; anything else as it is"""
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
-
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"att", "workspace"}, OfMuon: {"workspace", "small_workspace"}}
-PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy", "x", "pairs"}, OfMuon: {"pairs"}}
+          Scratch: {"att", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
+PAIRED = {Panels: set(Panels._fields),
+          Scratch: {"kt", "vt", "dy", "x", "pairs"}, MuonScratch: {"pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -245,7 +334,8 @@ def dact_shapes(cfg, B, T):
                  final_norm=(B, cfg.n_embd))
 
 def scratch_shapes(cfg, n, T, dtype):
-    """Shapes of what each of n threads needs while it works on one sequence."""
+    """Shapes of what each of n threads needs while it works on one sequence.  norm, att and swiglu
+    are of the sequence: threads that share it use those of the one that began it."""
     D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
     panels, workspace, pairs = -(-T // width), 0, 0
     longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * D)  # row of a matrix
@@ -269,11 +359,11 @@ def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
     width, step, shapes = tile_width(dtype), rows_a_panel_row(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
-    for name, shape, _ in param_table(untied):
-        if name in Panels._fields:
-            L, N, K = shape
+    for x in param_table(untied):
+        if x.packed:
+            L, N, K = x.shape
             rows, columns = (K, N) if transposed else (N, K)
-            shapes[name] = L, -(-columns // width), -(-rows // step), width
+            shapes[x.name] = L, -(-columns // width), -(-rows // step), width
     return Panels(**shapes)
 
 def rows_a_panel_row(dtype):
@@ -295,34 +385,10 @@ def room_behind(x):
         whole = whole.base
     return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
 
-def slices(flat, shapes):
-    """Consecutive views of these shapes of one flat buffer: they share its memory."""
-    parts, start = [], 0
-    for shape in shapes:
-        end = start + math.prod(shape)
-        parts.append(flat[start:end].reshape(shape))
-        start = end
-    return parts
-
 def parts_of(memory, shapes):
     """Arrays of these shapes, each at the beginning of one of `memory`, a named tuple like them."""
     return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
                           for x, shape in zip(memory, shapes)))
-
-def views(flat, table):
-    """The tensors of param_table."""
-    return Params(*slices(flat, [shape for _, shape, *_ in table]))
-
-def n_params(cfg):
-    return sum(math.prod(shape) for _, shape, _ in param_table(cfg))
-
-def init_params(cfg, seed, dtype=np.float32):
-    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
-    rng, table = np.random.default_rng(seed), param_table(cfg)
-    flat = aligned((n_params(cfg),), dtype)
-    for view, (_, shape, std) in zip(views(flat, table), table):
-        view[...] = 1.0 if std is None else std * rng.standard_normal(shape, np.float32)
-    return flat
 
 # ==== 3 Building blocks ====
 # Nearly all of the time goes into products of matrices, and each of them is made of one piece:
@@ -333,10 +399,14 @@ def init_params(cfg, seed, dtype=np.float32):
 #
 # The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
 # 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: section 12 builds them.  Two more pieces from there are
-# next_task(counter, i), which is counter[i]++ for many threads, and larger(x, y), the maximum.
+# there, vectors written as LLVM 95 %: section 12 builds them.  More pieces from there are
+# larger(x, y), the maximum, and for many threads
+#     next_task(counter, i)            counter[i]++
+#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
+#     seen(counter, i)                 counter[i], and all that was written before it was counted
 #
-# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16:
+# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16.  Kernels
+# convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
 #     value(x)          the number that a stored x stands for
 #     rounded(x, a)     a number as the array a holds it
 #     number(x, a)      a constant, in the type in which the numbers of a are computed with
@@ -344,6 +414,57 @@ def init_params(cfg, seed, dtype=np.float32):
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
 NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
+COLUMNS = 16         # of a row that threads share: a cache line of float32
+PACK_PARTS = 8       # tasks that packing a matrix is
+
+# Where there are fewer sequences than threads, several threads share one.  All of them walk through
+# `forward` and `backward`, and at each loop like
+#
+#     for t0, t1 in shared(team, T, MR):
+#         matmul(y[t0:t1], x[t0:t1], w)
+#
+# the T rows are cut into parts, whoever comes takes the next, and nobody goes on before all of them
+# are done.  Products and norms are shared by rows, attention by heads, sums over rows by columns:
+# each number is computed by one thread, in the order in which it would be by a single one.  A
+# thread waits only for parts that others have begun, so it does not matter how many come, or when.
+#
+# share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
+# taken, and how many done, since it began.  passed: how many were in the loops that this thread has
+# left behind.
+Team = namedtuple("Team", "b share progress passed")
+TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
+SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
+
+@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+def shared(team, n, step):
+    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
+    Behind the loop all n are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]
+    end = before + (n + size - 1) // size
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        next_task(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+@jit
+def counters(n):
+    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
+    In a parallel function np.zeros itself would be one more parallel loop."""
+    return np.zeros((n, 16), np.int64)
+
+@jit
+def wait_until(counter, i, least):
+    """Until counter[i] >= least, by others"""
+    looks = 0
+    while seen(counter, i) < least:
+        looks += 1
+        rest(looks > SPINS)                  # their core may be this one
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -478,11 +599,12 @@ def embedding_forward(x, tokens, wte):
             row[c] = entry[c]
 
 @jit
-def embedding_backward(dwte, dx, tokens):
-    """dwte[tokens[b, t]] += dx[b, t]     serial: two positions may hold the same token"""
+def embedding_backward(dwte, dx, tokens, c0, c1):
+    """dwte[tokens[b, t]] += dx[b, t], columns c0 to c1     Threads share columns and not rows, two
+    of which may hold the same token."""
     for b in range(tokens.shape[0]):
         for t in range(tokens.shape[1]):
-            row, entry = dx[b, t], dwte[tokens[b, t]]
+            row, entry = dx[b, t, c0:c1], dwte[tokens[b, t], c0:c1]
             for c in range(row.size):
                 entry[c] += row[c]
 
@@ -502,8 +624,8 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
             y[t, c] = rounded(gain[c] * x[t, c] * r, y)
 
 @jit
-def rmsnorm_backward(dx, dnext, dgain, dy, x, gain, rstd):
-    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u)),   dgain += sum_t dy*u
+def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
+    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
     dnext is the gradient along the residual path: the adjoint of x + f(x) is dnext + J^T dnext."""
     T, C = x.shape
     for t in range(T):
@@ -513,7 +635,15 @@ def rmsnorm_backward(dx, dnext, dgain, dy, x, gain, rstd):
         mean = x.dtype.type(total * r * r / C)           # of gain*dy*u, times rstd
         for c in range(C):
             dx[t, c] = dnext[t, c] + r * (gain[c] * dy[t, c] - x[t, c] * mean)
-            dgain[c] += dy[t, c] * x[t, c] * r
+
+@jit
+def gain_gradient(dgain, dy, x, rstd, c0):
+    """dgain = sum_t dy*u, u = x * rstd: columns c0 to c0 + len(dgain)     dy, x (T, C)"""
+    dgain[:] = 0
+    for t in range(len(rstd)):
+        r, dy_row, row = rstd[t], dy[t, c0:c0 + len(dgain)], x[t, c0:c0 + len(dgain)]
+        for c in range(dgain.size):
+            dgain[c] += dy_row[c] * row[c] * r
 
 # ==== 4.4 RoPE ====
 def rope_table(cfg, dtype):
@@ -550,57 +680,61 @@ def row_max(row):
     return m
 
 @jit
-def attention_forward(o, lse, qkv, D, scores, kt, workspace=None):
+def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
-    out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
+    For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
     scratch: scores (BR, T), kt panels of K^T; of bfloat16, workspace of `operand` for P"""
+    scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = scores.dtype.type(1 / math.sqrt(D))
-    for g in range(G):
+    for h in range(h0, h1):
+        g = h * G // H
         k, v = HD + g * D, HD + (G + g) * D
-        pack(kt, qkv[:, k:k + D].T)
-        for h in range(g * H // G, (g + 1) * H // G):
-            for t0 in range(0, T, BR):
-                t1 = min(T, t0 + BR)
-                P = scores[:t1 - t0, :t1]
-                matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
-                for t in range(t0, t1):      # first the maxima, into lse for now
-                    row = scores[t - t0, :t1]
-                    for j in range(t + 1, t1):
-                        row[j] = row[0]      # the future must not change the maximum
-                    lse[h, t] = row_max(row)
-                for t in range(t0, t1):      # row by row the core would wait for each maximum
-                    row, m = scores[t - t0, :t1], lse[h, t]
-                    for j in range(t1):
-                        row[j] = exp((row[j] - m) * scale)
-                for t in range(t0, t1):
-                    row, total = scores[t - t0, :t1], scores.dtype.type(0)
-                    for j in range(t + 1, t1):
-                        row[j] = 0           # the future has no weight
-                    for j in range(t1):
-                        total += row[j]
-                    lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
-                    norm = scores.dtype.type(1) / total
-                    for j in range(t1):
-                        row[j] *= norm
-                matmul(o[t0:t1, h * D:h * D + D], operand(workspace, P), qkv[:t1, v:v + D])
+        if h == h0 or h * G % H == 0:        # the first of those that share keys
+            pack(kt, qkv[:, k:k + D].T)
+        for t0 in range(0, T, BR):
+            t1 = min(T, t0 + BR)
+            P = scores[:t1 - t0, :t1]
+            matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
+            for t in range(t0, t1):          # first the maxima, into lse for now
+                row = scores[t - t0, :t1]
+                for j in range(t + 1, t1):
+                    row[j] = row[0]          # the future must not change the maximum
+                lse[h, t] = row_max(row)
+            for t in range(t0, t1):          # row by row the core would wait for each maximum
+                row, m = scores[t - t0, :t1], lse[h, t]
+                for j in range(t1):
+                    row[j] = exp((row[j] - m) * scale)
+            for t in range(t0, t1):
+                row, total = scores[t - t0, :t1], scores.dtype.type(0)
+                for j in range(t + 1, t1):
+                    row[j] = 0               # the future has no weight
+                for j in range(t1):
+                    total += row[j]
+                lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
+                norm = scores.dtype.type(1) / total
+                for j in range(t1):
+                    row[j] *= norm
+            matmul(o[t0:t1, h * D:h * D + D], operand(s.workspace, P), qkv[:t1, v:v + D])
 
 @jit
-def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, workspace=None,
-                       pairs=None):
+def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
+    For key/value heads g0 to g1 and their queries, whose sums dK and dV are.
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
     scratch: as forward's, and of bfloat16, pairs of `turned` for P^T and dS^T"""
+    scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
     scale = scores.dtype.type(1 / math.sqrt(D))
-    dqkv[:, HD:] = 0                         # dK and dV are sums over heads and blocks
-    for g in range(G):
+    for g in range(g0, g1):
         k, v = HD + g * D, HD + (G + g) * D
         pack(kt, qkv[:, k:k + D].T)
         pack(vt, qkv[:, v:v + D].T)
+        dqkv[:, k:k + D] = 0                 # dK and dV are sums over heads and blocks
+        dqkv[:, v:v + D] = 0
         for h in range(g * H // G, (g + 1) * H // G):
             q = h * D
             for t0 in range(0, T, BR):
@@ -621,9 +755,9 @@ def attention_backward(dqkv, do, o, lse, qkv, D, scores, dscores, kt, vt, worksp
                         p[j] = 0
                         ds[j] = 0
                 dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], operand(workspace, dS), qkv[:t1, k:k + D])
-                matmul_add(dk, dk, turned(pairs, dS), qkv[t0:t1, q:q + D])
-                matmul_add(dv, dv, turned(pairs, P), do[t0:t1, q:q + D])
+                matmul(dqkv[t0:t1, q:q + D], operand(s.workspace, dS), qkv[:t1, k:k + D])
+                matmul_add(dk, dk, turned(s.pairs, dS), qkv[t0:t1, q:q + D])
+                matmul_add(dv, dv, turned(s.pairs, P), do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
 @jit
@@ -653,94 +787,132 @@ def swiglu_backward(gate_up, dy):
 
 # ==== 4.7 Cross-entropy ====
 @jit
-def cross_entropy(logits, targets, weight):
-    """Returns sum_t -log softmax(logits[t])[targets[t]], nats, over targets >= 0.
+def cross_entropy(nll, logits, targets, weight):
+    """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
+    out: nll (T,) float64
     in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
     T, V = logits.shape
-    loss, scale = 0.0, logits.dtype.type(weight)
+    scale = logits.dtype.type(weight)
     for t in range(T):
         row, y, total = logits[t], targets[t], logits.dtype.type(0)
         if y < 0:
+            nll[t] = 0
             row[:] = 0
             continue
         most, of_target = row_max(row), row[y]
         for v in range(V):
             row[v] = exp(row[v] - most)
             total += row[v]
-        loss += most - of_target + math.log(total)
+        nll[t] = most - of_target + math.log(total)
         norm = scale / total
         for v in range(V):
             row[v] *= norm
         row[y] -= scale
-    return loss
 
 # ==== 5 Model ====
 @jit
-def forward(b, heads, tokens, p, wt, a, s, cos, sin, eps):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
-    Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
-    L, D = p.qkv.shape[0], 2 * cos.shape[1]
-    qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)           # H + G
-    embedding_forward(a.x[b, 0], tokens[b], p.wte)
-    for l in range(L):
-        x, x1, x2 = a.x[b, 2 * l], a.x[b, 2 * l + 1], a.x[b, 2 * l + 2]
-        rmsnorm_forward(a.attn_in[b, l], a.attn_rstd[b, l], x, p.attn_norm[l], eps)
-        matmul(a.qkv[b, l], a.attn_in[b, l], wt.qkv[l])
-        rope(a.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(1))
-        attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, s.scores, s.kt, s.workspace)
-        matmul_add(x1, x, a.att[b, l], wt.attn_proj[l])
-        rmsnorm_forward(a.mlp_in[b, l], a.mlp_rstd[b, l], x1, p.mlp_norm[l], eps)
-        matmul(a.gate_up[b, l], a.mlp_in[b, l], wt.gate_up[l])
-        swiglu_forward(a.swiglu[b, l], a.gate_up[b, l])
-        matmul_add(x2, x1, a.swiglu[b, l], wt.down[l])
-    rmsnorm_forward(a.final_in[b], a.final_rstd[b], a.x[b, 2 * L], p.final_norm, eps)
-    for k in range(heads):
-        matmul(a.logits[b, k], a.final_in[b], wt.lm_head[k])
+def layer_rows(a, b, l, t0, t1):
+    """Rows t0 to t1 of the activations of layer l; x, x1 and x2 are its part of the trajectory."""
+    return LayerRows(x=a.x[b, 2 * l, t0:t1], x1=a.x[b, 2 * l + 1, t0:t1],
+                     x2=a.x[b, 2 * l + 2, t0:t1], attn_in=a.attn_in[b, l, t0:t1],
+                     attn_rstd=a.attn_rstd[b, l, t0:t1], qkv=a.qkv[b, l, t0:t1],
+                     att=a.att[b, l, t0:t1], mlp_in=a.mlp_in[b, l, t0:t1],
+                     mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
+                     swiglu=a.swiglu[b, l, t0:t1])
 
 @jit
-def backward(b, heads, p, w, a, d, s, cos, sin):
+def forward(team, heads, tokens, p, wt, a, s, cos, sin, eps):
+    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
+    Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
+    b, T, L, D = team.b, tokens.shape[1], p.qkv.shape[0], 2 * cos.shape[1]
+    H = p.attn_proj.shape[2] // D
+    qk_heads = (p.qkv.shape[1] // D + H) // 2            # H + G
+    for t0, t1 in shared(team, T, MR):
+        embedding_forward(a.x[b, 0, t0:t1], tokens[b, t0:t1], p.wte)
+    for l in range(L):
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            rmsnorm_forward(r.attn_in, r.attn_rstd, r.x, p.attn_norm[l], eps)
+            matmul(r.qkv, r.attn_in, wt.qkv[l])
+            rope(r.qkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(1))
+        for h0, h1 in shared(team, H, 1):
+            attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, h0, h1, s)
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            matmul_add(r.x1, r.x, r.att, wt.attn_proj[l])
+            rmsnorm_forward(r.mlp_in, r.mlp_rstd, r.x1, p.mlp_norm[l], eps)
+            matmul(r.gate_up, r.mlp_in, wt.gate_up[l])
+            swiglu_forward(r.swiglu, r.gate_up)
+            matmul_add(r.x2, r.x1, r.swiglu, wt.down[l])
+    for t0, t1 in shared(team, T, MR):
+        x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
+        rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
+        for k in range(heads):
+            matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
+
+@jit
+def loss(team, nll, targets, weight, a):
+    """nll[b] of sequence b; its logits become their gradients."""
+    b, heads, T = team.b, nll.shape[1], nll.shape[2]
+    for t0, t1 in shared(team, T, MR):
+        for k in range(heads):
+            cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], targets[k, b, t0:t1],
+                          weight[b, k])
+
+@jit
+def backward(team, heads, p, w, a, d, s, cos, sin):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
     a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
-    L, D = p.qkv.shape[0], 2 * cos.shape[1]
-    qk_heads = (p.qkv.shape[1] + p.attn_proj.shape[2]) // (2 * D)
-    d.attn_norm[b] = 0
-    d.mlp_norm[b] = 0
-    d.final_norm[b] = 0
-    d.x[b, 2 * L] = 0                        # nothing follows it on the residual path
-    s.norm[:] = 0
-    for k in range(heads):
-        matmul_add(s.norm, s.norm, operand(s.workspace, a.logits[b, k]), w.lm_head[k])
-    rmsnorm_backward(d.x[b, 2 * L], d.x[b, 2 * L], d.final_norm[b], s.norm,
-                     a.x[b, 2 * L], p.final_norm, a.final_rstd[b])
+    b, T, L, D = team.b, cos.shape[0], p.qkv.shape[0], 2 * cos.shape[1]
+    H = p.attn_proj.shape[2] // D
+    qk_heads = (p.qkv.shape[1] // D + H) // 2
+    C, G = p.qkv.shape[2], qk_heads - H
+    for t0, t1 in shared(team, T, MR):
+        dx, dy = d.x[b, 2 * L, t0:t1], s.norm[t0:t1]
+        dx[:] = 0                            # nothing follows it on the residual path
+        dy[:] = 0
+        for k in range(heads):
+            matmul_add(dy, dy, operand(s.workspace, a.logits[b, k, t0:t1]), w.lm_head[k])
+        rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
+    for c0, c1 in shared(team, C, COLUMNS):
+        gain_gradient(d.final_norm[b, c0:c1], s.norm, a.x[b, 2 * L], a.final_rstd[b], c0)
     for l in range(L - 1, -1, -1):
-        dx, dx1, dx2 = d.x[b, 2 * l], d.x[b, 2 * l + 1], d.x[b, 2 * l + 2]
-        matmul(s.swiglu, operand(s.workspace, dx2), w.down[l])
-        swiglu_backward(a.gate_up[b, l], s.swiglu)
-        matmul(s.norm, a.gate_up[b, l], w.gate_up[l])
-        rmsnorm_backward(dx1, dx2, d.mlp_norm[b, l], s.norm,
-                         a.x[b, 2 * l + 1], p.mlp_norm[l], a.mlp_rstd[b, l])
-        matmul(s.att, operand(s.workspace, dx1), w.attn_proj[l])
-        attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
-                           s.scores, s.dscores, s.kt, s.vt, s.workspace, s.pairs)
-        rope(d.qkv[b, l], cos, sin, qk_heads, cos.dtype.type(-1))
-        matmul(s.norm, operand(s.workspace, d.qkv[b, l]), w.qkv[l])
-        rmsnorm_backward(dx, dx1, d.attn_norm[b, l], s.norm,
-                         a.x[b, 2 * l], p.attn_norm[l], a.attn_rstd[b, l])
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
+            matmul(s.swiglu[t0:t1], operand(s.workspace, dx2), w.down[l])
+            swiglu_backward(r.gate_up, s.swiglu[t0:t1])
+            matmul(s.norm[t0:t1], r.gate_up, w.gate_up[l])
+            rmsnorm_backward(dx1, dx2, s.norm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
+            matmul(s.att[t0:t1], operand(s.workspace, dx1), w.attn_proj[l])
+        for c0, c1 in shared(team, C, COLUMNS):
+            gain_gradient(d.mlp_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
+        for g0, g1 in shared(team, G, 1):
+            attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
+                               g0, g1, s)
+        for t0, t1 in shared(team, T, MR):
+            r = layer_rows(a, b, l, t0, t1)
+            dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
+            rope(dqkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(-1))
+            matmul(s.norm[t0:t1], operand(s.workspace, dqkv), w.qkv[l])
+            rmsnorm_backward(dx, dx1, s.norm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
+        for c0, c1 in shared(team, C, COLUMNS):
+            gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
-OF_QKV, OF_ATTN_PROJ, OF_GATE_UP, OF_DOWN, OF_LM_HEAD = range(5)       # kinds of tasks, by Panels
+DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, s):
-    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for OF_LM_HEAD."""
-    if kind == OF_QKV:
+    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for DW_LM_HEAD."""
+    if kind == DW_QKV:
         weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, s.dy, s.x)
-    elif kind == OF_ATTN_PROJ:
+    elif kind == DW_ATTN_PROJ:
         weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, s.dy, s.x)
-    elif kind == OF_GATE_UP:
+    elif kind == DW_GATE_UP:
         weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, s.dy, s.x)
-    elif kind == OF_DOWN:
+    elif kind == DW_DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, s.dy, s.x)
     else:
         tied = a.logits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
@@ -748,60 +920,95 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
 
 @jit
-def scratch_of(i, s):
-    """What thread i has of it."""
-    return Scratch(norm=s.norm[i], att=s.att[i], swiglu=s.swiglu[i], scores=s.scores[i],
-                   dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i], x=s.x[i],
-                   workspace=s.workspace[i], pairs=s.pairs[i])
+def of_weights(team, heads, tokens, tasks, g, a, d, s):
+    """The gradients of all matrices, from what `backward` left of all sequences."""
+    for n, _ in shared(team, len(tasks), 1):
+        kind, l, n0, n1 = tasks[n]
+        if kind != DW_LM_HEAD or l < heads:
+            matrix_gradient(kind, l, n0, n1, g, a, d, s)
+    for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # behind those of a head that wte is
+        embedding_backward(g.wte, d.x[:, 0], tokens, c0, c1)
+
+@jit
+def scratch_of(i, leader, s):
+    """What thread i works with on a sequence that thread `leader` began."""
+    return Scratch(norm=s.norm[leader], att=s.att[leader], swiglu=s.swiglu[leader],
+                   scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i],
+                   x=s.x[i], workspace=s.workspace[i], pairs=s.pairs[i])
 
 @jit_parallel
-def run_batch(until, losses, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
+def run_batch(until, nll, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
               eps):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-    out: losses (B, heads) summed CE in nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
-    Threads take tasks from a common counter: one that is slowed down takes fewer."""
-    B, heads, threads = tokens.shape[0], losses.shape[1], scratch.norm.shape[0]
-    counters = np.zeros(16, np.int64)
-    sequence, block = 0, 8                   # the two in use, on cache lines of their own
-    for i in prange(threads):
-        s = scratch_of(i, scratch)
-        b = next_task(counters, sequence)
-        while b < B:
-            forward(b, heads, tokens, p, wt, a, s, cos, sin, eps)
-            if until >= LOSS:
-                for k in range(heads):
-                    losses[b, k] = cross_entropy(a.logits[b, k], targets[k, b], weight[b, k])
-            if until >= GRADIENT:
-                backward(b, heads, p, w, a, d, s, cos, sin)
-            b = next_task(counters, sequence)
-    if until >= GRADIENT:
-        for i in prange(threads):
-            s = scratch_of(i, scratch)
-            n = next_task(counters, block)
-            while n < tasks.shape[0]:
-                kind, l, n0, n1 = tasks[n]
-                if kind != OF_LM_HEAD or l < heads:
-                    matrix_gradient(kind, l, n0, n1, g, a, d, s)
-                n = next_task(counters, block)
-        embedding_backward(g.wte, d.x[:, 0], tokens)
+    out: nll (B, heads, T), nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
+    Threads take tasks from a common counter: one that is slowed down takes fewer.  Those that find
+    no sequence any more help with the last ones, if these were fewer than threads."""
+    B, heads, threads = tokens.shape[0], nll.shape[1], scratch.norm.shape[0]
+    sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
+    together, passed_together = counters(1)[0], counters(threads)
+    few = B % threads                        # sequences of the last round
+    for thread in prange(threads):
+        i = np.int64(thread)
+        task = next_task(sequences, TAKEN)
+        while task < B + few * threads:
+            if task < B:
+                b = task
+                progress[b, LEADER] = i
+                next_task(progress[b], BEGUN)
+            else:
+                b = B - 1 - task % few       # another one each time
+                wait_until(progress[b], BEGUN, 1)
+            if seen(progress[b], OVER) == 0:
+                share = 1 if b < B - few else (threads + few - 1) // few
+                passed[i, 0] = 0
+                team = Team(b, share, progress[b], passed[i])
+                s = scratch_of(i, progress[b, LEADER], scratch)
+                forward(team, heads, tokens, p, wt, a, s, cos, sin, eps)
+                if until >= LOSS:
+                    loss(team, nll, targets, weight, a)
+                if until >= GRADIENT:
+                    backward(team, heads, p, w, a, d, s, cos, sin)
+                if next_task(progress[b], OVER) == 0:
+                    next_task(sequences, DONE)
+            task = next_task(sequences, TAKEN)
+        if until >= GRADIENT:
+            wait_until(sequences, DONE, B)
+            all_threads = Team(0, len(tasks), together, passed_together[i])
+            of_weights(all_threads, heads, tokens, tasks, g, a, d, scratch_of(i, i, scratch))
+
+@jit
+def pack_part(panels, b, part):
+    """Some of the panels of `pack`: part 0 to PACK_PARTS - 1."""
+    I, _, width = panels.shape
+    i0, i1 = part * I // PACK_PARTS, (part + 1) * I // PACK_PARTS
+    pack(panels[i0:i1], b[:, i0 * width:])
 
 @jit_parallel
-def pack_weights(w, wt, p):
-    """Each W (N, K) of p, and W^T, into its panels."""
-    for i in prange(len(p)):
-        pack(w[i], p[i])
-        pack(wt[i], p[i].T)
+def pack_weights(w, wt, p, threads):
+    """Each W (N, K), and W^T, into its panels.     p: the matrices of the fields of Panels"""
+    L, P, taken = len(w.qkv), len(w.lm_head), counters(1)
+    for _ in prange(threads):
+        task = next_task(taken[0], 0)
+        while task < (DW_LM_HEAD * L + P) * PACK_PARTS:
+            matrix, part = task // PACK_PARTS, task % PACK_PARTS
+            kind = min(matrix // L, DW_LM_HEAD)
+            x = p[kind][matrix - kind * L]
+            pack_part(w[kind][matrix - kind * L], x, part)
+            pack_part(wt[kind][matrix - kind * L], x.T, part)
+            task = next_task(taken[0], 0)
 
 def task_table(cfg):
-    """(kind, layer or head, first row, end) of the blocks of all weight gradients: int64 (n, 4)"""
+    """(kind, layer or head, first row, end) of the blocks of all weight gradients, the largest
+    first: int64 (n, 4)"""
     tasks, untied = [], replace(cfg, tie_embeddings=False)
-    matrices = {name: shape for name, shape, _ in param_table(untied)}
-    for kind, name in enumerate(Panels._fields):
-        L, N, _ = matrices[name]
+    packed = [x for x in param_table(untied) if x.packed]
+    for kind, x in enumerate(packed):
+        L, N, _ = x.shape
         for l in range(L):
             for n in range(0, N, NB):
                 tasks.append((kind, l, n, min(n + NB, N)))
-    return np.array(tasks)
+    sizes = [(n1 - n0) * packed[kind].shape[2] for kind, _, n0, n1 in tasks]
+    return np.array(tasks)[np.argsort(sizes)[::-1]]
 
 def length_used(targets):
     """So many tokens of a sequence are worth reading: behind the last target of a batch there is
@@ -819,11 +1026,15 @@ class Model:
     Sections 8 and 9 know of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
-    host = staticmethod(from_bf16)           # an array as NumPy's numbers: bfloat16 as float32
 
     @staticmethod
     def ready(options=None):
         compile_kernels(options.dtype if options else DTYPE)
+
+    @staticmethod
+    def host(x):
+        """An array as NumPy's numbers: bfloat16 as float32"""
+        return from_bf16(x)
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
         if options:
@@ -832,10 +1043,11 @@ class Model:
         self.cfg, self.flat = cfg, flat
         self.dtype = np.dtype(dtype or flat.dtype)       # of what feeds the products
         mixed = self.dtype == BF16 and flat.dtype == np.float32
-        assert mixed or self.dtype == flat.dtype, "no such mix of types"
+        need(mixed or self.dtype == flat.dtype,
+             f"parameters of {flat.dtype} do not go with products of {self.dtype}")
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
-        self.n_decay = sum(x.size for x in self.p[MATRICES])       # they come first
+        self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # they come first
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
@@ -845,7 +1057,7 @@ class Model:
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
         self.largest = 0, 0, 0               # of such
-        self.of_muon = None                  # its memory, if it is used
+        self.muon_scratch = None                  # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -862,8 +1074,9 @@ class Model:
         heads = self.p.lm_head
         if self.cfg.tie_embeddings:
             heads = np.concatenate((self.p.wte[None], heads))
-        for w, wt, x in zip(self.w, self.wt, (*self.p[PACKED], heads)):
-            pack_weights(w, wt, x)
+        matrices = self.p._replace(lm_head=heads)
+        packed = tuple(getattr(matrices, name) for name in Panels._fields)
+        pack_weights(self.w, self.wt, packed, get_num_threads())
 
     def prepare(self, B, T):
         """Memory for B sequences of T tokens: parts of what there is for the largest so far."""
@@ -878,7 +1091,7 @@ class Model:
             self.largest = shape
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
-            assert room_behind(x) >= TILE_BYTES, "not made by `aligned`"
+            need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
     def run(self, until, tokens, targets=None, weight=1.0, heads=None):
@@ -895,8 +1108,8 @@ class Model:
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
         weight = np.ones((B, P)) * weight
-        losses = np.zeros((B, heads or P))
-        run_batch(until, losses, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
+        nll = np.zeros((B, heads or P, T))
+        run_batch(until, nll, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
                   weight, self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks,
                   self.cos[:T], self.sin[:T], cfg.norm_eps)
         if until == GRADIENT:                # of the gains, in the order of the batch
@@ -904,7 +1117,7 @@ class Model:
                 gain = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gain += row
-        return losses
+        return nll.cumsum(-1)[..., -1]       # token after token; sum() would add in pairs
 
     def logits(self, tokens):
         """(B, P, T, V) of every head: a view, valid until the next run."""
@@ -931,23 +1144,21 @@ class Model:
         return ce, norm
 
     def update_by_muon(self, hyper):
-        """Muon on the matrices of the layers, AdamW on what stands before and behind them."""
+        """Muon on the matrices of the layers, AdamW on the other tensors, as the table has it."""
         norm = gradient_norm(self.g_flat)
         if not math.isfinite(norm):
             return norm
-        if not self.of_muon:
+        if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
-            self.of_muon = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
+            self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
         scale = clipping(norm, hyper)
-        first = self.p.wte.size
-        end = first + sum(x.size for x in self.p[PACKED])
-        of_embedding = slice(0, first), first, hyper._replace(      # its own rate, the decay of all
+        of_embedding = hyper._replace(       # its own rate, the decay of all
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
-        of_heads_and_gains = slice(end, None), self.n_decay - end, hyper
-        for part, n_decay, chosen in (of_embedding, of_heads_and_gains):
-            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part], n_decay,
-                         chosen, scale)
-        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.of_muon)
+        for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
+            part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
+            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part],
+                         self.n_decay - part.start, settings, scale)
+        muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
         return norm
 
     def losses(self, tokens, targets):
@@ -1035,16 +1246,17 @@ def lr_at(step, n_steps, lr, warmup, floor):
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
+# ---- AdamW
 # The last four are of Muon: muon_lr is 0 where AdamW updates all, and they do not matter then.
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
                             "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
 
-def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **of_muon):
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    of_muon: muon_lr, momentum, newton_schulz, embedding_lr; without them AdamW updates all"""
+    muon_settings: those of MUON_SETTINGS (8); without them AdamW updates all"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
-                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **of_muon)
+                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
 
 @jit_parallel
@@ -1052,12 +1264,16 @@ def gradient_norm(g):
     """|g|     g (N,)"""
     N = g.size
     blocks = 256                             # fixed, so that sums do not depend on the threads
-    squares = np.zeros(blocks)
+    squares = np.empty(blocks)               # zeros would be one more parallel loop
     for i in prange(blocks):
         part = g[i * N // blocks:(i + 1) * N // blocks]
         ss = 0.0
         for j in range(part.size):
             ss += part[j] * part[j]
+        if math.isinf(ss):                   # above 2e19 the square of a float32 is none
+            ss = 0.0
+            for j in range(part.size):
+                ss += np.float64(part[j]) * np.float64(part[j])
         squares[i] = ss
     total = 0.0
     for i in range(blocks):                  # .sum() would be made parallel, in an order of its own
@@ -1085,9 +1301,9 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
     for i in prange(blocks):
         start, end = i * N // blocks, (i + 1) * N // blocks
         middle = min(max(n_decay, start), end)           # here the matrices end, if they do
-        of_matrices = start, middle, hyper.lr * hyper.weight_decay
-        of_gains = middle, end, 0.0
-        for n0, n1, decay in (of_matrices, of_gains):
+        matrices = start, middle, hyper.lr * hyper.weight_decay
+        gains = middle, end, 0.0
+        for n0, n1, decay in (matrices, gains):
             ps, gs, ms, vs = p[n0:n1], g[n0:n1], m[n0:n1], v[n0:n1]
             keep = dtype(1 - decay)
             for j in range(ps.size):
@@ -1105,6 +1321,7 @@ def adamw(p, g, m, v, n_decay, hyper):
         adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
     return norm
 
+# ---- Muon
 # Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is for the matrices of the layers.  A
 # gradient is mostly a few directions, and a step along it neglects all others; Muon makes all of
 # them count the same.  Of the average of the gradients, U S V^T by its singular values, it
@@ -1118,22 +1335,18 @@ def adamw(p, g, m, v, n_decay, hyper):
 # ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good enough
 # in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
-# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own.  The
-# embedding, whose rows are met one at a time, the heads and the gains stay with AdamW.  The
-# embedding starts shorter then, beside what the layers add to it from the first step on, and
-# learns faster; the heads and what writes to the residual stream start at zero (bench/NOTES.md has
-# what each of these brought).
+# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
+# `llama_tensors` of section 10 has apart.  The embedding, whose rows are met one at a time, the
+# heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
+# add to it from the first step on, and learns faster; the heads and what writes to the residual
+# stream start at zero (bench/NOTES.md has what each of these brought).
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
 
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
     q, k, v, attn_proj, gate, up, down of each layer     int64 (7 L, 3)"""
-    matrices, start = [], 0
-    for name, shape in tensor_shapes(cfg).items():
-        if name.startswith("model.layers.") and len(shape) == 2:
-            matrices.append((start, *shape))
-        start += math.prod(shape)
+    matrices = [(x.start, *x.shape) for x in llama_tensors(cfg) if x.optimizer == "muon"]
     return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
 
 def muon_shapes(cfg, n, dtype):
@@ -1142,7 +1355,7 @@ def muon_shapes(cfg, n, dtype):
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
     low = dtype == BF16                      # operands of products, rounded
-    return OfMuon(y=(n, size),               # the matrix, its longer side down
+    return MuonScratch(y=(n, size),               # the matrix, its longer side down
                   other=(n, size),           # and what it becomes
                   gram=(n, side * side),
                   square=(n, side * side),
@@ -1205,8 +1418,8 @@ def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pai
 @jit
 def muon_matrix(p, g, m, hyper, scale, s):
     """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
-    p, g, m (N, K), s an OfMuon of one thread.  The factor is for a matrix that maps to more numbers
-    than it is given: it has fewer directions than outputs."""
+    p, g, m (N, K), s a MuonScratch of one thread.  The factor is for a matrix that maps to more
+    numbers than it is given: it has fewer directions than outputs."""
     N, K = p.shape
     l, side = max(N, K), min(N, K)
     y, other = s.y[:l * side].reshape(l, side), s.other[:l * side].reshape(l, side)
@@ -1232,20 +1445,21 @@ def muon_matrix(p, g, m, hyper, scale, s):
 def muon(p, g, m, matrices, hyper, scale, scratch):
     """`muon_matrix` of the flat buffers p, g, m (N,) at each of these places (`muon_matrices`).
     A matrix is one task: the result does not depend on the threads."""
-    counters = np.zeros(8, np.int64)
+    taken = counters(1)
     for i in prange(len(scratch.y)):
-        s = OfMuon(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
+        s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
                    square=scratch.square[i], workspace=scratch.workspace[i],
                    small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
-        n = next_task(counters, 0)
+        n = next_task(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
             end = start + rows * columns
             muon_matrix(p[start:end].reshape(rows, columns), g[start:end].reshape(rows, columns),
                         m[start:end].reshape(rows, columns), hyper, scale, s)
-            n = next_task(counters, 0)
+            n = next_task(taken[0], 0)
 
 # ==== 7 Data ====
+# ---- texts
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
 def beside_program(path):
@@ -1258,6 +1472,15 @@ def beside_program(path):
 def need_regular(path):
     """A pipe would be waited for, and a device read, without an end."""
     need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
+
+def marks_of_editors(text):
+    """What an editor may have put into a text, which is learned like the rest of it; in words."""
+    found = []
+    if text[:3] == codecs.BOM_UTF8:
+        found.append("begins with a byte order mark")
+    if text.find(b"\r\n") >= 0:
+        found.append("ends lines as Windows does, by CR LF")
+    return " and ".join(found)
 
 def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
@@ -1276,6 +1499,9 @@ def read_text(path):
     except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
         print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
               f"bytes are learned as they are", file=sys.stderr)
+    if found := marks_of_editors(text):
+        print(f"note: {path} {found}, which is learned as it is; dos2unix takes it out",
+              file=sys.stderr)
     return text
 
 def split_text(text, holdout):
@@ -1297,7 +1523,7 @@ def encode_cut(tokenizer, text, share, rng):
     """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
     of it, must begin a token: so each word is met in many spellings, also in that of the beginning
     of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
-    has, and its ids are left out."""
+    has, and the ids of these are left out; those of the text's own zeros stay."""
     if not share:
         return tokenizer.encode(text)
     x = np.frombuffer(text, np.uint8)
@@ -1305,8 +1531,14 @@ def encode_cut(tokenizer, text, share, rng):
     after_blank = x[at - 1] == 32                                    # that behind its blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
-    ids = tokenizer.encode(np.insert(x, np.unique(at), 0).tobytes())
-    return ids[~np.isin(ids, tokenizer.encode(b"\0"))]
+    at = np.unique(at)
+    cut = np.insert(x, at, 0)
+    ids = tokenizer.encode(cut.tobytes())
+    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
+    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
+    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
+        return tokenizer.encode(text)
+    return np.delete(ids, zeros[inserted])
 
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
@@ -1337,6 +1569,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         print(f"note: {e}", file=sys.stderr)
     return train_ids, val_ids
 
+# ---- batches
 def targets_of(rows, P):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     T = rows.shape[1] - P
@@ -1368,6 +1601,10 @@ class Epochs:
             self.epoch = epoch
         return epoch, self.order[j], self.phase
 
+    def n_read(self, i, B):
+        """How many tokens rows i to i + B of the run hold: all of them, where none is padded."""
+        return B * self.T
+
 class Batches(Epochs):
     """Windows of T tokens, side by side; where the first one begins is the phase of the epoch."""
 
@@ -1384,33 +1621,7 @@ class Batches(Epochs):
         starts = [window * self.T + phase for _, window, phase in entries]
         return windows(self.tokens, starts, self.T, self.P)
 
-def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
-    targets (P, ...) -> (P,)"""
-    P = len(targets)
-    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
-
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> means over the pairs, d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
-    if y were ref's own; it costs no sampling, and may be negative."""
-    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
-
+# ---- examples
 # Stanford Alpaca's templates; what follows them is the response
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
           "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
@@ -1454,6 +1665,7 @@ def held_out(example, share=0.02):
         return question_hash(example) % one_in == 0
     return question_hash(example) < share * (1 << 32)
 
+# ---- the files they come in
 ROLES = "system", "user", "assistant", "tool"
 
 def messages_in(listed, name):
@@ -1509,8 +1721,9 @@ ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
 
 def as_example(entry, answers):
     """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
-    consists of messages has `asked` besides, and its answers are lists of messages."""
-    e = {name: x for name, x in entry.items() if x is not None}
+    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
+    lists of messages."""
+    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
     for theirs, ours in ALSO_CALLED.items():
         if theirs in e and ours not in e:
             e[ours] = e.pop(theirs)
@@ -1543,10 +1756,10 @@ def read_entries(path, remedy):
         if os.fspath(path).endswith(".parquet"):
             import pyarrow.parquet
             rows = pyarrow.parquet.read_table(path).to_pylist()
-            return [(f"row {i}", lambda row=row: row) for i, row in enumerate(rows)], digest
+            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(rows, 1)], digest
         if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
             entries = parse_json(text)
-            return [(f"entry {i}", lambda e=e: e) for i, e in enumerate(entries)], digest
+            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(entries, 1)], digest
         lines = enumerate(text.splitlines(), 1)
         return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
 
@@ -1570,6 +1783,7 @@ def read_examples(path, *answers):
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, digest
 
+# ---- rows of examples
 class Examples(Epochs):
     """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
     then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
@@ -1609,6 +1823,9 @@ class Examples(Epochs):
         """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
         return self.batch(self.pick(i, B))
 
+    def n_read(self, i, B):
+        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
+
 @dataclass
 class DataSet:
     """What a run learns, and what it is measured on: `load` of section 8 returns it."""
@@ -1618,22 +1835,25 @@ class DataSet:
     batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
     validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
     bytes_per_token: float     # of what is learned
-    steps: int                 # length of the run; 0: by the clock
+    steps: int | None          # length of the run; None: the clock decides
     rows: list                 # of the table that is printed: (name, value)
 
 @dataclass
 class ExampleSet(DataSet):
     """What fine-tuning needs besides: responses are held out with the questions they answer."""
+    held: str                  # "a held-out", or what is learned has to stand in for it
     questions: list            # examples, held out
     responses: Examples        # all R responses to each of them
 
 # ==== 8 Training ====
+# ---- settings
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    optimizer, mtp_until, mtp_from = "adamw", 1.0, 1.0       # settings of pretraining
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
+    # settings that some runs have, and what holds for the others
+    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
     steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -1680,10 +1900,12 @@ class Options(Optimization):
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
 
-# What was best for AdamW alone, where the defaults of `train` were best with Muon (bench/NOTES.md)
-OF_ADAMW = dict(lr=6e-3, floor=0.02, warmup=50, weight_decay=0.3, mtp_until=1.0)
-IN_WORDS = ", ".join(f"{name} {value}" for name, value in OF_ADAMW.items())
-OF_MUON = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+# What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
+# (bench/NOTES.md); and the settings that AdamW alone does not have
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
+                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
 class TrainOptions(Options):
@@ -1695,7 +1917,7 @@ class TrainOptions(Options):
     warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
     weight_decay: float = setting(0.1, 0, 10, "of matrices only")
     optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
-                             f"all, by default with {IN_WORDS}")
+                             f"all, by default with {ADAMW_DEFAULTS_SHOWN}")
     muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
     momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
     newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
@@ -1713,10 +1935,10 @@ class TrainOptions(Options):
     def chosen(cls, **settings):
         if settings.get("optimizer") != "adamw":
             return super().chosen(**settings)
-        for name in OF_MUON:
+        for name in MUON_SETTINGS:
             need(name not in settings,
                  f"{name} is a setting of Muon: drop it, or --optimizer adamw")
-        return super().chosen(**OF_ADAMW | settings)
+        return super().chosen(**ADAMW_DEFAULTS | settings)
 
 @dataclass
 class TuningOptions(Optimization):
@@ -1731,6 +1953,11 @@ class SftOptions(TuningOptions):
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
+    template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+
+    def check(self):
+        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
+        return super().check()
 
 @dataclass
 class DpoOptions(TuningOptions):
@@ -1740,6 +1967,35 @@ class DpoOptions(TuningOptions):
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
+# ---- losses
+def loss_weights(targets, mtp_weight):
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    targets (P, ...) -> (P,)"""
+    P = len(targets)
+    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
+    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(heads) / count
+
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
+    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
+
+# ---- validation
 def with_progress(parts, what):
     """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
     told = time.perf_counter()
@@ -1760,6 +2016,7 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
     return float(nats / math.log(2) / (n_bytes * share))
 
+# ---- the log, and locks
 def parse_record(line):
     """The record of a step in a line of a log; None if a killed run left it unfinished."""
     try:
@@ -1777,7 +2034,7 @@ def read_log(path):
         need(records or not lines, "no line of it is the record of a step")
     return records
 
-def log_of(out, data):
+def log_path(out, data):
     """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
     that name must be one, --force or not."""
     name = out.removesuffix(".bin")
@@ -1803,7 +2060,8 @@ def log_of(out, data):
 def alone(out):
     """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
     the name that links lead to, so that another link is no way around it, and not the checkpoint
-    itself, in whose place each save puts a new file."""
+    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
+    what is there can be read all the same."""
     folder, name = os.path.split(os.path.realpath(out))
     path = os.path.join(folder, f".{name}.lock")
     with contextlib.ExitStack() as end:
@@ -1811,13 +2069,14 @@ def alone(out):
             try:
                 f = end.enter_context(open(path, "ab"))
             except OSError as e:
-                raise UserError(f"cannot write {out}: {e.strerror}; choose another --out") from None
+                yield f"cannot write {out}: {e.strerror}; choose another --out"
+                return
             need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
             with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
                 if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
                     break
         try:
-            yield
+            yield ""
         finally:
             with contextlib.suppress(OSError):
                 os.remove(path)              # before it is unlocked: the next run makes its own
@@ -1850,6 +2109,7 @@ def lock(f):
         return True
     return True
 
+# ---- the training loop
 MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 
@@ -1865,25 +2125,30 @@ class Run:
     R = 1                                    # so many rows of a batch stay together
 
     def __init__(self, out, start, options, engine=Model):
+        """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
+        model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
-        self.log = log_of(out, self.data_file())
-        cfg = start.cfg
-        s = self.state = replace(start.state, options=asdict(options))
-        self.lr = options.lr * 128 / cfg.n_embd
-        self.prepare(start)
-        self.T = self.row_length(start)      # of a sequence in a batch
-        cfg = replace(cfg, seq_len=max(cfg.seq_len, self.T))
+        self.state = s = replace(start.state, options=asdict(options))
+        self.log = log_path(out, self.data_file())
+        self.lr = options.lr * 128 / start.cfg.n_embd
+
+        # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
+        self.read_data(start)
+        self.T = self.row_length(start)
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
+        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
         self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
-        compiling = time.perf_counter()
-        engine.ready(options)                # not before all is known to be well
-        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         self.tokenizer = self.data.tokenizer
-        s.text_sha256 = self.data.sha256
-        if self.data.steps:
-            s.n_steps = max(s.step, self.data.steps)
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
+        s.text_sha256 = self.data.sha256
+        if self.data.steps:                  # else `plan` decides how many they are
+            s.n_steps = max(s.step, self.data.steps)
+
+        # what learns it: nothing is compiled before all of the above is known to be well
+        compiling = time.perf_counter()
+        engine.ready(options)
+        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
@@ -1902,7 +2167,7 @@ class Run:
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
-        if 0 < steps < o.warmup:
+        if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
                   f"{o.warmup}: the learning rate never falls; --warmup sets another",
                   file=sys.stderr)
@@ -1937,22 +2202,23 @@ class Run:
             n_steps = s.n_steps or math.inf  # there is no plan yet
             return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
 
-        of_muon = {}
+        muon_settings = {}
         if o.optimizer == "muon":
-            of_muon = {name: getattr(o, name) for name in OF_MUON} | {"muon_lr": rate(o.muon_lr)}
+            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
+            muon_settings["muon_lr"] = rate(o.muon_lr)
         return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
-                        weight_decay=o.weight_decay, **of_muon)
+                        weight_decay=o.weight_decay, **muon_settings)
 
     def data_file(self):
-        return self.data_of(self.options)
+        return self.data_path(self.options)
 
     @classmethod
-    def data_of(cls, options):
+    def data_path(cls, options):
         """Where --data is.  The files of the defaults are also found beside the program."""
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
 
-    def prepare(self, start):
+    def read_data(self, start):
         """Reads what decides the shape of a batch: nothing, of a text."""
 
     def row_length(self, start):
@@ -1982,7 +2248,7 @@ class Run:
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps, rows=rows)
+                       steps=o.steps or None, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -2015,18 +2281,20 @@ class Run:
         for b in range(0, self.B, micro):
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
-        s.step = t = s.step + 1
+        t = s.step + 1
         self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
         losses, norm = model.update(hyper)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.step = t                           # now: what is saved has its parameters
         trained = weight.any(0)              # of the heads
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
+        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
         return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
                 "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": tokens.size / seconds, **measures}
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
 
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
@@ -2103,8 +2371,10 @@ class Run:
                 self.report(r, pace)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
-                    print(f"step {s.step:>5}  validation {self.validate(rows=64)} (estimate)  "
-                          f"{self.sample(40)!r}", flush=True)
+                    estimate, sample = self.validate(rows=64), self.sample(40)
+                    self.record(step=s.step, sample=sample)
+                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
+                          flush=True)
                 if s.step % o.save_every == 0:
                     self.save()
 
@@ -2152,6 +2422,7 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
+# ---- fine-tuning
 MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
 
 def tokens_of(rows):
@@ -2184,7 +2455,7 @@ class SftRun(Run):
     scope = "all held-out responses"
     answers = ["output"]                     # the keys of the R responses
 
-    def prepare(self, start):
+    def read_data(self, start):
         """Reads the examples and encodes them: they decide how long a row is."""
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
@@ -2193,19 +2464,23 @@ class SftRun(Run):
         self.same_data(self.digest)
         if not s.text_sha256:                # a run that goes on keeps its own
             own, s.template = s.template, self.template_for(examples, tokenizer)
-            if own and not is_alpaca(own) and not s.template:
+            left = own and not is_alpaca(own) and not s.template
+            if left and not getattr(o, "template", ""):          # dpo has none
                 print("note: the model has a chat template of its own, and these answers are "
-                      "learned in Alpaca's; write them as messages to keep ChatML",
+                      "learned in Alpaca's; --template chatml, or messages, keep ChatML",
                       file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
         need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
         self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
 
     def template_for(self, examples, tokenizer):
-        """That of the chat: the model's own if it is ChatML, or ChatML, for messages; "", which is
-        Alpaca's, for others, and for single questions where the tokens of ChatML are missing."""
-        own = self.state.template
-        if not (has_chatml(tokenizer) and any(map(is_conversation, examples))):
+        """That which --template names.  Else ChatML, the model's own if it is that, for messages,
+        and "", Alpaca's, for others, and for single questions where ChatML's tokens are missing."""
+        own, asked = self.state.template, self.options.template
+        there = has_chatml(tokenizer)
+        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
+             f"of which ChatML is made; drop --template, or begin with another")
+        if asked == "alpaca" or not (there and (asked or any(map(is_conversation, examples)))):
             return ""
         return own if is_chatml(own) else CHATML
 
@@ -2285,10 +2560,9 @@ class SftRun(Run):
                     yield from rows if tokens_of(rows) <= T else whole
 
         learned, copies = [row for _, rows in train for row in rows], 1
-        cuts = getattr(o, "cuts", 0.0)           # dpo has none
-        if cuts:                                 # up to 16 epochs, each cut elsewhere
+        if o.cuts:                           # up to 16 epochs, each cut elsewhere
             copies = min(16, math.ceil(steps * self.B / R / n))
-            learned = list(copied(cuts, copies))
+            learned = list(copied(o.cuts, copies))
         batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
         responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
 
@@ -2308,14 +2582,17 @@ class SftRun(Run):
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
                   ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
                                f"{n_empty:,} empty")],
+            held="a learned" if val is train else "a held-out",
             questions=[example for example, _ in val], responses=responses)
 
     def sample(self, n):
-        """The likeliest answer to a held-out instruction."""
+        """The likeliest answer to a held-out question."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return f"> {e['instruction']} {e['input']}\n{self.say(n, asked, temperature=0.0)}"
+        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
+                f"{self.say(n, asked, temperature=0.0)}")
 
+# ---- preferences
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
     The reference is the model at step 0.  It never changes, so its cross-entropies are computed
@@ -2328,6 +2605,17 @@ class DpoRun(SftRun):
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+
+    def prepare(self, start):
+        super().prepare(start)
+        alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
+        n = len(self.encoded)
+        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
+             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
+        if alike:
+            print(f"note: {self.path}: chosen and rejected are the same in "
+                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
+                  f"there is nothing to prefer", file=sys.stderr)
 
     def template_for(self, examples, tokenizer):
         """The model's own: it knows its questions by that."""
@@ -2379,12 +2667,13 @@ class DpoRun(SftRun):
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
         return f"{self.line.format(**measures)}  {text} of the chosen"
 
+# ---- begin, and go on
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-OF_ONE_ENGINE = {"optimizer", *OF_MUON, "matmul"}    # settings that not every engine has
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
 
 def sha256_of(path):
@@ -2408,7 +2697,7 @@ def resumed(run, out, preset, file, chosen):
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
     settings = {name: value for name, value in stored.items()
-                if name in has or name not in OF_ONE_ENGINE}
+                if name in has or name not in ENGINE_SETTINGS}
     need(start.state.options and settings.keys() <= has,
          f"{out} was not made by {run.verb}; start with --out NAME")
     with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
@@ -2454,6 +2743,9 @@ def fresh(run, preset, file, chosen):
         chosen = {"data": run.larger_data, **chosen}
     if file is not None:
         start = read_checkpoint(file)
+        if issubclass(run, DpoRun) and start.state.kind == "base":
+            print(f"note: {file} is a base model, which sft has not taught to answer: dpo teaches "
+                  f"only which of two answers is the better one", file=sys.stderr)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
         start = start._replace(moments=(), state=State(
@@ -2482,21 +2774,23 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
         chosen.setdefault("steps", 0)
     if "data" in chosen:                     # what is named is not looked for elsewhere
         need_data(chosen["data"], out)
-    with alone(out):                         # before it is read: its run may be about to end
+    with alone(out) as refusal:              # before it is read: its run may be about to end
+        need(resume or not refusal, refusal)
         if resume:
             start, options = resumed(run, out, preset, file, chosen)
             s = start.state
             if s.step >= (options.steps or s.n_steps or math.inf):
                 return print_done(out, s, engine)
+            need(not refusal, refusal)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
-            keep(out, force, "--resume goes on with it, --out NAME keeps it")
+            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
             file = file or run.begins_with
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")
             start, options = fresh(run, preset, file, chosen)
-        need_data(run.data_of(options), out)
+        need_data(run.data_path(options), out)
         if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
             print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
         run(out, start, options, engine).go()
@@ -3068,7 +3362,7 @@ class Reply:
         self.finish = "" if sampling.tokens else "length"
         self.text = b""                      # of the tokens, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
-        assert vocab or not self.stops, "stop texts need a vocabulary"
+        need(vocab or not self.stops, "stop texts need a vocabulary")
         self.drafts, self.slot, self.told = [], 0, 0
 
     def draw(self, logits):
@@ -3172,11 +3466,13 @@ class Pace:
                      f"{', '.join(shares)}")
         return text
 
-def advance(reader, replies, pace):
+def advance(reader, replies, pace, also=()):
     """One step of some replies, each in a slot of its own: reads what each has to read, draws the
     next token, and if that is the draft that was read behind it, one more, and so on.
+    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
     Returns the tokens drawn for each."""
-    began, reading = time.perf_counter(), any(len(reply.pending) > 1 for reply in replies)
+    began = time.perf_counter()
+    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
     for reply in replies:
         held = len(reader.texts[reply.slot]) + len(reply.pending)
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
@@ -3184,7 +3480,7 @@ def advance(reader, replies, pace):
     drafted = any(reply.drafts for reply in replies)
     k = pace.drafts(reader, replies[0].sampling)         # for the next step
     logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-                          for reply in replies])
+                          for reply in replies] + [*also])
     at, drawn = 0, []
     for reply in replies:
         row, drafts, new = at, reply.drafts, []
@@ -3273,6 +3569,19 @@ def looked_up(tokens, k):
     return []
 
 # ---- chat
+# What a chat model reads is one text: all that was said, and what begins its answer.  A template
+# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
+#
+#     <|im_start|>user
+#     What is a cat?<|im_end|>
+#     <|im_start|>assistant
+#
+# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
+# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
+# was it said?), and names are looked for only in those that were not.  An imported model brings a
+# template that is a program; section 11 makes pieces of what it writes.
+
+# Ours as such programs, for others who read an export
 ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
     "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
     "{% endif %}{% endfor %}")
@@ -3284,26 +3593,51 @@ CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
 
-def render_chatml(template, messages):
-    messages = [*default_system(template, messages), *messages]
-    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-    return said + "<|im_start|>assistant\n"
+def alpaca_pieces(messages):
+    """Those of the last question"""
+    before, after = PROMPT.split("{instruction}")
+    _, question = messages[-1]
+    return [(before, False), (question, True), (after, False)]
+
+def chatml_pieces(template, messages):
+    """Some spellings of ChatML begin with a system message of their own."""
+    pieces, ended = [], ""
+    for _, text in default_system(template, messages):
+        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for role, text in messages:
+        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
+        ended = "<|im_end|>\n"
+    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
+
+def own_pieces(template, messages):
+    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
+    if is_alpaca(template):
+        return alpaca_pieces(messages)
+    return chatml_pieces(template, messages) if is_chatml(template) else None
+
+def special_names(tokenizer):
+    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
+    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation.  Only the template makes special tokens.
+    """The ids of a conversation, with what begins the next answer
     sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    text = conversation_text(template, messages, state, tokenizer.specials)
-    ids, end = [], 0
-    for found in re.finditer(f"{SAID.pattern}|(?P<name>{pattern_of(tokenizer.specials)})", text):
-        if found["name"]:
-            new = [tokenizer.specials[found["name"]]]
-        elif sampled and unmarked(found[0]) in sampled:
-            new = sampled[unmarked(found[0])]
-        else:
-            continue                         # a part of ordinary text
-        ids += [*tokenizer.encode(unmarked(text[end:found.start()])).tolist(), *new]
-        end = found.end()
-    ids += tokenizer.encode(unmarked(text[end:])).tolist()
+    messages = [(role, unmarked(text)) for role, text in messages]
+    pieces = (own_pieces(template, messages) or
+              strangers_pieces(template, messages, state, tokenizer))
+    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
+    for piece, said in pieces:
+        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
+            if said and sampled and part in sampled:
+                new = sampled[part]
+            elif not said and part in tokenizer.specials:
+                new = [tokenizer.specials[part]]
+            else:
+                text += part
+                continue
+            ids += [*tokenizer.encode(text).tolist(), *new]
+            text = ""
+    ids += tokenizer.encode(text).tolist()
     need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
     return ids
 
@@ -3330,7 +3664,7 @@ class Speaker:
     continues."""
 
     def __init__(self, file, decoder, options):
-        need(options.template in ("", "alpaca", "chatml"),
+        need(options.template in TEMPLATES,
              f"--template {options.template} is not alpaca or chatml")
         c = read_checkpoint(file, moments=False)
         decoder.ready()
@@ -3378,11 +3712,12 @@ class Speaker:
     def new_reply(self, ids, options, rng):
         return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
 
-    def pieces(self, reply, pace):
-        """Yields the text of a reply as it comes, whole characters only."""
+    def pieces(self, reply, pace, reader=None):
+        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
+        no part of the conversation"""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not reply.finish:
-            advance(self.decoder, [reply], pace)
+            advance(reader or self.decoder, [reply], pace)
             if piece := decode(reply.news(), bool(reply.finish)):
                 yield piece
 
@@ -3433,8 +3768,9 @@ class Speaker:
     def stream(self, prompt, **sampling):
         """Yields the text that follows a prompt by itself, as it comes."""
         options = replace(self.options, **sampling).check()
-        ids = rewind_to(self.decoder, self.shortened(self.ids_of(prompt), False))
-        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace())
+        ids = self.shortened(self.ids_of(prompt), False)
+        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
 
     def generate(self, prompts, batch=64, truncate=False, **sampling):
         """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
@@ -3501,10 +3837,21 @@ class Speaker:
             self.forget()
         elif command == "/help":
             print(HELP)
+        elif command.split()[:1] == ["/temperature"]:
+            self.warm(command.removeprefix("/temperature").strip())
         elif re.fullmatch("/[a-z]+( .*)?", command):
             print(f"there is no {command.split()[0]}; /help lists what there is")
         elif command:
             self.answer_line(text)
+
+    def warm(self, number):
+        """/temperature: sets it, or says what it is."""
+        try:
+            if number:
+                self.options = replace(self.options, temperature=float(number)).check()
+            print(f"temperature {self.options.temperature:g}")
+        except ValueError:                   # a UserError, too
+            print(f"/temperature {number}: expected a number, 0 to 100")
 
     def answer_line(self, text):
         """A reply, or in a line why these words can have none."""
@@ -3518,6 +3865,7 @@ class Speaker:
 HELP = """/help     this list
 /reset    forgets what was said
 /quit     leaves, as Ctrl-D does
+/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
 Ctrl-C    stops a reply; clears a line that is being typed"""
 
 def said_or_read(prompt):
@@ -3554,6 +3902,8 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
     options = Sampling(**chosen).check()
     if prompts:                              # then a word that stands alone names the checkpoint
         need(out, "name a file for the answers: --out answers.jsonl")
+        need(not prompt or file == FILE.options["default"],
+             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
         return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
@@ -3563,7 +3913,7 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
         speaker.rng = rng_of(options.seed, 0, i)
         speaker.said.clear()
         if not speaker.answers:
-            print(prompt, end="")
+            print(prompt, end="", flush=True)          # reading it may take a while
             rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
         else:
             rewound = speaker.ids_after(prompt)
@@ -3595,7 +3945,7 @@ def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file"""
     with reading(path, "name a file of JSON lines"):
         need_regular(path)
-        lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
+        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -3681,38 +4031,79 @@ def told_of(reply):
     return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
 
 # ---- the lens
-def lens(file, prompt):
-    """The Euler view of a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+def euler_steps(model, tokens):
+    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
-    For each step |f| / |x|, the angle between x before and after, and what head 0 would say if the
-    integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
+    that there is first, whose length and angle are None, and after each step.  p is what head 0
+    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    cfg, p = model.cfg, model.p
+    model.logits(tokens[None])
+    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+
+    def said(x):
+        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
+        e = np.exp(z - z.max())
+        return e / e.sum()
+
+    yield "embedding", None, None, said(states[0])
+    for i, (before, after) in enumerate(zip(states, states[1:])):
+        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
+        length = np.linalg.norm(after - before) / norm
+        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
+        yield name, float(length), angle, said(after)
+
+def lens(file, prompt):
+    """`lens`: the Euler steps of a prompt's last token."""
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
     need(len(tokens), "the prompt is empty; give at least one character")
     Model.ready()
     model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
-    model.logits(tokens[None])
-    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
-    lm_head = model.p.wte if c.cfg.tie_embeddings else model.p.lm_head[0]
 
     def text(token):
         return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
 
-    def likeliest(x):
-        z = lm_head @ (model.p.final_norm * x / math.sqrt((x * x).mean() + c.cfg.norm_eps))
-        e = np.exp(z - z.max())
-        return "  ".join(f"{text(t)} {e[t] / e.sum():.0%}" for t in np.argsort(-e)[:3])
-
     print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    print(f"{'embedding':<31}   {likeliest(states[0])}")
-    for i, (before, after) in enumerate(zip(states, states[1:])):
-        kind = "swiglu" if i % 2 else "attention"
-        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
-        length = np.linalg.norm(after - before) / norm
-        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
-        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
-        print(f"{i // 2 + 1:>3} {kind:<10}{length:>8.3f}{angle:>8.1f}\u00b0   {likeliest(after)}")
+    for name, length, angle, p in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
+        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
+        print(f"{name:<14}{numbers}   {likeliest}")
+
+# ---- the server
+@dataclass
+class Serving(Settings):
+    """How `serve` listens, and how much it does at once."""
+    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
+    port: int = setting(8000, 0, 65_535, "0: one that is free")
+    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
+    origin: list = field(default_factory=list, metadata={
+        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
+    log: list = field(default_factory=list, metadata={
+        "help": "a log for /learn beside those in this folder; may be given several times"})
+    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
+    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
+    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
+    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
+    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
+    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
+    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+def serve(file, decoder=Decoder, **chosen):
+    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
+    options = Serving(**chosen).check()
+    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
+        import nanoeuler_serve as server
+    else:
+        import serve as server
+    return server.run(file, decoder, options)
 
 # ==== 10 Checkpoint ====
 # A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
@@ -3724,6 +4115,11 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16
 NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
 MAX_HEADER = 100_000_000     # bytes
 FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
+
+AGAIN = "copy or download it again"
+
+def cut_short(size, end):
+    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
 @contextlib.contextmanager
 def replacing(path, remedy):
@@ -3783,14 +4179,18 @@ def map_tensors(path):
     No size in the header is believed until the file is known to be that long."""
     need_regular(path)
     with open(path, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
-        length = int.from_bytes(f.read(8), "little")
+        size, first = os.fstat(f.fileno()).st_size, f.read(8)
+        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
+        length = int.from_bytes(first, "little")
         need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
              "file, or only the beginning of one")
         header = f.read(length)
-        data = np.memmap(f, np.uint8, "r", offset=f.tell())
-    entries = json.loads(header)
-    meta = entries.pop("__metadata__", {})
+        entries = json.loads(header)
+        meta = entries.pop("__metadata__", {})
+        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
+        need(size >= end, cut_short(size, end))
+        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
+            np.zeros(0, np.uint8))           # of nothing there is no map
     tensors = {}
     for name, t in entries.items():
         need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
@@ -3817,6 +4217,7 @@ def need_finite(name, x):
         if bad:                              # else the sum of large numbers was not finite
             raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
 
+# ---- a run's state, its tensors and moments
 @dataclass
 class State(Settings):
     """What a checkpoint knows besides the weights."""
@@ -3843,69 +4244,64 @@ class State(Settings):
                  f"{name} holds half a surrogate pair, which is no character")
         return self
 
-# The tensors of a LlamaForCausalLM that each of ours holds, rows of one behind rows of the other.
-OF_MODEL = {"wte": "model.embed_tokens", "final_norm": "model.norm"}
-OF_LAYER = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "attn_proj": ("self_attn.o_proj",),
-            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "down": ("mlp.down_proj",),
-            "attn_norm": ("input_layernorm",),
-            "mlp_norm": ("post_attention_layernorm",)}
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+def llama_tensors(cfg):
+    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
+    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
+    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
+    on.  gguf: the name in a GGUF file, "" if it has no place there."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
 
 def tensor_shapes(cfg):
-    """name -> shape of the tensors of a checkpoint, in buffer order.  Those of param_table are cut
-    into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C) becomes
-    model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so on."""
-    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-    heads = ["lm_head", *(f"mtp.{k}" for k in range(1, cfg.n_mtp))]
-    rows_of = {"qkv": (HD, GD, GD), "gate_up": (cfg.n_hidden, cfg.n_hidden)}
-    shapes = {}
-    for name, shape, _ in param_table(cfg):
-        if name in OF_MODEL:
-            shapes[f"{OF_MODEL[name]}.weight"] = shape
-        elif name == "lm_head":
-            for head in heads[1:] if cfg.tie_embeddings else heads:
-                shapes[f"{head}.weight"] = shape[1:]
-        else:
-            n_layer, rows, *columns = shape
-            for l in range(n_layer):
-                for part, n in zip(OF_LAYER[name], rows_of.get(name, (rows,)), strict=True):
-                    shapes[f"model.layers.{l}.{part}.weight"] = (n, *columns)
-    return shapes
+    """name -> shape of the tensors of a checkpoint, in buffer order"""
+    return {x.name: x.shape for x in llama_tensors(cfg)}
 
 def named(cfg, flat):
     """name -> view of the flat buffer"""
     shapes = tensor_shapes(cfg)
     return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
 
-def place_of_muon(cfg):
-    """The slice of the flat buffer that Muon updates: qkv to down."""
-    first, *sizes = (math.prod(shape) for _, shape, _ in param_table(cfg)[:PACKED.stop])
-    return slice(first, first + sum(sizes))
+def muon_slice(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down"""
+    return entries_where(cfg, lambda x: x.optimizer == "muon")
 
 def moment_shapes(cfg, optimizer):
     """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
-    N, place = n_params(cfg), place_of_muon(cfg)
-    n = place.stop - place.start
+    N, part = n_params(cfg), muon_slice(cfg)
+    n = part.stop - part.start
     if optimizer == "muon":
         return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
     return {"adamw.m": (N,), "adamw.v": (N,)}
 
 def named_moments(cfg, optimizer, m, v):
     """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
-    place = place_of_muon(cfg)
     if optimizer == "muon":
-        return {"muon.momentum": m[place], "adamw.m": np.delete(m, place),
-                "adamw.v": np.delete(v, place)}
+        part = muon_slice(cfg)
+        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
+                "adamw.v": np.delete(v, part)}
     return {"adamw.m": m, "adamw.v": v}
 
-def moments_of(cfg, tensors):
+def read_moments(cfg, tensors):
     """(m, v), each (N,), of these tensors of a checkpoint"""
     m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
     of_adamw = np.ones(n_params(cfg), bool)
     if "muon.momentum" in tensors:
-        place = place_of_muon(cfg)
-        m[place], of_adamw[place] = tensors["muon.momentum"], False
+        part = muon_slice(cfg)
+        m[part], of_adamw[part] = tensors["muon.momentum"], False
     m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
     return m, v
 
@@ -3947,14 +4343,15 @@ def read_checkpoint(path, moments=True):
         if has_moments and moments:
             for name in remembered:
                 need_finite(name, tensors[name])
-            kept = moments_of(cfg, tensors)
+            kept = read_moments(cfg, tensors)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept)
 
-def keep(path, force, remedy="another name keeps it"):
+# ---- what is said of files
+def refuse_overwrite(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
     if os.path.exists(path):
         need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
@@ -4033,6 +4430,10 @@ def llama_config(entries, n_mtp=1):
 # ---- Hugging Face
 FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
 
+def json_of(path):
+    with reading(path, AGAIN):
+        return parse_json(path.read_bytes())
+
 def llama_of_folder(folder):
     """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
     at = pathlib.Path(folder)
@@ -4041,9 +4442,9 @@ def llama_of_folder(folder):
             need_regular(at / name)
     tensors = {}
     for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
-        tensors |= map_tensors(shard)[1]
-    config = json.loads((at / "config.json").read_text(encoding="utf-8"))
-    words = json.loads((at / "tokenizer_config.json").read_text(encoding="utf-8"))
+        with reading(shard, AGAIN):
+            tensors |= map_tensors(shard)[1]
+    config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
     need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
     template = words.get("chat_template") or ""
     if (own := at / "chat_template.jinja").exists():
@@ -4084,7 +4485,7 @@ def llama_files(c):
             "clean_up_tokenization_spaces": False, "model_max_length": c.cfg.seq_len},
         "tokenizer.json": json.loads(c.tokenizer.to_json())}
 
-def is_of_heads(path):
+def holds_heads_alone(path):
     """Is it a mtp.safetensors that `export` wrote?"""
     with reading(path, "name another directory"):
         return all(name.startswith("mtp.") for name in map_tensors(path)[1])
@@ -4093,10 +4494,11 @@ def need_folder(c, folder, force):
     """Refuses to write into what is there."""
     need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
-        keep(os.path.join(folder, name), force)
+        refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
     if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
-        need(is_of_heads(of_heads), f"{of_heads} is another program's; name another directory")
+        need(holds_heads_alone(of_heads),
+             f"{of_heads} is another program's; name another directory")
 
 def export_folder(c, folder):
     """Writes a directory that transformers reads."""
@@ -4125,10 +4527,8 @@ def export_folder(c, folder):
 PRE = {False: "gpt-2", True: "smollm"}
 
 def gguf_names(cfg):
-    """Our name of a tensor -> its name in GGUF."""
-    import gguf
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
-    return {name: names.get_name(name, (".weight",)) for name in tensor_shapes(cfg)}
+    """Our name of a tensor -> its name in GGUF; llama.cpp has no place for heads 1.."""
+    return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
 
 def pairs_of_halves(w, name, cfg, back=False):
     """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
@@ -4151,10 +4551,13 @@ def llama_of_gguf(path):
         """Of gguf 0.19, with a check: it makes lists as long as a damaged file says."""
 
         def _get(self, offset, dtype, count=1, **order):
-            need(offset + int(count) <= len(self.data), "it ends too early")     # a byte each
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            need(end <= len(self.data), cut_short(len(self.data), end))
             return super()._get(offset, dtype, count, **order)
 
     need_regular(path)
+    with open(path, "rb") as f:
+        need(f.read(4) == b"GGUF", "it is no GGUF file")
     file = Reader(path)
     meta = {key: x.contents() for key, x in file.fields.items()}
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
@@ -4221,7 +4624,7 @@ def write_gguf(path, c, matrices):
         add[type(value)](key, value)
     names = gguf_names(c.cfg)
     for name, w in named(c.cfg, c.flat).items():
-        if name.startswith("mtp."):          # llama.cpp has no place for them
+        if name not in names:
             continue
         kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
         block, _ = gguf.GGML_QUANT_SIZES[kind]
@@ -4239,6 +4642,12 @@ def write_gguf(path, c, matrices):
     file.close()
 
 # ---- the verbs
+# What an error of the Hub's client means, by its name, of which it makes a paragraph
+OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
+          "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
+          "RevisionNotFoundError": "it has no such revision of that",
+          "LocalEntryNotFoundError": "it cannot be reached, and nothing of that is kept here",
+          "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and nothing of that is kept here"}
 IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 def folder_of_hub(name):
@@ -4252,13 +4661,15 @@ def folder_of_hub(name):
             repository, revision=revision or None, ignore_patterns="*/*",
             allow_patterns=["*.safetensors", *FILES_OF_LLAMA])
     except Exception as e:                   # of the network, of the Hub, or of its client
-        said = " ".join(str(e).split())
+        kind = type(e).__name__
+        said = " ".join(str(e).split()).partition(". ")[0]
+        said = OF_HUB.get(kind, f"{kind}: {said:.100}")
         raise UserError(f"{name}: no such directory, and the Hugging Face Hub does not give it: "
-                        f"{type(e).__name__}: {said:.300}") from None
+                        f"{said}") from None
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
-    keep(out, force)
+    refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
@@ -4289,7 +4700,7 @@ def export(file, folder, gguf, matrices, force):
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     c = read_checkpoint(file, moments=False)
     if gguf:
-        keep(gguf, force)
+        refuse_overwrite(gguf, force)
     if folder:
         need_folder(c, folder, force)
     if gguf:
@@ -4303,6 +4714,7 @@ def export(file, folder, gguf, matrices, force):
 # An imported model brings the template of its chat: a program, which says how messages become text.
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
+TEMPLATES = "", "alpaca", "chatml"           # what --template may say
 # What may add a system message to it where there is none
 SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
                     r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
@@ -4427,12 +4839,11 @@ def render_jinja(template, each):
     return texts
 
 def render_each(template, conversations, state):
-    """The text of each conversation, messages [(role, content)], with what begins the next answer.
-    Alpaca's knows of one question only.  Templates that are neither are jinja2's to render."""
-    if is_alpaca(template):
-        return [PROMPT.format(instruction=messages[-1][1]) for messages in conversations]
-    if is_chatml(template):
-        return [render_chatml(template, messages) for messages in conversations]
+    """The text of each conversation, messages [(role, content)], with what begins the next answer
+    """
+    pieces = [own_pieces(template, messages) for messages in conversations]
+    if all(pieces):
+        return ["".join(text for text, _ in of_one) for of_one in pieces]
     return render_jinja(template, [
         dict(messages=[dict(role=role, content=text) for role, text in messages],
              add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
@@ -4497,10 +4908,6 @@ def with_letters_alone(messages, known):
     return [(role, re.sub(r"\S", letter, said))
             for (role, said), letter in zip(messages, letters_but(known))]
 
-def pattern_of(names):
-    """A regular expression: the longest special name that fits.  Of none: what matches nothing"""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
-
 def frame(text, special):
     """What a template wrote around what is said: its special names, and for the parts before,
     between and after them the letters that are said there.
@@ -4508,7 +4915,13 @@ def frame(text, special):
     parts = re.split(f"({special})", text)
     return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
 
-def conversation_text(template, messages, state, names):
+def strangers_pieces(template, messages, state, tokenizer):
+    """The pieces of messages by a template that is a program"""
+    text = conversation_text(template, messages, state, tokenizer)
+    parts = re.split(f"({SAID.pattern})", text)          # what was said is every other one
+    return [(unmarked(part), i % 2 == 1) for i, part in enumerate(parts)]
+
+def conversation_text(template, messages, state, tokenizer):
     """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
     BEFORE and A is AFTER.  Special names are those without marks: the template's own.
 
@@ -4523,7 +4936,6 @@ def conversation_text(template, messages, state, names):
       stands between others of them than there;
     - if something is shown without marks, they are those of a text of as many other letters, too:
       a template may count them; and blanks are shown only where no special name has any."""
-    messages = [(role, unmarked(said)) for role, said in messages]
     marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
     plain, *texts = render_each(template, [messages, *marked_messages], state)
     if plain not in map(unmarked, texts):
@@ -4532,19 +4944,20 @@ def conversation_text(template, messages, state, names):
         texts.append(render(template, marked_messages[-1], state))
     refusal = (f"the model's chat template changes what is said, and might make a special token "
                f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
-    most_shown = 1 if any(map(str.isspace, "".join(names))) else len(texts)
+    names = "".join(tokenizer.specials)
+    most_shown = 1 if any(map(str.isspace, names)) else len(texts)
     same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
     need(same, refusal)
     text = texts[same[0]]
     outside = SAID.sub("", text)
     need(unmarked(outside) == outside, refusal)
-    known = {*"".join(names), *"".join(said for _, said in messages)}
+    known = {*names, *"".join(said for _, said in messages)}
     in_letters, all_in_letters, without_marks = render_each(template, [
         with_other_letters(marked_messages[same[0]], known),
         with_other_letters(marked_messages[0], known),
         with_letters_alone(messages, known)], state)
     need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
-    special = pattern_of(names)
+    special = special_names(tokenizer)
     found, said = frame(in_letters, special)
     found_in_marked, said_of_marked = frame(all_in_letters, special)
     need(found == found_in_marked, refusal)
@@ -4946,11 +5359,57 @@ def rows_tile(typing, y, x, w, scale, r, i, add, R, NP):
 # ---- other pieces that Numba lacks
 @intrinsic
 def next_task(typing, counter, i):
-    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index."""
+    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index.  What a
+    thread wrote before, those see who `seen` it."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "monotonic")
+        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "acq_rel")
     return types.int64(counter, types.intp), codegen
+
+@intrinsic
+def next_below(typing, counter, i, end):
+    """counter[i]++ as one atomic operation if it is below end; returns the old value."""
+    def codegen(context, bd, sig, args):
+        data = context.make_array(sig.args[0])(context, bd, args[0]).data
+        place = bd.gep(data, [args[1]])
+        look, add, leave = map(bd.append_basic_block, ("look", "add", "leave"))
+        bd.branch(look)
+        bd.position_at_end(look)
+        old = bd.load_atomic(place, "monotonic", 8)
+        bd.cbranch(bd.icmp_signed("<", old, args[2]), add, leave)
+        bd.position_at_end(add)              # unless another thread was faster
+        swapped = bd.cmpxchg(place, old, bd.add(old, i64(1)), "monotonic", "monotonic")
+        bd.cbranch(bd.extract_value(swapped, 1), leave, look)
+        bd.position_at_end(leave)
+        return old
+    return types.int64(counter, types.intp, types.intp), codegen
+
+@intrinsic
+def seen(typing, counter, i):
+    """counter[i], with all that the threads which counted wrote before."""
+    def codegen(context, bd, sig, args):
+        data = context.make_array(sig.args[0])(context, bd, args[0]).data
+        return bd.load_atomic(bd.gep(data, [args[1]]), "acquire", 8)
+    return types.int64(counter, types.intp), codegen
+
+YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"     # of the C library
+
+@intrinsic
+def rest(typing, long):
+    """Between two looks at what others do: a few cycles, or, if it is long, until those have run
+    who wait for this core."""
+    def codegen(context, bd, sig, args):
+        def call(name, kind):
+            bd.call(cgutils.get_or_insert_function(bd.module, ir.FunctionType(kind, []), name), [])
+
+        with bd.if_else(args[0]) as (then, otherwise):
+            with then:
+                call(YIELD, i32)
+            with otherwise:
+                if ARCHITECTURE == "x86_64":
+                    call("llvm.x86.sse2.pause", ir.VoidType())
+        return context.get_dummy_value()
+    return types.void(types.boolean), codegen
 
 @intrinsic
 def larger(typing, x, y):
@@ -4986,7 +5445,7 @@ def pack_vectors(typing, row, first, second, mask):
             place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
             return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
 
-        def upper_half(pointer):             # `bits_of` those from here on
+        def upper_half(pointer):             # `bf16_bits` those from here on
             if of == types.uint16:
                 return bd.zext(loaded(pointer, i16), words)
             x = loaded(pointer, i32)
@@ -5007,6 +5466,15 @@ def pack_vectors(typing, row, first, second, mask):
     return types.intp(row, first, second, mask), codegen
 
 # ---- bfloat16
+def to_bf16(x):
+    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+def from_bf16(x):
+    """float32 of the bits of bfloat16, uint16; anything else as it is"""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
 # A function without a body of its own for each type is chosen by `overload`: it is given the types
 # of the arguments, and returns what to compile for them.
 def value(x):
@@ -5021,13 +5489,13 @@ def _value(x):
         return lambda x: float32(x)
     return lambda x: x
 
-def bits_of(x):
+def bf16_bits(x):
     """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
     The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
     return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
 
-@overload(bits_of, inline="always")
-def _bits_of(x):
+@overload(bf16_bits, inline="always")
+def _bf16_bits(x):
     if x == types.uint16:
         return lambda x: int32(x)
 
@@ -5039,12 +5507,12 @@ def _bits_of(x):
 
 def rounded(x, like):
     """A number as an array of the type of `like` holds it."""
-    return np.uint16(bits_of(x)) if like.dtype == BF16 else x
+    return np.uint16(bf16_bits(x)) if like.dtype == BF16 else x
 
 @overload(rounded, inline="always")
 def _rounded(x, like):
     if like.dtype == types.uint16:
-        return lambda x, like: np.uint16(bits_of(x))
+        return lambda x, like: np.uint16(bf16_bits(x))
     return lambda x, like: x
 
 def number(x, like):
@@ -5067,13 +5535,16 @@ def _rows_a_row_of(panels):
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
-    return bits_of(even) | (bits_of(odd) & mask) << 16 if like.dtype == np.int32 else even
+    return bf16_bits(even) | (bf16_bits(odd) & mask) << 16 if like.dtype == np.int32 else even
 
 @overload(pair_of, inline="always")
 def _pair_of(even, odd, mask, like):
-    if like.dtype == types.int32:
-        return lambda even, odd, mask, like: bits_of(even) | ((bits_of(odd) & mask) << int32(16))
-    return lambda even, odd, mask, like: even
+    if like.dtype != types.int32:
+        return lambda even, odd, mask, like: even
+
+    def both(even, odd, mask, like):
+        return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
+    return both
 
 def entry_of(x, second, scale):
     """The number of an entry of panels: of pairs the first or the second one."""
@@ -5127,12 +5598,9 @@ def _turned(workspace, x):
 
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private.  What we change in them and read of them holds for
-# Numba 0.68 and stands here (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for
-# damaged files, which section 2 of bpe.py sees to.
-NUMBA = "0.68"
-need(numba.__version__.startswith(f"{NUMBA}."), f"Numba {numba.__version__} is installed, this "
-     f"program knows the cache of {NUMBA}: pip install 'numba=={NUMBA}.*'")
+# files.  The classes that do so are private.  What we change in them and read of them holds for the
+# version that the imports ask for, and stands here (nanoeuler_cuda.py takes `save_compiled` for its
+# own kernels), but for damaged files, which section 2 of bpe.py sees to.
 
 # Numba's own, also where this file is loaded a second time
 numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_key)
@@ -5205,7 +5673,7 @@ SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
                                (decode_step, "Params(array(int32,"),
                                (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]}
 
-def of_training(dtype):
+def training_kernels(dtype):
     """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
     panels = {"f32": "array(float32, 4d", "bf16": "array(int32, 4d"}[dtype]
     return {f"compile_gradient({dtype!r})": [(run_batch, f"Panels({panels}")],
@@ -5231,11 +5699,12 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def compile_kernels(dtype=DTYPE):
-    """What training in this dtype needs, and chat."""
-    fill_cache(of_training(dtype))
+    """`compile`: what training in this dtype needs, and chat."""
+    need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
+    fill_cache(training_kernels(dtype))
 
 def fill_cache(parts):
-    """Compiles those of SPEECH or `of_training` that Numba's cache lacks, and says so.
+    """Compiles those of SPEECH or `training_kernels` that Numba's cache lacks, and says so.
     In other processes, because a process that compiled `run_batch` links its callees differently
     from one that loads it, which changes last bits: a first run must compute the same as a second.
     """
@@ -5435,14 +5904,19 @@ def parse(declare, text, argv):
     return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
 
 def typed(program):
-    """What starts this program, as its user typed it: the command that pip made, or the file."""
+    """What starts a program of this folder, as the user typed it who started one of them: the
+    command that pip made, or the file, with the path to it."""
     command = program.removesuffix(".py").replace("_", "-")
-    started = os.path.basename(sys.argv[0]).removesuffix(".exe")
-    return command if started == command else f"python {program}"
+    folder, started = os.path.split(sys.argv[0])
+    if started.removesuffix(".exe") == command:
+        return command
+    ours = started in ("nanoeuler.py", "nanoeuler_cuda.py")
+    return f"python {shlex.quote(os.path.join(folder, program) if ours else program)}"
 
 # What pip is to install where a verb misses one of the extras, as pyproject.toml has them
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
-            "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4"}
+            "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4",
+            "starlette": "starlette>=1,<2", "uvicorn": "uvicorn>=0.38,<1"}
 
 def problem(e):
     """What is wrong and how to mend it, in one line."""
@@ -5494,6 +5968,7 @@ def add_verbs(add):
     add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
     add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
+    add("serve", serve, "answer browsers and OpenAI's clients", FILE, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
@@ -5504,7 +5979,8 @@ def add_verbs(add):
     add("import", import_llama, "a Llama of Hugging Face or in a GGUF file becomes a checkpoint",
         arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
         arg("out", type=file_name, help="file to write"), FORCE)
-    add("compile", compile_kernels, "compile the kernels into Numba's cache")
+    add("compile", compile_kernels, "compile the kernels into Numba's cache",
+        arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))
 
 def main(argv=None):
     return run_verb(add_verbs, "A GPT from scratch", argv)

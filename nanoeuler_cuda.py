@@ -14,15 +14,21 @@ Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported 
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
+Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type.  Section 12 is the same
+products and the same attention once more, in bfloat16 on tensor cores: what `matmul` of 4.1 and
+`attention_of` of 4.5 take where the GPU has them.
+
 Contents
-    1    Device: doctor, launches, graphs     4.6  SwiGLU
-    2    Memory: buffers, what a run needs    4.7  Cross-entropy
-    3    Building blocks: PTX, sums, tiles    5    Model: forward, heads, backward
-    4.1  Matmul                               6    Optimizer
-    4.2  Embedding                            9    Inference
-    4.3  RMSNorm                              12   Self-tests
-    4.4  RoPE                                 13   Command line
-    4.5  Attention
+    1    Device: doctor, launches, graphs     5    Model: forward, heads, backward
+    2    Memory: buffers, what a run needs    6    Optimizer
+    3    Building blocks: types, sums, tiles  9    Inference
+    4.1  Matmul                               12.1 Instructions: PTX, barriers, copies
+    4.2  Embedding                            12.2 Tiles and tensor cores: mma, wgmma
+    4.3  RMSNorm                              12.3 Matmul on tensor cores
+    4.4  RoPE                                 12.4 Attention on tensor cores
+    4.5  Attention                            12.5 Self-tests
+    4.6  SwiGLU                               13   Command line
+    4.7  Cross-entropy
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
@@ -34,6 +40,9 @@ Types   Kernels take their dtype from their arguments: bfloat16, float32 or floa
         result rounded to the array's type, vector() loads and stores several at once.  Master
         weights, moments, gradients of weights and norms are float32 then.  A literal is made with
         ctype(x).type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
+Names   Of section 3, a thread has `few` neighbours of a row, `acc` are sums in registers, `_smem`
+        is shared memory; `lane` of 32 in a warp, `warp` in a block.  An op's launcher has the name
+        of its function in nanoeuler.py, its kernels are made once for each shape they know.
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         on one kind of GPU, with as many sequences at a time, give the same bits.
 """
@@ -51,7 +60,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import dataclass, fields, make_dataclass, replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 # ==== 1 Device ====
@@ -125,7 +134,7 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
     raise ImportError(reason) from None
 
 # Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile, a kernel's
-# _cache._py_func (made_once) and _codelibrary (allow_shared).
+# _cache._py_func (made_once) and _codelibrary (allow_shared, need_resident).
 bpe.survive_damage(caching.IndexDataCacheFile)
 caching.IndexDataCacheFile.save = ne.save_compiled
 kernel = cuda.jit(cache=bpe.CACHE)
@@ -134,7 +143,8 @@ inlined = cuda.jit(device=True, inline="always")
 def made_once(make):
     """functools.cache for what makes kernels.  On disk Numba files a kernel under a hash of all it
     closes over, and a device function hashes differently in every process: such a kernel would
-    never be found.  These are filed under the name and the arguments of what made them."""
+    never be found.  These are filed under the name and the arguments of what made them, and like
+    all others made anew when this file has changed."""
     def file_under(name, kernel):
         code = SimpleNamespace(co_code=repr(name).encode())
         kernel._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
@@ -212,7 +222,8 @@ def once(check):
     return callback
 
 def launch(kernel, grid, block, *args, smem=0, resident=False):
-    """Queues the kernel.  resident: its blocks wait for each other."""
+    """Queues the kernel, with smem bytes of dynamic shared memory.  resident: its blocks wait for
+    each other."""
     config = kernel[grid, block, stream, smem]
     if not config.pre_launch_callbacks:      # numba-cuda keeps a config, and these with it
         if smem > 48 << 10:
@@ -225,9 +236,12 @@ class Graph:
     """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
 
     The first call runs it as it is, which compiles its kernels; the second records it.  All that
-    changes between calls must lie in device memory: a graph remembers the values of scalars.  It
-    does not keep the function, which would keep its model, and that the graph: a circle that frees
-    gigabytes only when Python looks for garbage.  So whoever has the graph must keep the arrays."""
+    changes between calls must lie in device memory: a graph remembers the values of scalars.
+
+    Lifetime: a recorded graph holds addresses, not arrays.  It does not keep the function, which
+    would keep its model, and that the graph: a circle that frees gigabytes only when Python looks
+    for garbage.  So whoever has the graph keeps the arrays, and drops it before them: `Model` in
+    `prepare`, before it frees its activations, a decoder by dying as a whole."""
     enabled = True
 
     def __init__(self):
@@ -269,7 +283,8 @@ def has(dtype):
     """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
     return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
-PATHS = ("portable", "mma", "wgmma")          # ways to multiply bfloat16, each above the last
+# Ways to multiply bfloat16, each above the last: plain Numba, and those of section 12
+PATHS = ("portable", "mma", "wgmma")
 highest = "wgmma"                            # of PATHS that may be used just now: see `at_most`
 
 tensor_maps = {}                             # those of calls outside of `at_most`
@@ -361,20 +376,29 @@ def buffer_table(cfg, B, T, dtype):
 
     a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]),
     which advances in `state`, in the type of sums: a step is small beside x, and would be lost in
-    the rounding of bfloat16.  y is first a block's normalized input, then its output: the backward
-    pass makes the former again.
+    the rounding of bfloat16.
     d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    a = [("x", (2 * L + 1, BT, C)), ("qkv", (L, BT, QKV)), ("att", (L, BT, HD)),
-         ("gate_up", (L, BT, 2 * F)), ("swiglu", (L, BT, F)), ("y", (BT, C)),
-         ("logits", (R, P * V))]
-    d = [("x", (BT, C)), ("y", (BT, C)), ("qkv", (BT, QKV)), ("att", (BT, HD)),
+    a = [("x", (2 * L + 1, BT, C)),          # the trajectory, as backward reads it
+         ("qkv", (L, BT, QKV)),              # after RoPE
+         ("att", (L, BT, HD)),               # the heads' outputs
+         ("gate_up", (L, BT, 2 * F)),        # becomes its own gradient
+         ("swiglu", (L, BT, F)),
+         ("y", (BT, C)),                     # a block's normalized input, then its output
+         ("logits", (R, P * V))]             # of R rows; become their own gradient
+    d = [("x", (BT, C)),                     # walks back along the trajectory
+         ("y", (BT, C)),                     # of a normalized input; then that input, made again
+         ("qkv", (BT, QKV)),
+         ("att", (BT, HD)),
          ("swiglu", (BT, F))]
-    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),
-           ("state", (BT, C)), ("nll", (P, BT)), ("lse", (L, H, BT))]
-    d32 = [("partial", (PARTS, C)), ("delta", (H, BT))]
+    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
+           ("state", (BT, C)),               # the trajectory's newest point, not rounded
+           ("nll", (P, BT)),                 # the losses
+           ("lse", (L, H, BT))]              # log of the sum of a softmax row
+    d32 = [("partial", (PARTS, C)),          # sums of a gain's gradient
+           ("delta", (H, BT))]               # <dO, O>, in attention
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
@@ -409,13 +433,6 @@ def asm(builder, result, text, constraints, values, volatile=True):
     not volatile only computes: it may be moved, or left out."""
     fnty = ir.FunctionType(result, [v.type for v in values])
     return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=volatile), values)
-
-def asm_into(builder, pointers, text, constraints, values):
-    """asm with as many results as pointers, of their types, which are stored there."""
-    kind = ir.LiteralStructType([p.type.pointee for p in pointers])
-    results = asm(builder, kind, text, constraints, values)
-    for i, pointer in enumerate(pointers):
-        builder.store(builder.extract_value(results, i), pointer)
 
 @intrinsic
 def exp2(typing, x):
@@ -521,259 +538,6 @@ def width(*sizes):
     """8 elements at a time where all rows have whole eights, else one."""
     return 8 if all(n % 8 == 0 for n in sizes) else 1
 
-def ptx(text, *operands, result=types.void):
-    """The instruction `text` as a device function: $0 is its result if it has one, its operands
-    follow.  Without a result it counts as one that reads and writes any memory: the compiler moves
-    no access to memory across it."""
-    letters = {u32: "r", u64: "l", f32: "f"}
-    constraints = [letters[t] for t in operands]
-    if result == types.void:
-        constraints = [*constraints, "~{memory}"]
-    else:
-        constraints = ["=" + letters[result], *constraints]
-
-    @intrinsic
-    def instruction(typing, *args):          # one tuple of them comes to codegen
-        def codegen(context, builder, sig, args):
-            values, void = cgutils.unpack_tuple(builder, args[0]), result == types.void
-            kind = ir.VoidType() if void else context.get_value_type(result)
-            out = asm(builder, kind, text, ",".join(constraints), values)
-            return context.get_dummy_value() if void else out
-        return result(types.BaseTuple.from_types(operands)), codegen
-    return instruction
-
-quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
-# mbarrier: a phase is over when as many threads have arrived as mbarrier_init was told, and all
-# bytes that mbarrier_expect announced are there.  Phases have parities 0, 1, 0, ..: waiting for a
-# parity returns when the running phase has the other one.  The first phase is 0, so that waiting
-# for 1 returns at once.
-mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
-mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
-mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", u32)
-mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
-                    "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
-mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
-# TMA: the copy engine moves a box of a matrix, given by its tensor map and the box's (column, row)
-map_fence = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", u64)     # see a fresh map
-tma_load = ptx("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[$0], [$1, {$2, $3}], [$4];", u32, u64, u32, u32, u32)
-tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];",
-                u64, u32, u32, u32)
-tma_add = ptx("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
-              "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)           # the same, +=
-tma_commit = ptx("cp.async.bulk.commit_group;")
-tma_stored = ptx("cp.async.bulk.wait_group.read 0;")     # shared memory may be written again
-tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memory
-fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
-fence_async_global = ptx("fence.proxy.async.global;")    # before it adds to what others added
-warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
-take_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
-give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
-stmatrix = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
-               u32, u32, u32, u32, u32)
-
-@intrinsic
-def global_address(typing, array):
-    def codegen(context, builder, sig, args):
-        return builder.ptrtoint(memory(context, builder, sig.args, args, 0), ir.IntType(64))
-    return u64(array), codegen
-
-to_shared = ptx("{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u64, result=u32)
-
-@inlined
-def shared_address(array):
-    return to_shared(global_address(array))
-
-@inlined
-def thread_id():
-    return u32(cuda.threadIdx.x)             # of a block of one dimension
-
-@inlined
-def lane_id():
-    return thread_id() & u32(31)
-
-@inlined
-def warp_id():
-    return thread_id() >> u32(5)
-
-@inlined
-def dynamic_smem():
-    """Where dynamic shared memory begins, from a multiple of 1,024 on, as the swizzle wants it.
-    The kernels ask for 1,024 bytes more than they use."""
-    return (shared_address(cuda.shared.array(0, types.uint16)) + u32(1023)) & u32(0xFFFFFC00)
-
-cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
-cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
-cp_async_commit = ptx("cp.async.commit_group;")          # what was ordered so far is one group
-cp_async_wait_all = ptx("cp.async.wait_all;")
-cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
-cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
-store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
-pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
-store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
-# A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
-# written before it was set.
-semaphore_release = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
-semaphore_acquire = ptx("{ .reg .pred p; .reg .u32 turn; "
-                        "AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
-                        "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
-
-def ldmatrix(transposed):
-    """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
-    addresses of lanes 8 i to 8 i + 7, into out[j:j+4] of every lane.     PTX ldmatrix.x4"""
-    @intrinsic
-    def load(typing, out, j, row):
-        def codegen(context, builder, sig, args):
-            asm_into(builder, elements(context, builder, sig.args, args, 0, 4, args[1]),
-                     f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, "
-                     f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[2]])
-            return context.get_dummy_value()
-        return types.void(out, types.intp, u32), codegen
-    return load
-
-ldmatrix_rows, ldmatrix_columns = ldmatrix(""), ldmatrix(".trans")
-
-@intrinsic
-def mma(typing, acc, i, a, j, b, k):
-    """acc[i:i+4] += A B of a warp: A (16, 16) in a[j:j+4], B (16, 8) in b[k:k+2], bfloat16 pairs.
-
-    What lane l holds, with r = l / 4 and c = 2 (l % 4):
-        acc   float32   [r, c]   [r, c + 1]   [r + 8, c]   [r + 8, c + 1]
-        A     pairs     [r, c]   [r + 8, c]   [r, c + 8]   [r + 8, c + 8]    and the next column
-        B     pairs     [c, r]   [c + 8, r]                                  and the next row
-
-    The lane that holds an entry of acc (16, 8): a quad of neighbours has a row.
-
-        column     0    1    2    3    4    5    6    7
-        row 0      0    0    1    1    2    2    3    3      acc[i] and acc[i + 1], in turn
-        row 1      4    4    5    5    6    6    7    7
-        ...
-        row 7     28   28   29   29   30   30   31   31
-        row 8      0    0    1    1    2    2    3    3      acc[i + 2] and acc[i + 3]
-        ...
-        row 15    28   28   29   29   30   30   31   31"""
-    def codegen(context, builder, sig, args):
-        def registers(n, count):
-            """Those of argument n, from the index that follows it on."""
-            return elements(context, builder, sig.args, args, n, count, args[n + 1])
-
-        sums = registers(0, 4)
-        operands = registers(2, 4) + registers(4, 2) + sums
-        asm_into(builder, sums,
-                 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
-                 "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
-                 "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [builder.load(p) for p in operands])
-        return context.get_dummy_value()
-    return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
-
-# A tile lies in shared memory in rows of 128 bytes: 64 numbers of bfloat16, eight chunks of 16
-# bytes.  So wide are all 32 banks, too: with chunk c of each row below that of the row before, the
-# eight rows of a chunk that ldmatrix reads at once would wait for the same four banks.  So chunk c
-# of row r lies at place c XOR (r mod 8).  The chunk that is found at each place:
-#
-#     place     0  1  2  3  4  5  6  7
-#     row 0     0  1  2  3  4  5  6  7
-#     row 1     1  0  3  2  5  4  7  6
-#     row 2     2  3  0  1  6  7  4  5
-#     row 3     3  2  1  0  7  6  5  4        any chunk, in eight rows, is at eight places:
-#     row 4     4  5  6  7  0  1  2  3        all banks work
-#     row 5     5  4  7  6  1  0  3  2
-#     row 6     6  7  4  5  2  3  0  1
-#     row 7     7  6  5  4  3  2  1  0
-@inlined
-def swizzled(row, chunk):
-    """Where columns 8 chunk to 8 chunk + 7 of a row are in a tile of bfloat16: columns of 64, in
-    rows of 128 bytes, whose chunks of 16 turn by row: eight rows of a chunk hit all banks.  64 rows
-    a column of 64; the copy engine's 128-byte swizzle."""
-    return (chunk >> u32(3)) * u32(8192) + row * u32(128) + (
-        ((chunk & u32(7)) ^ (row & u32(7))) << u32(4))
-
-SWIZZLE_128 = 1 << 62                        # fields of a descriptor: the swizzle,
-BETWEEN_GROUPS = (1024 // 16) << 32          # the stride byte offset,
-BETWEEN_COLUMNS = (8192 // 16) << 16         # the leading dimension byte offset
-
-@inlined
-def descriptor(tile):
-    """What wgmma is told of an operand at this address of shared memory, 64 columns of bfloat16 in
-    rows of 128 bytes: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run
-    along M or N, 8,192 bytes between columns of 64.  All in units of 16 bytes.
-    PTX ISA, wgmma: matrix descriptor format"""
-    return u64(SWIZZLE_128 | BETWEEN_GROUPS | BETWEEN_COLUMNS) | u64(tile >> u32(4))
-
-@functools.cache
-def wgmma(N, a_in, b_mn, count=1, adds="always"):
-    """The device function acc [+]= A B of a warpgroup, A (64, 64), B (64, N), bfloat16; acc: N / 2
-    float32 in the registers of each thread.  `count` such products are in flight at once, acc holds
-    one result after the other.     PTX wgmma.mma_async, sm_90a
-
-    Arguments: acc, and for each product the descriptors of A and B in shared memory.  A step of 16
-    along K is 32 bytes further in a tile whose rows run along K (a_in "rows"), 16 rows of 128 bytes
-    in one whose rows run along M or N (a_in "columns"; b_mn).  With a_in "registers", A is one
-    local array of 16 numbers a product, laid out as `mma` has it, and then come the descriptors of
-    B.  adds: "always", "never", or "asked": then a last argument, 0 or not, says whether.
-
-    The PTX of wgmma(16, "rows", False), of whose 64 columns of A the first 16 are shown:
-
-        { .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, 0, 0;
-          wgmma.fence.sync.aligned;
-          add.u64 a, $8, 0;                                  16 columns further: 2, 4, 6
-          add.u64 b, $9, 0;
-          wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16
-            {$0,$1,$2,$3,$4,$5,$6,$7}, a, b, 1, 1, 1, 0, 0;  add, signs of A and B, transposed?
-          ...
-          wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"""
-    sums_each = N // 2
-    total = sums_each * count
-    given = a_in == "registers"
-    along_k, along_mn = 2, 128               # a step of 16 along K, in units of 16 bytes
-    b_step = along_mn if b_mn else along_k
-
-    def text_of(operands):
-        """The PTX.  $0 to $(total - 1) are acc; then come the operands: descriptors, numbers of A,
-        and whether to add."""
-        keep = f"${total + operands - 1}" if adds == "asked" else "0"
-        text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
-                f"wgmma.fence.sync.aligned; ")
-        for i in range(count):
-            sums = ",".join(f"${sums_each * i + j}" for j in range(sums_each))
-            for k in range(4):
-                if given:
-                    b = total + i
-                    first = total + count + 16 * i + 4 * k
-                    left = "{" + ",".join(f"${first + j}" for j in range(4)) + "}"
-                    a_transposed = ""        # there is no such field
-                else:
-                    b = total + 2 * i + 1
-                    a_step = along_mn if a_in == "columns" else along_k
-                    text += f"add.u64 a, ${b - 1}, {a_step * k}; "
-                    left = "a"
-                    a_transposed = f", {int(a_in == 'columns')}"
-                add = "1" if adds == "always" or k else "keep"
-                text += (f"add.u64 b, ${b}, {b_step * k}; wgmma.mma_async.sync.aligned."
-                         f"m64n{N}k16.f32.bf16.bf16 {{{sums}}}, {left}, b, "
-                         f"{add}, 1, 1{a_transposed}, {int(b_mn)}; ")
-        return text + "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
-
-    def codegen(context, builder, sig, args):
-        sums = elements(context, builder, sig.args, args, 0, total)
-        values = cgutils.unpack_tuple(builder, args[1])
-        if given:
-            a = elements(context, builder, sig.args[1], values, 0, 16 * count)
-            values = [*values[1:], *map(builder.load, a)]
-        old = [] if adds == "never" else [builder.load(p) for p in sums]
-        kinds = ["l" if v.type == ir.IntType(64) else "r" for v in values]
-        constraints = ["=f"] * total + kinds + [str(i) for i in range(len(old))] + ["~{memory}"]
-        asm_into(builder, sums, text_of(len(values)), ",".join(constraints), [*values, *old])
-        return context.get_dummy_value()
-
-    @intrinsic
-    def product(typing, acc, *operands):     # a tuple of them comes to codegen
-        kinds = (operands[0], *[u64] * count) if given else [u64] * (2 * count)
-        if adds == "asked":
-            kinds = [*kinds, u32]
-        return types.void(acc, types.BaseTuple.from_types(kinds)), codegen
-    return product
-
 def butterfly(combine, steps):
     """The device function that combines x over 2^steps neighbouring lanes.  Every lane does it in
     the same order, so all have the same bits."""
@@ -831,7 +595,8 @@ def register_tile(ROWS, COLS):
     return tile
 
 # ==== 4.1 Matmul ====
-TILE, DEPTH, STRIDE = 128, 16, 132           # 132: a column's 16 numbers lie in 8 banks, not 1
+TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k at a time
+STRIDE = TILE + 4                            # from k to k: 16 of one row are in 8 banks, not in 1
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
@@ -840,7 +605,12 @@ def matmul_kernel(out, a, b, add):
     """out[z, h] = add * out[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
 
     One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
-    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides"""
+    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides
+
+    16 k at a time, 128 rows of A and 128 columns of B go through shared memory: each number is read
+    from device memory once a block, and not once a row or column.  A thread has 8 x 8 of the sums
+    in registers, rows 8 y to 8 y + 7, columns x, x + 16, ..; the next 16 k are on their way into
+    registers while it multiplies."""
     a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
     zero, H = ctype(a).type(0), out.shape[1]
     z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
@@ -896,484 +666,6 @@ def wide(x):
     anything = 1 << 20                       # the stride of a dimension of one
     strides = [s // x.dtype.itemsize for s in x.strides]
     return view(x, 0, (1, 1, *x.shape), (anything, anything, *strides))
-
-# The same on tensor cores, bfloat16, three ways to lay out the operands: a_mn means that A is given
-# as A^T (K, M), b_mn that B is given as (K, N), and not as B^T (N, K).  Tiles of the output are
-# visited in bands of BAND rows of tiles, so that what neighbours read is still in L2.
-BK, BAND = 64, 16                            # depth of a slice of A and B
-
-@inlined
-def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
-    """The i-th piece: (m, n, first, end), the tile whose first entry is out[m, n], of slices first
-    to end - 1 of K.  The pieces are all tiles of the first part of K, then all of the next."""
-    down = u32((M + tile_rows - 1) // tile_rows)
-    across = u32((N + tile_columns - 1) // tile_columns)
-    part = quotient(i, down * across)
-    tile = i - part * down * across
-    slices = u32((K + BK - 1) // BK)
-    band = quotient(tile, u32(BAND) * across)
-    in_band = tile - band * u32(BAND) * across
-    high = min(down - band * u32(BAND), u32(BAND))       # rows of tiles: the last band has fewer
-    column = quotient(in_band, high)
-    row = band * u32(BAND) + in_band - column * high
-    m = row * u32(tile_rows)
-    n = column * u32(tile_columns)
-    first = quotient(part * slices, splits)
-    end = quotient((part + u32(1)) * slices, splits)
-    return m, n, first, end
-
-# Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
-# part of K and adds its product to the output when it is its turn, which keeps the order of the
-# sums.  It waits for the parts before it.  Where a block has one piece, those have begun: blocks
-# begin in the order of their numbers, as on every GPU so far, though CUDA does not promise it.
-# Where a block takes one piece after another, that holds only if the whole grid is resident.
-SEMAPHORES = 1 << 15                         # one a tile in `mma`, two in `wgmma`: its warpgroups'
-
-# Path `mma`, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.
-# Copies of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go
-# into registers while `mma` works on the last 16.  Some 35 times the speed of the portable tile,
-# 0.55 of cuBLAS's.  97 KB of shared memory: an RTX 40 allows a block 99.
-MMA_TILE, MMA_STAGE = 128, 4 * 128 * BK
-MMA_SMEM = 3 * MMA_STAGE + 1024
-
-class Operand(NamedTuple):
-    """How A or B of `mma_kernel` comes from memory to shared memory, and from there to registers:
-    device functions."""
-    first_chunk: object                      # (source, mn0, k0): where a thread's part begins
-    issue_loads: object                      # (to, source, place, r, c): of a slice
-    lane_start: object                       # (mn0): where a lane begins to read a tile
-    load_fragment: object                    # (out, at, i, s)
-
-@made_once
-def mma_kernel(a_mn, b_mn, accumulate):
-    """accumulate: out += A B in float32; else out = A B in bfloat16."""
-    def operand(mn, load, row_bit, chunk_bit):
-        """Operand of A or B.
-
-        In shared memory, steps along the chunks of a row flip bits of the address, as the swizzle
-        has it; 16 rows further it adds.  row_bit, chunk_bit: the bits of a lane's number that say
-        whether it points ldmatrix to the second eight rows, to the second chunk."""
-        across, rows = (16, 8) if mn else (8, 16)        # of 128 threads, a chunk of 8 numbers each
-
-        @inlined
-        def first_chunk(source, mn0, k0):
-            """Where this thread's part of the first slice begins: in memory, in a buffer."""
-            row, chunk = u32(cuda.threadIdx.x) // u32(across), u32(cuda.threadIdx.x) % u32(across)
-            r, c = (k0 + row, mn0 + chunk * u32(8)) if mn else (mn0 + row, k0 + chunk * u32(8))
-            return (global_address(source) + u64(r) * u64(source.strides[0]) + u64(2) * u64(c),
-                    swizzled(row, chunk), types.int32(r), types.int32(c))
-
-        @inlined
-        def issue_loads(to, source, place, r, c):
-            """Asks for 128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.
-            Returns where the next 64 begin."""
-            # rows of the matrix from r on; none if the chunk is beyond its columns.  In 32 bits
-            left = types.int32(types.int32(source.shape[0]) - r if
-                               c < types.int32(source.shape[1]) else 0)
-            row = place
-            for i in range(8):
-                cp_async_or_zero(to + u32(128 * rows * i), row,
-                                 u32(16) if rows * i < left else u32(0))
-                row += u64(source.strides[0]) * u64(rows)
-            if mn:
-                return row, r + types.int32(BK), c
-            return place + u64(2 * BK), r, c + types.int32(BK)
-
-        @inlined
-        def lane_start(mn0):
-            """Where a lane begins to read rows or columns mn0 and further of a tile."""
-            lane = u32(cuda.threadIdx.x) & u32(31)
-            row = (lane & u32(7)) + ((lane >> u32(row_bit)) & u32(1)) * u32(8)
-            chunk = (lane >> u32(chunk_bit)) & u32(1)
-            if mn:
-                return swizzled(row, (mn0 >> u32(3)) + chunk)
-            return swizzled(mn0 + row, chunk)
-
-        @inlined
-        def load_fragment(out, at, i, s):
-            """16 of them, 16 i further, at k = 16 s to 16 s + 15, into out[4 * i:]"""
-            across, down = (i, s) if mn else (s, i)
-            load(out, 4 * i, (at ^ u32(32 * across)) + u32(2048 * down))
-        return Operand(first_chunk, issue_loads, lane_start, load_fragment)
-
-    # A's four matrices go along M first, B's along K first, whichever of the two a tile's rows are
-    if a_mn:
-        of_a = operand(a_mn, ldmatrix_columns, row_bit=4, chunk_bit=3)
-    else:
-        of_a = operand(a_mn, ldmatrix_rows, row_bit=3, chunk_bit=4)
-    if b_mn:
-        of_b = operand(b_mn, ldmatrix_columns, row_bit=3, chunk_bit=4)
-    else:
-        of_b = operand(b_mn, ldmatrix_rows, row_bit=4, chunk_bit=3)
-    first_chunk_a, first_chunk_b = of_a.first_chunk, of_b.first_chunk
-    issue_loads_a, issue_loads_b = of_a.issue_loads, of_b.issue_loads
-    lane_start_a, lane_start_b = of_a.lane_start, of_b.lane_start
-    load_fragment_a, load_fragment_b = of_a.load_fragment, of_b.load_fragment
-
-    @inlined
-    def load_fragments(a, b, a_at, b_at, s):
-        """Rows and columns of the warp, 64 each, at k = 16 s to 16 s + 15, into registers"""
-        for i in range(4):
-            load_fragment_a(a, a_at, i, s)
-        for i in range(4):
-            load_fragment_b(b, b_at, i, s)
-
-    @inlined
-    def multiply(acc, a, b):
-        """acc (64, 64) of the warp += A B"""
-        for j in range(4):
-            for i in range(4):
-                mma(acc, 32 * i + 8 * j, a, 4 * i, b, 4 * j)
-                mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 4 * j + 2)
-
-    load4, store4 = vector(4)
-    NEIGHBOURS, ROW_STEP = 4, 2              # numbers a lane stores; rows that a warp does at once
-    BYTES_LOG2 = 2 if accumulate else 1      # of a number of the output
-
-    @inlined
-    def staging_offset(warp, row, chunk):
-        """Where a warp's 64 x 64 sums have 4 neighbours: chunks turn by row, in pairs."""
-        return warp * u32(4096) + row * u32(64) + ((chunk ^ ((row & u32(7)) << u32(1))) << u32(2))
-
-    @inlined
-    def stage_sums(staging, acc, warp, lane):
-        """The warp's sums to shared memory, from where neighbouring lanes take neighbours."""
-        place = shared_address(staging) + (lane & u32(1)) * u32(8)
-        for i in range(8):
-            for j in range(8):
-                row, chunk = u32(8 * i) + lane // u32(4), u32(2 * j) + lane % u32(4) // u32(2)
-                at = staging_offset(warp, row, chunk)
-                n = 32 * (i // 2) + 2 * (i % 2) + 4 * j
-                store_two(place + u32(4) * at, acc[n], acc[n + 1])
-        cuda.syncwarp()
-
-    @inlined
-    def store_rows(out, m0, n0, M, N, staging, warp, lane):
-        """out = the sums"""
-        row, chunk = lane // u32(16), lane % u32(16)
-        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
-        pitch, left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
-        store_at = r * pitch + c
-        for g in range(0, 64, 16):
-            for i in range(8):
-                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
-                if g + ROW_STEP * i < left:
-                    store4(out, store_at, few)
-                store_at += ROW_STEP * pitch
-
-    @inlined
-    def add_rows(out, m0, n0, M, N, staging, warp, lane):
-        """out += the sums, 16 rows at a time"""
-        old = cuda.local.array(32, f32)
-        row, chunk = lane // u32(16), lane % u32(16)
-        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
-        pitch, left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
-        store_at, load_at, last_load = r * pitch + c, r * pitch + c, (M - 1) * pitch + N - 4
-        for g in range(0, 64, 16):
-            for i in range(8):               # all loads first, and without an `if`: none waits
-                few = load4(out, min(load_at, last_load))
-                load_at += ROW_STEP * pitch
-                for n in range(NEIGHBOURS):
-                    old[NEIGHBOURS * i + n] = few[n]
-            for i in range(8):
-                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
-                for n in range(NEIGHBOURS):
-                    few[n] += old[NEIGHBOURS * i + n]
-                if g + ROW_STEP * i < left:
-                    store4(out, store_at, few)
-                store_at += ROW_STEP * pitch
-
-    write_rows = add_rows if accumulate else store_rows
-
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 2))
-    def kernel(out, a, b, semaphores, M, N, K, splits):
-        """out (M, N) = A B, or out += A B     one part of a tile a block"""
-        smem = dynamic_smem()
-        acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
-        m0, n0, begin, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
-        thread = u32(cuda.threadIdx.x)
-        lane, warp = thread & u32(31), thread >> u32(5)
-        warp_m, warp_n = (warp & u32(1)) << u32(6), warp >> u32(1) << u32(6)
-        a_from, a_to, a_row, a_col = first_chunk_a(a, m0, begin * u32(BK))
-        b_from, b_to, b_row, b_col = first_chunk_b(b, n0, begin * u32(BK))
-        a_to, b_to = smem + a_to, smem + u32(MMA_STAGE // 2) + b_to
-        a_lane = smem + lane_start_a(warp_m)
-        b_lane = smem + u32(MMA_STAGE // 2) + lane_start_b(warp_n)
-        for s in range(2):
-            next_buffer = u32(s * MMA_STAGE)
-            a_from, a_row, a_col = issue_loads_a(a_to + next_buffer, a, a_from, a_row, a_col)
-            b_from, b_row, b_col = issue_loads_b(b_to + next_buffer, b, b_from, b_row, b_col)
-            cp_async_commit()
-        buffer, next_buffer = u32(0), u32(2 * MMA_STAGE)
-        a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
-        a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
-        cp_async_wait_one()
-        cuda.syncthreads()                   # the first slice is there
-        load_fragments(a_now, b_now, a_lane, b_lane, 0)
-        for _ in range(types.int32(end - begin)):        # written out: copies and reads of what
-            # comes next stand between products, and none of them waits
-            load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 1)
-            multiply(acc, a_now, b_now)
-            a_from, a_row, a_col = issue_loads_a(a_to + next_buffer, a, a_from, a_row, a_col)
-            load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 2)
-            multiply(acc, a_next, b_next)
-            b_from, b_row, b_col = issue_loads_b(b_to + next_buffer, b, b_from, b_row, b_col)
-            cp_async_commit()
-            load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 3)
-            multiply(acc, a_now, b_now)
-            next_buffer = buffer             # the buffer just read is the next to be filled
-            buffer = buffer + u32(MMA_STAGE) if buffer < u32(2 * MMA_STAGE) else u32(0)
-            cp_async_wait_one()              # all but the youngest slice is there
-            cuda.syncthreads()               # and nobody reads the one before
-            load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 0)
-            multiply(acc, a_next, b_next)
-        cp_async_wait_all()
-        cuda.syncthreads()                   # no copy is under way, and nobody reads any more
-        tiles = u32(cuda.gridDim.x) // u32(splits)
-        part, mine = piece // tiles, global_address(semaphores) + u64(4) * u64(piece % tiles)
-        if accumulate and splits > 1:
-            if thread == u32(0):
-                semaphore_acquire(mine, part)
-            cuda.syncthreads()               # it is our turn
-        staging = cuda.shared.array(0, f32)
-        stage_sums(staging, acc, warp, lane)
-        write_rows(out, m0 + warp_m, n0 + warp_n, M, N, staging, warp, lane)
-        if accumulate and splits > 1:
-            cuda.threadfence()
-            cuda.syncthreads()               # all of it is written
-            if thread == u32(0):
-                semaphore_release(mine, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
-    return kernel
-
-# Path `wgmma`, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one
-# 128 x 256 piece after another.  Warpgroup 0 only asks for copies: slices of A and B flow through a
-# ring of three buffers, or stages, `full` and `empty` barriers between it and the two others, each
-# of which multiplies 64 of the 128 rows.  The copy engine moves whole boxes, and `wgmma` reads both
-# operands from shared memory, once a warpgroup.  Slices 0, 1, 2, .. over time, downwards:
-#
-#     buffer 0          buffer 1          buffer 2
-#     0 is copied                                           empty[i] is over at first: warpgroup 0
-#     0 is multiplied   1 is copied                         waits for the parity before the first
-#     3 is copied       1 is multiplied   2 is copied
-#     3 is multiplied   4 is copied       2 is multiplied
-#     6 is copied       4 is multiplied   5 is copied       ...
-#
-# Below "copied", full[i] is over: warpgroup 0 has arrived, and all bytes that it announced.  Below
-# "multiplied", empty[i] is: the eight warps of the others have arrived.  The next slice of a buffer
-# is in the next phase, of the other parity.
-BM, BN = 128, 256
-A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK
-OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
-STAGES, MBARRIER = 3, 8                      # of the ring; bytes of a barrier
-WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 2 * MBARRIER * STAGES + 1024       # 1,024: to align
-
-@made_once
-def wgmma_kernel(a_mn, b_mn, accumulate):
-    """accumulate: out += A B in float32; else out = A B in bfloat16."""
-    multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
-    a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
-    if accumulate:                           # four boxes of 32 columns, 128 bytes, a round
-        rounds, box, send = 2, 32, tma_add
-    else:
-        rounds, box, send = 1, 64, tma_store
-
-    # acc[4 j], acc[4 j + 1] are columns 8 j + 2 (lane % 4), + 1 of a thread's row, lane / 4, the
-    # next two those of row + 8; `line` is the first of the warp's 16 rows.
-    @inlined
-    def stage_f32(place, acc, line, lane, half):
-        """64 x 128 of float32, as boxes of 32 columns"""
-        for j in range(16):
-            at = place + swizzled(line + (lane >> u32(2)), u32(2 * j) + (
-                lane >> u32(1) & u32(1))) + (lane & u32(1)) * u32(8)
-            i = 64 * half + 4 * j
-            store_two(at, acc[i], acc[i + 1])
-            store_two(at + u32(1024), acc[i + 2], acc[i + 3])        # eight rows further
-
-    @inlined
-    def stage_bf16(place, acc, line, lane, half):
-        """64 x 256 of bfloat16, as boxes of 64 columns"""
-        for j in range(16):
-            at = place + swizzled(line + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
-            i = 8 * j
-            stmatrix(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
-                     pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
-
-    stage_sums = stage_f32 if accumulate else stage_bf16
-
-    @inlined
-    def write_tile(map_out, n, m, acc, place, group, semaphore, part, splits):
-        """out = acc in bfloat16, 64 x 256 at once; or out += acc in float32, 64 x 128 at a time,
-        when it is this part's turn."""
-        lane, line = lane_id(), (warp_id() & u32(3)) * u32(16)
-        leads = (thread_id() & u32(127)) == u32(0)
-        for half in range(rounds):
-            if leads:
-                tma_stored()                 # what was staged before has been read
-            warpgroup_barrier(group)
-            stage_sums(place, acc, line, lane, half)
-            fence_async()
-            warpgroup_barrier(group)         # all 64 rows are there
-            if leads:
-                if accumulate and splits > 1 and half == 0:
-                    semaphore_acquire(semaphore, part)
-                    fence_async_global()
-                for j in range(4):
-                    send(global_address(map_out), n + u32(128 * half + box * j), m,
-                         place + u32(8192 * j))
-                tma_commit()
-        if accumulate and splits > 1 and leads:
-            tma_written()
-            semaphore_release(semaphore, part + u32(1) if part + u32(1) < u32(splits) else u32(0))
-
-    @inlined
-    def barrier_of(barriers, stage):
-        return barriers + u32(MBARRIER) * stage
-
-    @inlined
-    def advance(stage, phase):
-        """The next stage of the ring, and the parity of its phase"""
-        stage += u32(1)
-        if stage == u32(STAGES):
-            stage, phase = u32(0), phase ^ u32(1)
-        return stage, phase
-
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, semaphores, M, N, K, splits):
-        """out (M, N) = A B, or out += A B"""
-        start, thread = dynamic_smem(), thread_id()
-        staging = start + u32(STAGES * STAGE)
-        full = staging + u32(2 * OUT_BYTES)
-        empty = full + u32(MBARRIER * STAGES)
-        group, stage, phase = thread >> u32(7), u32(0), u32(0)
-        if thread == u32(0):
-            producers, consumers = u32(1), u32(8)        # a thread; the warps of two warpgroups
-            for i in range(STAGES):
-                mbarrier_init(full + u32(MBARRIER * i), producers)
-                mbarrier_init(empty + u32(MBARRIER * i), consumers)
-            mbarrier_fence()
-        if (thread & u32(127)) == u32(0):
-            map_fence(global_address(map_a))
-            map_fence(global_address(map_b))
-            map_fence(global_address(map_out))
-        cuda.syncthreads()                   # the barriers exist
-        tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
-        pieces = tiles * u32(splits)
-        piece = u32(cuda.blockIdx.x)
-        if group == u32(0):
-            give_registers()
-            while piece < pieces and thread == u32(0):
-                m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
-                for s in range(first, end):
-                    buffer, k = start + stage * u32(STAGE), u32(s) * u32(BK)
-                    ready = barrier_of(full, stage)
-                    mbarrier_wait(barrier_of(empty, stage), phase ^ u32(1))       # at first at once
-                    mbarrier_expect(ready, u32(STAGE))
-                    for j in range(a_loads):
-                        column, row = (m + u32(64 * j), k) if a_mn else (k, m)
-                        tma_load(buffer + u32(8192 * j), global_address(map_a), column, row, ready)
-                    for j in range(b_loads):
-                        column, row = (n + u32(64 * j), k) if b_mn else (k, n)
-                        tma_load(buffer + u32(A_BYTES + 8192 * j), global_address(map_b), column,
-                                 row, ready)
-                    stage, phase = advance(stage, phase)
-                piece += u32(cuda.gridDim.x)
-        else:
-            take_registers()
-            acc = cuda.local.array(128, f32)
-            half_of_tile = group - u32(1)
-            row0_of_half, place = u32(64) * half_of_tile, staging + half_of_tile * u32(OUT_BYTES)
-            m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
-            while piece < pieces:
-                m += row0_of_half
-                after = m, n, first, end     # for its type: set with the first slice
-                for s in range(first, end):
-                    buffer = start + stage * u32(STAGE)
-                    mbarrier_wait(barrier_of(full, stage), phase)
-                    multiply(acc, descriptor(buffer + row0_of_half * u32(2 * BK)),
-                             descriptor(buffer + u32(A_BYTES)), u32(s) - u32(first))
-                    if thread & u32(31) == u32(0):
-                        mbarrier_arrive(barrier_of(empty, stage))
-                    stage, phase = advance(stage, phase)
-                    if u32(s) == first:      # while the other warpgroup multiplies
-                        after = tile_at(piece + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
-                which = u32(2) * (piece % tiles) + half_of_tile
-                semaphore = global_address(semaphores) + u64(4) * u64(which)
-                write_tile(map_out, n, m, acc, place, group, semaphore, piece // tiles, splits)
-                m, n, first, end = after
-                piece += u32(cuda.gridDim.x)
-            if thread & u32(127) == u32(0):
-                tma_stored()                 # before the block and its memory are gone
-    return kernel
-
-def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
-    """128 bytes on the device that tell the copy engine about a matrix of bfloat16 or (size 4)
-    float32: boxes of box_rows rows of 128 bytes, swizzled in shared memory, zeros beyond the edge.
-    stride in bytes     cuTensorMapEncodeTiled"""
-    d, long, short = driver, driver.cuuint64_t, driver.cuuint32_t
-    kinds = d.CUtensorMapDataType
-    encoded = ok(d.cuTensorMapEncodeTiled(
-        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else
-        kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
-        [long(columns), long(rows)], [long(stride)], [short(128 // size), short(box_rows)],
-        [short(1), short(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
-    return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
-
-def map_of(x, box_rows):
-    """The tensor map of a matrix, made once for each user of `at_most`.  It holds an address: where
-    other memory comes to lie there later, of the same shape, it is right again."""
-    key = (int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows, x.dtype.itemsize)
-    if key not in tensor_maps:
-        tensor_maps[key] = tensor_map(*key)
-    return tensor_maps[key]
-
-def tensor_cores(*matrices):
-    """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
-    def fits(x):
-        whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
-        starts = x.strides[0], int(x.gpu_data.device_pointer)
-        return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
-    return kernel_path() != "portable" and all(map(fits, matrices))
-
-def parts_of(tiles, slices, wait, blocks):
-    """Into how many parts K is cut where there are few tiles: as many as take the least time.
-
-    The unit is the time that a block multiplies one slice of K.  `blocks` pieces, a round, run at
-    once; storing a piece takes about 4, and turns cost `wait` for each part of a tile."""
-    def cost(parts):
-        rounds = -(-tiles * parts // blocks)
-        return rounds * (slices / parts + 4) + wait * parts
-    return min(range(1, 1 + slices), key=cost)
-
-def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
-    """out (M, N) = A B.  With `semaphores`, zeros, out is float32 and added to; where they are
-    enough for its tiles, several blocks may share one."""
-    (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
-    hopper = kernel_path() == "wgmma"
-    accumulate = semaphores is not None
-    sizes = M, N, K
-    gpu = cuda.get_current_device()
-    if hopper:
-        rows, columns, wait, blocks_each = BM, BN, 2, 1
-    else:                                    # two blocks where shared memory is enough
-        rows, columns, wait = MMA_TILE, MMA_TILE, 8
-        blocks_each = min(2, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
-    blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
-    tiles = -(-M // rows) * -(-N // columns)
-    splits = 1
-    if accumulate and 2 * tiles <= semaphores.size:           # a turn for each warpgroup of a tile
-        splits = parts_of(tiles, -(-K // BK), wait, blocks)
-    if hopper:
-        map_a = map_of(a, BK if a_mn else BM)
-        unused = map_a                       # the kernel wants an array, which nobody reads
-        launch(wgmma_kernel(a_mn, b_mn, accumulate), min(tiles * splits, blocks), 384, map_a,
-               map_of(b, BK if b_mn else BN), map_of(out, 64), semaphores if accumulate else unused,
-               *sizes, splits, smem=WGMMA_SMEM, resident=splits > 1)
-    else:
-        launch(mma_kernel(a_mn, b_mn, accumulate), tiles * splits, 128, out, a, b,
-               semaphores if accumulate else out, *sizes, splits, smem=MMA_SMEM)
 
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
@@ -1458,7 +750,8 @@ def embedding_backward(dwte, dx, tokens):
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
-PARTS = 528                                  # blocks, and partial sums, of a gain's gradient
+PARTS = 4 * 132                              # blocks, and partial sums, of a gain's gradient: a
+                                             # fixed number, since the order of sums hangs on it
 
 @made_once
 def rmsnorm_kernels(C, W):
@@ -1637,8 +930,9 @@ def portable_attention(D, itemsize, room):
     P_ROW = N + 1                            # from row to row of P, dS
     ROWS, KEYS, COLS = N // 8, N // 16, D_PAD // 16      # of a thread, in N x N, in N x D tiles
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW     # tiles begin
-    DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW            # backward only
+    # where tiles begin in shared memory: Q, K, V, P; of backward also dS and dO
+    Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW
+    DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
@@ -1651,6 +945,22 @@ def portable_attention(D, itemsize, room):
             if r < n and d < D:
                 v = value(src[row + r, col + d])
             smem[tile + r * D_ROW + d] = v
+
+    # The three products of attention, of the sums that thread (x, y) has
+    @inlined
+    def add_abt(s, smem, a, b, x, y):
+        """s += A B^T, N x N: of Q, dO with K, V"""
+        score_tile(s, smem, a + y * ROWS * D_ROW, D_ROW, 1, smem, b + x * D_ROW, 1, D_ROW, D_PAD)
+
+    @inlined
+    def add_ab(acc, smem, a, b, x, y):
+        """acc += A B, N x D: of P, dS with V, K"""
+        out_tile(acc, smem, a + y * ROWS * P_ROW, P_ROW, 1, smem, b + x, D_ROW, 1, N)
+
+    @inlined
+    def add_atb(acc, smem, a, b, x, y):
+        """acc += A^T B, N x D: of P, dS with dO, Q"""
+        out_tile(acc, smem, a + y * ROWS, 1, P_ROW, smem, b + x, D_ROW, 1, N)
 
     @kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -1670,9 +980,8 @@ def portable_attention(D, itemsize, room):
             load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
             load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
             cuda.syncthreads()               # Q, K, V are whole
-            s = filled(NKEYS, zero)          # S = Q K^T
-            score_tile(s, smem, Q_AT + y * ROWS * D_ROW, D_ROW, 1,
-                       smem, K_AT + x * D_ROW, 1, D_ROW, D_PAD)
+            s = filled(NKEYS, zero)
+            add_abt(s, smem, Q_AT, K_AT, x, y)           # S = Q K^T
             for i in range(ROWS):
                 r, top = y * ROWS + i, m[i]
                 for j in range(KEYS):
@@ -1691,8 +1000,8 @@ def portable_attention(D, itemsize, room):
                     smem[P_AT + r * P_ROW + x + 16 * j] = p
                 for j in range(COLS):
                     acc[i * COLS + j] *= shrink
-            cuda.syncthreads()               # P is whole: O += P V
-            out_tile(acc, smem, P_AT + y * ROWS * P_ROW, P_ROW, 1, smem, V_AT + x, D_ROW, 1, N)
+            cuda.syncthreads()               # P is whole
+            add_ab(acc, smem, P_AT, V_AT, x, y)          # O += P V
         for i in range(ROWS):
             t, total = t0 + y * ROWS + i, half_warp_sum(l[i])
             if t < T:
@@ -1756,12 +1065,9 @@ def portable_attention(D, itemsize, room):
                         load_rows(smem, V_AT, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V are whole, and delta
                     t0, k0 = (n, mine) if keys else (mine, n)
-                    # S = Q K^T, dP = dO V^T
                     s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
-                    score_tile(s, smem, Q_AT + y * ROWS * D_ROW, D_ROW, 1,
-                               smem, K_AT + x * D_ROW, 1, D_ROW, D_PAD)
-                    score_tile(dp, smem, DO_AT + y * ROWS * D_ROW, D_ROW, 1,
-                               smem, V_AT + x * D_ROW, 1, D_ROW, D_PAD)
+                    add_abt(s, smem, Q_AT, K_AT, x, y)               # S = Q K^T
+                    add_abt(dp, smem, DO_AT, V_AT, x, y)             # dP = dO V^T
                     for i in range(ROWS):
                         r = y * ROWS + i
                         t = min(t0 + r, T - 1)
@@ -1774,12 +1080,11 @@ def portable_attention(D, itemsize, room):
                             smem[DS_AT + r * P_ROW + key] = (
                                 p * (dp[i * KEYS + j] - row_delta) * scale)
                     cuda.syncthreads()       # P and dS are whole
-                    if keys:                 # dV += P^T dO, dK += dS^T Q; else dQ += dS K
-                        out_tile(dv, smem, P_AT + y * ROWS, 1, P_ROW, smem, DO_AT + x, D_ROW, 1, N)
-                        out_tile(dqk, smem, DS_AT + y * ROWS, 1, P_ROW, smem, Q_AT + x, D_ROW, 1, N)
+                    if keys:
+                        add_atb(dv, smem, P_AT, DO_AT, x, y)         # dV += P^T dO
+                        add_atb(dqk, smem, DS_AT, Q_AT, x, y)        # dK += dS^T Q
                     else:
-                        out_tile(dqk, smem, DS_AT + y * ROWS * P_ROW, P_ROW, 1,
-                                 smem, K_AT + x, D_ROW, 1, N)
+                        add_ab(dqk, smem, DS_AT, K_AT, x, y)         # dQ += dS K
             col = k_col if keys else first_head * D
             for i in range(ROWS):
                 t = mine + y * ROWS + i
@@ -1795,519 +1100,9 @@ def portable_attention(D, itemsize, room):
                      smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
-# The same on tensor cores, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: two
-# tiles of 64 rows, the stationary ones, stay with it, and it walks over pairs of others, which
-# arrive in a ring of two places: the next pair is on its way while this one is multiplied.  In
-# shared memory:
-#
-#     tile      forward    dq                   dkv
-#     0, 1      Q, Q       Q, dO                K, V           stationary
-#     2, 3      K, V       K, V (at first O)    Q, dO          pairs 0, 2, 4, ..
-#     4, 5      K, V       K, V                 Q, dO          pairs 1, 3, 5, ..
-#
-# A warp computes 16 rows of S, P or dS at a time, and has them in registers as a left operand, a
-# fragment of A, has to be: they go into the next product without shared memory.  Of the sums of a
-# product, 64 x 64 or 64 x D, acc[i] of a thread lies 8 (i // 2 % 2) rows below its first row,
-# lane / 4 of the warp's 16, and 8 (i // 4) + i % 2 columns right of its first column, 2 (lane % 4):
-# as `mma` has them, and `wgmma`.
-#
-# For D = 64, a thread: a tile as fragments of A 16 registers, the sums of S 32, those of O 32.
-# Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
-FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
-TILE_ROWS, PER_CHUNK = 64, 8                 # of a tile; numbers of bfloat16 in 16 bytes
-STATIONARY, PLACES = 2, 2                    # tiles that stay; pairs in the ring
-BARRIERS = PLACES + 1                        # one a place, one for what stays
-INF32, LOG2E32, i32 = np.float32(math.inf), np.float32(LOG2E), types.int32
-
-class Tiles(NamedTuple):
-    """What the kernels below ask of the way to fetch and to multiply tiles: device functions."""
-    set_up: object                           # (loads) -> smem, barriers; loads of stationary tiles
-    fence_map: object                        # (source): before the first load from it
-    issue_load: object                       # (barrier, tile, source, row, last, col)
-    wait: object                             # (barrier, parity): what was loaded is there
-    load_fragments: object                   # (a, tiles): what the products want of both
-    multiply_abt: object                     # (a, tiles, first, second) -> s: two of A B^T
-    accumulate_ab: object                    # (acc, a, tile): acc += A B
-    accumulate_two: object                   # (acc, a, first, second): two of them
-
-def fragments_of(D, at):
-    """The device function a[i..] = the warp's 16 rows of a tile, as fragments of A.
-    at(row, chunk): where a chunk of a tile is"""
-    @inlined
-    def load_a(a, i, tile):
-        row = (warp_id() << u32(4)) + (lane_id() & u32(15))
-        for k in range(D // 16):
-            ldmatrix_rows(a, i + 4 * k, tile + at(row, u32(2 * k) + (lane_id() >> u32(4))))
-    return load_a
-
-@inlined
-def rows_of_64_bytes(row, chunk):
-    """`swizzled` for tiles of 32 columns: two rows, which lie in 128 bytes, turn together."""
-    return row * u32(64) + ((chunk ^ ((row >> u32(1)) & u32(3))) << u32(4))
-
-# On mma.sync: all threads copy, chunk by chunk; fragments of both operands are read from shared
-# memory, those of A once, those of B by every warp.
-@functools.cache
-def mma_tiles(D):
-    CHUNKS, STEPS = D // PER_CHUNK, D // 16  # of a row; of K in a product over D
-    TILE, A_REGISTERS, SUMS = np.uint32(2 * TILE_ROWS * D), 4 * STEPS, 4 * CHUNKS
-    at = swizzled if D > 32 else rows_of_64_bytes
-    load_a = fragments_of(D, at)
-
-    @inlined
-    def set_up(loads):
-        return dynamic_smem(), u32(0)        # there are no barriers
-
-    @inlined
-    def fence_map(source):
-        pass                                 # nor tensor maps
-
-    @inlined
-    def issue_load(barrier, tile, source, row, last, col):
-        """Rows row.. of `source`, columns col to col + D; rows beyond the last are copies of it."""
-        width = source.shape[1]
-        for i in range(CHUNKS // 2):         # 128 threads, a chunk each, 64 * CHUNKS of them
-            r = (thread_id() + u32(128 * i)) // u32(CHUNKS)
-            chunk = (thread_id() + u32(128 * i)) % u32(CHUNKS)
-            offset = min(row + r, last) * width + col + chunk * PER_CHUNK
-            cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
-
-    @inlined
-    def wait(barrier, parity):
-        """The tiles are there, and nobody reads what was loaded before them."""
-        cp_async_wait_all()
-        cuda.syncthreads()
-
-    @inlined
-    def load_fragments(a, tiles):
-        load_a(a, 0, tiles)
-        load_a(a, A_REGISTERS, tiles + TILE)
-
-    @inlined
-    def mma_16_columns(acc, i, a, j, b):
-        mma(acc, i, a, j, b, 0)
-        mma(acc, i + 4, a, j, b, 2)
-
-    @inlined
-    def multiply_abt(a, tiles, first, second):
-        """Two products (64, 64): stationary tile * other tile^T.  If the other is one for both, its
-        fragments are loaded once."""
-        s, b = filled(64, f32(0)), cuda.local.array(4, u32)
-        row = (lane_id() & u32(7)) + (lane_id() >> u32(4) << u32(3))
-        chunk = lane_id() >> u32(3) & u32(1)
-        for k in range(STEPS):
-            for n in range(4):
-                where = at(row + u32(16 * n), chunk + u32(2 * k))
-                ldmatrix_rows(b, 0, first + where)
-                mma_16_columns(s, 8 * n, a, 4 * k, b)
-                if second != first:
-                    ldmatrix_rows(b, 0, second + where)
-                mma_16_columns(s, 32 + 8 * n, a, A_REGISTERS + 4 * k, b)
-        return s
-
-    @inlined
-    def load_b(b, k, n, tile):
-        """Rows 16 k to 16 k + 15, columns 16 n to 16 n + 15 of a tile, as fragments of B"""
-        ldmatrix_columns(b, 0, tile + at(u32(16 * k) + (lane_id() & u32(15)),
-                                         u32(2 * n) + (lane_id() >> u32(4))))
-
-    @inlined
-    def accumulate_ab(acc, a, tile):
-        """acc (64, D) += A (64, 64) * tile"""
-        b = cuda.local.array(4, u32)
-        for k in range(4):
-            for n in range(STEPS):
-                load_b(b, k, n, tile)
-                mma_16_columns(acc, 8 * n, a, 4 * k, b)
-
-    @inlined
-    def accumulate_two(acc, a, first, second):
-        """The same for two A, one behind the other in a, and their tiles"""
-        b = cuda.local.array(4, u32)
-        for k in range(4):
-            for n in range(STEPS):
-                load_b(b, k, n, first)
-                mma_16_columns(acc, 8 * n, a, 4 * k, b)
-                if second != first:
-                    load_b(b, k, n, second)
-                mma_16_columns(acc, SUMS + 8 * n, a, 16 + 4 * k, b)
-
-    return Tiles(set_up, fence_map, issue_load, wait, load_fragments, multiply_abt, accumulate_ab,
-                 accumulate_two)
-
-# What Hopper changes, for D = 64: one thread asks the copy engine for a whole tile, and a barrier
-# counts its bytes; `wgmma` reads B from shared memory once a warpgroup, and in A B^T the stationary
-# tiles too, which no registers hold then; two products are in flight at once.
-@functools.cache
-def wgmma_tiles(D):
-    TILE = np.uint32(2 * TILE_ROWS * D)
-    two_abt = wgmma(64, "rows", False, 2, adds="never")
-    one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
-
-    @inlined
-    def set_up(loads):
-        """Barriers: one for each place of the ring, one for so many loads of stationary tiles.  A
-        load arrives once, with the bytes that it announces."""
-        smem, barriers = dynamic_smem(), shared_address(cuda.shared.array(BARRIERS, u64))
-        if cuda.threadIdx.x == 0:
-            loads_of_a_pair = u32(2)
-            mbarrier_init(barriers, loads_of_a_pair)
-            mbarrier_init(barriers + u32(MBARRIER), loads_of_a_pair)
-            mbarrier_init(barriers + u32(PLACES * MBARRIER), u32(loads))
-            mbarrier_fence()
-        cuda.syncthreads()                   # they exist
-        return smem, barriers
-
-    @inlined
-    def fence_map(source):
-        if cuda.threadIdx.x == 0:
-            map_fence(global_address(source))
-
-    @inlined
-    def issue_load(barrier, tile, source, row, last, col):
-        """Rows row.. of a tensor map's matrix, columns col to col + D; rows beyond the last are
-        whatever comes then."""
-        if cuda.threadIdx.x == 0:
-            mbarrier_expect(barrier, TILE)
-            tma_load(tile, global_address(source), u32(col), u32(row), barrier)
-
-    @inlined
-    def wait(barrier, parity):
-        """The tiles are there, and nobody reads what was loaded before them; of what dkv copies by
-        itself, lse and delta, as well."""
-        cp_async_wait_all()
-        mbarrier_wait(barrier, u32(parity))
-        cuda.syncthreads()
-
-    @inlined
-    def load_fragments(a, tiles):
-        pass                                 # they are read where they are
-
-    @inlined
-    def multiply_abt(a, tiles, first, second):
-        s = filled(64, f32(0))
-        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + TILE),
-                descriptor(second))
-        return s
-
-    @inlined
-    def accumulate_ab(acc, a, tile):
-        one_ab(acc, a, descriptor(tile))
-
-    @inlined
-    def accumulate_two(acc, a, first, second):
-        two_ab(acc, a, descriptor(first), descriptor(second))
-
-    return Tiles(set_up, fence_map, issue_load, wait, load_fragments, multiply_abt, accumulate_ab,
-                 accumulate_two)
-
-def tiles_of(D, hopper):
-    return wgmma_tiles(D) if hopper else mma_tiles(D)
-
-# The ring: where pair n is, which barrier tells that it is there, and the parity of the barrier's
-# phase, which is over then: 0 for pairs 0 and 1, 1 for 2 and 3, 0 for 4 and 5.
-@functools.cache
-def ring_of(D, hopper):
-    """The device functions of the ring: (pair_at, wait_pair, issue_pair)"""
-    TILE, way = np.uint32(2 * TILE_ROWS * D), tiles_of(D, hopper)
-    TILE_BYTES, issue_load, wait = int(TILE), way.issue_load, way.wait
-
-    @inlined
-    def pair_at(smem, n):
-        """Its first tile; the second lies behind it."""
-        return smem + u32((STATIONARY + n % PLACES * 2) * TILE_BYTES)
-
-    @inlined
-    def wait_pair(barriers, n):
-        wait(barriers + u32(n % PLACES * MBARRIER), n // PLACES % 2)
-
-    @inlined
-    def issue_pair(smem, barriers, n, one, col1, other, col2, row, last):
-        """Rows row.. of two matrices, into the places of pair n"""
-        tile, barrier = pair_at(smem, n), barriers + u32(n % PLACES * MBARRIER)
-        issue_load(barrier, tile, one, row, last, col1)
-        issue_load(barrier, tile + TILE, other, row, last, col2)
-    return pair_at, wait_pair, issue_pair
-
-@functools.cache
-def advance_pipeline_of(D, hopper):
-    """The device function of forward and dq: waits for pair n of K and V, asks for the next.  For
-    n = -1, only that."""
-    _, wait_pair, issue_pair = ring_of(D, hopper)
-
-    @inlined
-    def advance_pipeline(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
-        if n >= 0:
-            wait_pair(barriers, n)
-        if n + 1 < count:
-            issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64, last)
-    return advance_pipeline
-
-@inlined
-def mask(s, first, beyond):
-    """-inf above the diagonal of the tile s[first:], if it passes through.
-    beyond: the thread's first column minus its first row."""
-    if beyond > -TILE_ROWS:
-        for i in range(32):
-            if beyond > i32(i // 2 % 2 * 8 - i // 4 * 8 - i % 2):
-                s[first + i] = -INF32
-
-@inlined
-def online_softmax(s, which, acc, SUMS, m, l, beyond, scale2):
-    """One step of the running softmax for a 64-row half of s: S becomes 2^(scale2 (S - m)), with
-    scale2 = log2(e) / sqrt(D).     SUMS: registers of half of acc"""
-    top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * which
-    mask(s, first, beyond)
-    for i in range(2):
-        top[i] = m[2 * which + i]
-    for i in range(32):
-        top[i // 2 % 2] = max(top[i // 2 % 2], s[first + i])
-    for i in range(2):
-        top[i] = quad_max(top[i])
-        shrink[i] = exp2((m[2 * which + i] - top[i]) * scale2)
-        m[2 * which + i] = top[i]
-        top[i] *= scale2
-        l[2 * which + i] *= shrink[i]
-    for i in range(SUMS):
-        acc[which * SUMS + i] *= shrink[i // 2 % 2]
-    for i in range(32):
-        s[first + i] = exp2(s[first + i] * scale2 - top[i // 2 % 2])
-        l[2 * which + i // 2 % 2] += s[first + i]
-
-@inlined
-def store_neighbours(out, low, high, row, col):
-    """The two that a thread has of columns col to col + 7."""
-    col += cuda.threadIdx.x % 4 * 2
-    store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
-
-@functools.cache
-def store_rotated_of(D):
-    CHUNKS, SUMS = D // PER_CHUNK, D // 2
-
-    @inlined
-    def store_rotated(out, acc, first, row, col, cos, sin, t, scale):
-        """A row of acc, times scale, its pairs (c, c + D / 2) rotated back by the angles of t: the
-        gradient of q or k before RoPE."""
-        c = cuda.threadIdx.x % 4 * 2
-        u, v = cuda.local.array(2, f32), cuda.local.array(2, f32)
-        for j in range(CHUNKS // 2):
-            for n in range(2):
-                x, y = acc[first + 4 * j + n] * scale, acc[first + SUMS // 2 + 4 * j + n] * scale
-                cosine, sine = cos[t, 8 * j + c + n], sin[t, 8 * j + c + n]
-                u[n], v[n] = x * cosine + y * sine, y * cosine - x * sine
-            store_neighbours(out, u[0], u[1], row, col + 8 * j)
-            store_neighbours(out, v[0], v[1], row, col + D // 2 + 8 * j)
-    return store_rotated
-
-@made_once
-def tensor_attention_forward(D, hopper):
-    CHUNKS, SUMS = D // PER_CHUNK, D // 2    # of a row; registers of the sums of a tile (64, D),
-    BOTH_SUMS, FRAGMENTS = 2 * SUMS, D // 2  # of two, and of two tiles as fragments of A
-    TILE_BYTES, way = 2 * TILE_ROWS * D, tiles_of(D, hopper)
-    set_up, fence_map, issue_load, wait = way.set_up, way.fence_map, way.issue_load, way.wait
-    load_fragments, multiply_abt = way.load_fragments, way.multiply_abt
-    accumulate_two = way.accumulate_two
-    pair_at, _, _ = ring_of(D, hopper)
-    advance_pipeline = advance_pipeline_of(D, hopper)
-
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
-    def forward(o, lse, qkv, T, G, scale):
-        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
-        qkv: the matrix, or its tensor map"""
-        smem, barriers = set_up(STATIONARY)
-        fence_map(qkv)
-        acc, m, l = filled(BOTH_SUMS, f32(0)), filled(4, -INF32), filled(4, f32(0))
-        q, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)
-        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, H = cuda.blockIdx.y, cuda.gridDim.y
-        row0, scale2 = cuda.blockIdx.z * T, scale * LOG2E32
-        t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 128, row0 + T - 1
-        k_col = o.shape[1] + h * G // H * D
-        r, count = t0 + warp * 16 + lane // 4, (min(t0 + 128, T) + 63) // 64     # r + 0, 8, 64, 72
-        stationary = barriers + u32(PLACES * MBARRIER)
-        for i in range(2):
-            issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last, h * D)
-        wait(stationary, 0)                  # Q is there
-        load_fragments(q, smem)
-        for n in range(-1, count):           # the n-th pair of tiles; -1 only asks for the first
-            k_tile = pair_at(smem, n)
-            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
-            if n < 0:
-                continue
-            s = multiply_abt(q, smem, k_tile, k_tile)                # S = Q K^T, both halves of Q
-            beyond = i32(n * 64 + lane % 4 * 2 - r)
-            online_softmax(s, 0, acc, SUMS, m, l, beyond, scale2)
-            online_softmax(s, 1, acc, SUMS, m, l, i32(beyond - 64), scale2)
-            for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            v_tile = k_tile + u32(TILE_BYTES)
-            accumulate_two(acc, p, v_tile, v_tile)                   # O += P V
-        for i in range(4):
-            t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
-            if t < T:
-                for j in range(CHUNKS):
-                    n = i // 2 * SUMS + j * 4 + i % 2 * 2
-                    store_neighbours(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
-                if lane % 4 == 0:
-                    lse[h, row0 + t] = m[i] * scale2 / LOG2E32 + math.log(total)
-    return forward
-
-@made_once
-def tensor_attention_dq(D, hopper):
-    SUMS, A_REGISTERS = D // 2, D // 4       # of the sums of a tile (64, D), of its fragments of A,
-    FRAGMENTS = 2 * A_REGISTERS              # and of two tiles
-    TILE_BYTES, way = 2 * TILE_ROWS * D, tiles_of(D, hopper)
-    set_up, fence_map, issue_load, wait = way.set_up, way.fence_map, way.issue_load, way.wait
-    load_fragments, multiply_abt = way.load_fragments, way.multiply_abt
-    accumulate_ab = way.accumulate_ab
-    load_a = fragments_of(D, swizzled if D > 32 else rows_of_64_bytes)
-    (pair_at, _, _), store_rotated = ring_of(D, hopper), store_rotated_of(D)
-    advance_pipeline = advance_pipeline_of(D, hopper)
-
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
-    def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
-        """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
-        one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
-        smem, barriers = set_up(STATIONARY + 1)
-        fence_map(qkv)
-        fence_map(do)
-        fence_map(o)
-        acc = filled(SUMS, f32(0))
-        delta_of_row = filled(2, f32(0))
-        lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
-        a, ds = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)        # a: Q, dO
-        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        h, H = cuda.blockIdx.y, cuda.gridDim.y
-        row0, scale2 = cuda.blockIdx.z * T, scale * LOG2E32
-        t0, last = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * 64, row0 + T - 1
-        G = (dqkv.shape[1] - HD) // (2 * D)
-        k_col, r = HD + h * G // H * D, t0 + warp * 16 + lane // 4
-        stationary, count = barriers + u32(PLACES * MBARRIER), (min(t0 + 64, T) + 63) // 64
-        do_tile, o_tile = smem + u32(TILE_BYTES), smem + u32(2 * TILE_BYTES)     # O: for a moment
-        issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
-        issue_load(stationary, do_tile, do, row0 + t0, last, h * D)
-        issue_load(stationary, o_tile, o, row0 + t0, last, h * D)
-        wait(stationary, 0)                  # Q, dO and O are there
-        load_a(a, 0, o_tile)
-        load_a(a, A_REGISTERS, do_tile)
-        for i in range(A_REGISTERS):
-            u, v = a[i], a[A_REGISTERS + i]  # two neighbours of O, two of dO
-            delta_of_row[i % 2] += value(u16(u)) * value(u16(v)) + (
-                value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
-        for i in range(2):
-            delta_of_row[i] = quad_sum(delta_of_row[i])
-            t = row0 + min(r + 8 * i, T - 1)
-            lse2[i] = lse[h, t] * LOG2E32
-            if lane % 4 == 0 and r + 8 * i < T:
-                delta[h, t] = delta_of_row[i]
-        load_fragments(a, smem)
-        cuda.syncthreads()                   # O is read: K may come
-        for n in range(-1, count):           # -1 only asks for the first pair of tiles
-            k_tile = pair_at(smem, n)
-            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
-            if n < 0:
-                continue
-            s = multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))          # Q K^T, dO V^T
-            mask(s, 0, i32(n * 64 + lane % 4 * 2 - r))
-            for i in range(32):
-                p_i = exp2(s[i] * scale2 - lse2[i // 2 % 2])
-                s[i] = p_i * (s[32 + i] - delta_of_row[i // 2 % 2])
-            for i in range(16):
-                ds[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            accumulate_ab(acc, ds, k_tile)   # dQ += dS K
-        for i in range(2):
-            if r + 8 * i < T:
-                store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
-    return dq
-
-@made_once
-def tensor_attention_dkv(D, hopper):
-    CHUNKS, SUMS = D // PER_CHUNK, D // 2    # of a row; registers of the sums of a tile (64, D),
-    BOTH_SUMS, FRAGMENTS = 2 * SUMS, D // 2  # of two, and of two tiles as fragments of A
-    TILE_BYTES, way = 2 * TILE_ROWS * D, tiles_of(D, hopper)
-    set_up, fence_map, issue_load, wait = way.set_up, way.fence_map, way.issue_load, way.wait
-    load_fragments, multiply_abt = way.load_fragments, way.multiply_abt
-    accumulate_two = way.accumulate_two
-    (pair_at, wait_pair, issue_pair), store_rotated = ring_of(D, hopper), store_rotated_of(D)
-    load_two, _ = vector(2)
-
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
-    def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
-        """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
-        registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
-        smem, barriers = set_up(STATIONARY)
-        fence_map(qkv)
-        fence_map(do)
-        numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
-        acc = filled(BOTH_SUMS, f32(0))       # dV, dK
-        a, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)          # a: K, V
-        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
-        last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
-        k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
-        my_numbers = global_address(lse) if warp < 2 else global_address(delta)
-        stationary = barriers + u32(PLACES * MBARRIER)
-        for i in range(2):
-            issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
-                       k_col + i * G * D)
-        wait(stationary, 0)                  # K and V are there
-        load_fragments(a, smem)
-        next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):           # -1 only asks for the first pair of tiles
-            t0 = next_t
-            q_tile = pair_at(smem, n)
-            do_tile = q_tile + u32(TILE_BYTES)
-            if n >= 0:
-                wait_pair(barriers, n)
-                next_t += 64
-                if next_t >= T:              # the group's next query head
-                    next_h, next_t = next_h + 1, k0
-            if n + 1 < count:
-                t = row0 + next_t + cuda.threadIdx.x % 64
-                flat_index = next_h * lse.shape[1] + min(t, last)
-                place = (n + 1) % 2 * 128 + cuda.threadIdx.x
-                cp_async_4(shared_address(numbers) + u32(4 * place),
-                           my_numbers + u64(4 * flat_index))
-                col = next_h * D
-                issue_pair(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
-            if n < 0:
-                continue
-            s = multiply_abt(a, smem, q_tile, do_tile)               # S^T = K Q^T, dP^T = V dO^T
-            if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
-                before = i32(k0 + warp * 16 + lane // 4 - t0 - lane % 4 * 2)     # key - query
-                end = i32(T - t0 - lane % 4 * 2)
-                for i in range(32):
-                    if i32(i // 4 * 8 + i % 2 - i // 2 % 2 * 8) < before or (
-                            i32(i // 4 * 8 + i % 2) >= end):
-                        s[i] = -INF32
-            for j in range(8):
-                lses = load_two(numbers, n % 2 * 128 + 8 * j + lane % 4 * 2)
-                deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + lane % 4 * 2)
-                for i in range(4):
-                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E32)
-                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
-            for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])             # P^T, dS^T
-            accumulate_two(acc, p, do_tile, q_tile)                  # dV += P^T dO, dK += dS^T Q
-        for i in range(2):
-            t = k0 + warp * 16 + lane // 4 + 8 * i
-            if t < T:
-                for j in range(CHUNKS):
-                    n = 4 * j + 2 * i
-                    store_neighbours(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
-                store_rotated(dqkv, acc, SUMS + 2 * i, row0 + t, k_col, cos, sin, t, scale)
-    return dkv
-
-@functools.cache
-def tensor_attention(D, hopper):
-    kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
-                                            tensor_attention_dkv))
-    smem = (STATIONARY + 2 * PLACES) * 2 * TILE_ROWS * D + 1024      # 1,024: to align
-    return Attention(*kernels, rotates=True, block=128, rows=2 * TILE_ROWS, back_rows=TILE_ROWS,
-                     smem=smem, back_smem=smem)
-
 def attention_of(D, *matrices):
-    """The kernels for head size D, and the matrices, or what they want to know of them."""
+    """The kernels for head size D, those of section 12.4 where they can, and the matrices, or what
+    these want to know of them, their tensor maps."""
     if matrices[0].dtype != np.uint16 or kernel_path() == "portable" or D not in FAST_HEADS:
         room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         return portable_attention(D, computing(matrices[0].dtype).itemsize, room), *matrices
@@ -2438,7 +1233,7 @@ class Model:
     micro-batch for the one before it."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
-    attention = attention_forward, attention_backward    # bench/naive_attention.py has others
+    attention = attention_forward, attention_backward    # tests/oracles/ has another pair
 
     @staticmethod
     def ready(options=None):
@@ -2451,7 +1246,7 @@ class Model:
             for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-        self.top = options.matmul if options else highest    # a path: of this model, not of others
+        self.top = options.matmul if options else highest    # kernel path, of this model's launches
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.dtype = DTYPES[dtype]
@@ -2463,6 +1258,8 @@ class Model:
         free = free_bytes()
         need(self.held < free, f"weights, gradients, moments take {self.held / 2**30:.1f} GiB, the "
              f"GPU has {free / 2**30:.1f} left; use a smaller --preset")
+        # flat buffers, and views of them by name: parameters p, gradients g, and what products
+        # read, w: p itself, or copies rounded to bfloat16
         zeros = np.zeros(flat.size, self.master)
         self.flat, self.g_flat = self.put(flat), self.put(zeros)
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
@@ -2471,6 +1268,7 @@ class Model:
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
         self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
         self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # they come first
+        # what changes between steps, or comes out of them: graphs read and write it here
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.staged_hyper = np.zeros(len(ne.Hyper._fields))
         self.hyper = self.put(self.staged_hyper, np.float64)
@@ -2490,7 +1288,7 @@ class Model:
             return
         need(0 < T <= self.cfg.seq_len,
              f"{T} tokens are none or more than the context of {self.cfg.seq_len}")
-        self.gradient_graph = self.loss_graph = None     # they read what is freed now
+        self.gradient_graph = self.loss_graph = None     # first: they read what is freed now
         self.a = self.d = self.shape = None
         self.maps.clear()
         P = self.cfg.n_mtp
@@ -2660,6 +1458,16 @@ class Model:
             matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
         embedding_backward(g.wte, d.x, self.tokens)
 
+    def queue_gradient(self):
+        """What a graph records: all launches of `gradient`"""
+        self.forward()
+        self.heads(self.cfg.n_mtp, training=True)
+        self.backward()
+
+    def queue_losses(self):
+        self.forward()
+        self.heads(1, training=False)
+
     def stage(self, tokens, targets, weight):
         """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
         memory; the sequences from b to B have no targets."""
@@ -2685,8 +1493,7 @@ class Model:
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
         with at_most(self.top, self.maps):
-            self.gradient_graph(lambda: (self.forward(), self.heads(self.cfg.n_mtp, training=True),
-                                         self.backward()))
+            self.gradient_graph(self.queue_gradient)
 
     def update(self, hyper):
         """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
@@ -2716,7 +1523,7 @@ class Model:
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
             with at_most(self.top, self.maps):
-                self.loss_graph(lambda: (self.forward(), self.heads(1, training=False)))
+                self.loss_graph(self.queue_losses)
             nll = to_host(self.a.nll)[0].reshape(self.shape)
             sums.append(nll[:len(x)].sum(1, dtype=np.float64))
         return np.concatenate(sums)
@@ -2956,7 +1763,1421 @@ class Decoder(ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
-# ==== 12 Self-tests ====
+# ==== 12.1 Instructions ====
+# What a GPU can do and Numba has no function for, in PTX: NVIDIA's "PTX ISA" describes each of the
+# instructions under its name.  Addresses of device memory have 64 bits, those of shared memory 32.
+# A literal of Python is an int64 and makes one of all that meets it: hence u32(..), and constants
+# of NumPy's types.
+def asm_into(builder, pointers, text, constraints, values):
+    """asm with as many results as pointers, of their types, which are stored there."""
+    kind = ir.LiteralStructType([p.type.pointee for p in pointers])
+    results = asm(builder, kind, text, constraints, values)
+    for i, pointer in enumerate(pointers):
+        builder.store(builder.extract_value(results, i), pointer)
+
+def ptx(text, *operands, result=types.void):
+    """The instruction `text` as a device function: $0 is its result if it has one, its operands
+    follow.  Without a result it counts as one that reads and writes any memory: the compiler moves
+    no access to memory across it."""
+    letters = {u32: "r", u64: "l", f32: "f"}
+    constraints = [letters[t] for t in operands]
+    if result == types.void:
+        constraints = [*constraints, "~{memory}"]
+    else:
+        constraints = ["=" + letters[result], *constraints]
+
+    @intrinsic
+    def instruction(typing, *args):          # one tuple of them comes to codegen
+        def codegen(context, builder, sig, args):
+            values, void = cgutils.unpack_tuple(builder, args[0]), result == types.void
+            kind = ir.VoidType() if void else context.get_value_type(result)
+            out = asm(builder, kind, text, ",".join(constraints), values)
+            return context.get_dummy_value() if void else out
+        return result(types.BaseTuple.from_types(operands)), codegen
+    return instruction
+
+class DeviceFunctions(ModuleType):
+    """Some under one name: a kernel calls `way.wait(..)`.  A module, since Numba inlines only what
+    it finds in modules."""
+
+    def __init__(self, **functions):
+        super().__init__(type(self).__name__, type(self).__doc__)
+        vars(self).update(functions)
+
+# Threads of a block of one dimension: lanes of a warp of 32, warps of a warpgroup of four
+@inlined
+def thread_id():
+    return u32(cuda.threadIdx.x)
+
+@inlined
+def lane_id():
+    return thread_id() & u32(31)
+
+@inlined
+def warp_id():
+    return thread_id() >> u32(5)
+
+@inlined
+def warpgroup_id():
+    return thread_id() >> u32(7)
+
+@inlined
+def leads_warpgroup():
+    return (thread_id() & u32(127)) == u32(0)
+
+@inlined
+def bit(x, i):
+    """Bit i of x, 0 or 1"""
+    return x >> u32(i) & u32(1)
+
+quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
+
+# Addresses
+@intrinsic
+def global_address(typing, array):
+    def codegen(context, builder, sig, args):
+        return builder.ptrtoint(memory(context, builder, sig.args, args, 0), ir.IntType(64))
+    return u64(array), codegen
+
+to_shared = ptx("{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u64, result=u32)
+
+@inlined
+def shared_address(array):
+    return to_shared(global_address(array))
+
+ALIGNMENT = 1024                             # of the tiles below, as the copy engine wants it
+
+@inlined
+def dynamic_smem():
+    """Where dynamic shared memory begins, from a multiple of ALIGNMENT on.  The kernels ask for so
+    many bytes more than they use."""
+    return (shared_address(cuda.shared.array(0, types.uint16)) + u32(ALIGNMENT - 1)) & (
+        u32(-ALIGNMENT & 0xFFFFFFFF))
+
+# Copies by threads, from device to shared memory: they go on while the thread does.  Those that it
+# asked for since the last commit are a group; groups arrive in order.
+cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
+cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
+cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
+cp_async_commit = ptx("cp.async.commit_group;")
+cp_async_wait_all = ptx("cp.async.wait_all;")
+cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
+
+# Registers to memory
+pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
+store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
+store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
+
+# A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
+# written before it was set.
+semaphore_release = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
+semaphore_acquire = ptx("{ .reg .pred p; .reg .u32 turn; "
+                        "AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
+                        "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
+
+@inlined
+def semaphore_at(semaphores, i):
+    return global_address(semaphores) + u64(4) * u64(i)
+
+@inlined
+def turn_after(part, splits):
+    """Whose turn it is after that part's; the last one leaves the semaphore as it was, at 0."""
+    return part + u32(1) if part + u32(1) < u32(splits) else u32(0)
+
+# The rest is Hopper's.  An mbarrier is eight bytes of shared memory that threads wait for.  A phase
+# of it is over when as many threads have arrived as mbarrier_init was told, and all bytes that
+# mbarrier_expect, which arrives, too, announced are there.  Phases have parities 0, 1, 0, ..:
+# waiting for a parity returns when the running phase has the other one.  The first phase is 0, so
+# that waiting for 1 returns at once.
+MBARRIER = 8
+mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
+mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
+mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", u32)
+mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
+                    "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
+mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
+
+# TMA: the copy engine moves a box of a matrix, given by its tensor map and the box's (column, row)
+map_fence = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", u64)     # see a fresh map
+tma_load = ptx("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+               "[$0], [$1, {$2, $3}], [$4];", u32, u64, u32, u32, u32)
+tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];",
+                u64, u32, u32, u32)
+tma_add = ptx("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+              "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)           # the same, +=
+tma_commit = ptx("cp.async.bulk.commit_group;")
+tma_stored = ptx("cp.async.bulk.wait_group.read 0;")     # shared memory may be written again
+tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memory
+fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
+fence_async_global = ptx("fence.proxy.async.global;")    # before it adds to what others added
+
+# Warpgroups: a barrier of the 128 threads, and registers that one gives to the others
+warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
+take_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
+give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
+
+def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
+    """128 bytes on the device that tell the copy engine about a matrix of bfloat16 or (size 4)
+    float32: boxes of box_rows rows of 128 bytes, swizzled in shared memory, zeros beyond the edge.
+    stride in bytes     cuTensorMapEncodeTiled"""
+    d, long, short = driver, driver.cuuint64_t, driver.cuuint32_t
+    kinds = d.CUtensorMapDataType
+    encoded = ok(d.cuTensorMapEncodeTiled(
+        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else
+        kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
+        [long(columns), long(rows)], [long(stride)], [short(128 // size), short(box_rows)],
+        [short(1), short(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
+    return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
+
+def map_of(x, box_rows):
+    """The tensor map of a matrix, made once for each user of `at_most`.  It holds an address: where
+    other memory comes to lie there later, of the same shape, it is right again."""
+    key = (int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows, x.dtype.itemsize)
+    if key not in tensor_maps:
+        tensor_maps[key] = tensor_map(*key)
+    return tensor_maps[key]
+
+# ==== 12.2 Tiles and tensor cores ====
+# A tile lies in shared memory in rows of 128 bytes: 64 numbers of bfloat16, eight chunks of 16
+# bytes.  So wide are all 32 banks, too: with chunk c of each row below that of the row before, the
+# eight rows of a chunk that ldmatrix reads at once would wait for the same four banks.  So chunk c
+# of row r lies at place c XOR (r mod 8).  The chunk that is found at each place:
+#
+#     place     0  1  2  3  4  5  6  7
+#     row 0     0  1  2  3  4  5  6  7
+#     row 1     1  0  3  2  5  4  7  6
+#     row 2     2  3  0  1  6  7  4  5
+#     row 3     3  2  1  0  7  6  5  4        any chunk, in eight rows, is at eight places:
+#     row 4     4  5  6  7  0  1  2  3        all banks work
+#     row 5     5  4  7  6  1  0  3  2
+#     row 6     6  7  4  5  2  3  0  1
+#     row 7     7  6  5  4  3  2  1  0
+#
+# A wider tile is several of these, one behind the other, a column of 64 numbers each.
+TILE_ROWS, PER_CHUNK, CHUNKS_A_ROW = 64, 8, np.uint32(8)     # PER_CHUNK: numbers of bfloat16
+CHUNK_BYTES, ROW_BYTES = np.uint32(16), np.uint32(128)
+COLUMN_BYTES = np.uint32(TILE_ROWS * 128)    # of 64 rows
+
+@inlined
+def swizzled(row, chunk):
+    """Where columns 8 chunk to 8 chunk + 7 of a row of a tile are, in bytes: the copy engine's
+    128-byte swizzle."""
+    column, place = chunk // CHUNKS_A_ROW, chunk % CHUNKS_A_ROW ^ row % CHUNKS_A_ROW
+    return column * COLUMN_BYTES + row * ROW_BYTES + place * CHUNK_BYTES
+
+# Tensor cores multiply fragments, which the 32 lanes of a warp hold together, two numbers of
+# bfloat16 in a register of 32 bits.  ldmatrix fetches them out of shared memory, stmatrix stores
+# them: four matrices of 8 x 8, each of whose rows is a chunk.
+def ldmatrix(transposed):
+    """The device function that loads four 8 x 8 matrices of bfloat16, the rows of the i-th at the
+    addresses of lanes 8 i to 8 i + 7, into out[j:j+4] of every lane.     PTX ldmatrix.x4"""
+    @intrinsic
+    def load(typing, out, j, row):
+        def codegen(context, builder, sig, args):
+            asm_into(builder, elements(context, builder, sig.args, args, 0, 4, args[1]),
+                     f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, "
+                     f"[$4];", "=r,=r,=r,=r,r,~{memory}", [args[2]])
+            return context.get_dummy_value()
+        return types.void(out, types.intp, u32), codegen
+    return load
+
+ldmatrix_rows, ldmatrix_columns = ldmatrix(""), ldmatrix(".trans")
+stmatrix = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
+               u32, u32, u32, u32, u32)
+
+@intrinsic
+def mma(typing, acc, i, a, j, b, k):
+    """acc[i:i+4] += A B of a warp: A (16, 16) in a[j:j+4], B (16, 8) in b[k:k+2], bfloat16 pairs.
+
+    What lane l holds, with r = l / 4 and c = 2 (l % 4):
+        acc   float32   [r, c]   [r, c + 1]   [r + 8, c]   [r + 8, c + 1]
+        A     pairs     [r, c]   [r + 8, c]   [r, c + 8]   [r + 8, c + 8]    and the next column
+        B     pairs     [c, r]   [c + 8, r]                                  and the next row
+
+    The lane that holds an entry of acc (16, 8): a quad of neighbours has a row.
+
+        column     0    1    2    3    4    5    6    7
+        row 0      0    0    1    1    2    2    3    3      acc[i] and acc[i + 1], in turn
+        row 1      4    4    5    5    6    6    7    7
+        ...
+        row 7     28   28   29   29   30   30   31   31
+        row 8      0    0    1    1    2    2    3    3      acc[i + 2] and acc[i + 3]
+        ...
+        row 15    28   28   29   29   30   30   31   31"""
+    def codegen(context, builder, sig, args):
+        def registers(n, count):
+            """Those of argument n, from the index that follows it on."""
+            return elements(context, builder, sig.args, args, n, count, args[n + 1])
+
+        sums = registers(0, 4)
+        operands = registers(2, 4) + registers(4, 2) + sums
+        asm_into(builder, sums,
+                 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
+                 "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+                 "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [builder.load(p) for p in operands])
+        return context.get_dummy_value()
+    return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
+
+# Hopper's wgmma multiplies tiles where they lie: a warpgroup, four warps, gives it the addresses.
+SWIZZLE_128 = 1 << 62                        # fields of a descriptor: the swizzle,
+BETWEEN_GROUPS = (1024 // 16) << 32          # the stride byte offset,
+BETWEEN_COLUMNS = (8192 // 16) << 16         # the leading dimension byte offset
+
+@inlined
+def descriptor(tile):
+    """What wgmma is told of an operand at this address of shared memory, 64 columns of bfloat16 in
+    rows of 128 bytes: 128-byte swizzle, 1,024 bytes between groups of 8 rows; where the rows run
+    along M or N, 8,192 bytes between columns of 64.  All in units of 16 bytes.
+    PTX ISA, wgmma: matrix descriptor format"""
+    return u64(SWIZZLE_128 | BETWEEN_GROUPS | BETWEEN_COLUMNS) | u64(tile // CHUNK_BYTES)
+
+@functools.cache
+def wgmma(N, a_in, b_mn, count=1, adds="always"):
+    """The device function acc [+]= A B of a warpgroup, A (64, 64), B (64, N), bfloat16.  `count`
+    such products are in flight at once.     PTX wgmma.mma_async, sm_90a
+
+    An instruction takes 16 of the 64 along K.  Its operands, and who has them:
+
+        acc   (64, N)    float32, N / 2 registers a thread.  acc[i] of lane l of warp w is in row
+                         16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (l % 4) + i % 2: as
+                         `mma` has it
+        A     (64, 16)   "rows": a tile whose rows run along K; the next 16 are 32 bytes further
+                         "columns": one whose rows run along M; they are 16 rows further
+                         "registers": 4 a thread; a warp has its 16 rows as `mma` has A
+        B     (16, N)    a tile whose rows run along K, or, with b_mn, along N
+
+    Arguments: acc, of `count` products one behind the other; of each product the descriptors of A
+    and B.  With a_in "registers" instead A, one local array of 16 numbers a product, and then the
+    descriptors of B.  adds: "always", "never", or "asked": then a last argument, 0 or not, says
+    whether.
+
+    The PTX of wgmma(16, "rows", False), of whose 64 columns of A the first 16 are shown:
+
+        { .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, 0, 0;
+          wgmma.fence.sync.aligned;
+          add.u64 a, $8, 0;                                  16 columns further: 2, 4, 6
+          add.u64 b, $9, 0;
+          wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16
+            {$0,$1,$2,$3,$4,$5,$6,$7}, a, b, 1, 1, 1, 0, 0;  add, signs of A and B, transposed?
+          ...
+          wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }
+
+    What the numbers stand for:
+
+        $0 ..            acc, of all products; what is in it before comes in the same registers
+        $total ..        the descriptors, of A and B in turn, or of B alone
+        then             A, if it is in registers: 16 of each product, 4 of each 16 along K
+        the last         whether to add, if that is asked"""
+    sums_each = N // 2
+    total = sums_each * count
+    given = a_in == "registers"
+    along_k, along_mn = 32 // 16, 16 * 128 // 16         # 16 further along K, in units of 16 bytes
+    a_step = along_mn if a_in == "columns" else along_k
+    b_step = along_mn if b_mn else along_k
+
+    def registers(first, n):
+        return "{" + ",".join(f"${first + j}" for j in range(n)) + "}"
+
+    def text_of(operands):
+        """The PTX; `operands` follow acc."""
+        keep = f"${total + operands - 1}" if adds == "asked" else "0"
+        text = (f"{{ .reg .u64 a, b; .reg .pred keep; setp.ne.u32 keep, {keep}, 0; "
+                f"wgmma.fence.sync.aligned; ")
+        for i in range(count):
+            sums = registers(sums_each * i, sums_each)
+            for k in range(4):
+                if given:
+                    b = total + i
+                    a = registers(total + count + 16 * i + 4 * k, 4)
+                    a_transposed = ""        # there is no such field
+                else:
+                    b = total + 2 * i + 1
+                    text += f"add.u64 a, ${b - 1}, {a_step * k}; "
+                    a = "a"
+                    a_transposed = f", {int(a_in == 'columns')}"
+                add = "1" if adds == "always" or k else "keep"
+                text += (f"add.u64 b, ${b}, {b_step * k}; wgmma.mma_async.sync.aligned."
+                         f"m64n{N}k16.f32.bf16.bf16 {sums}, {a}, b, "
+                         f"{add}, 1, 1{a_transposed}, {int(b_mn)}; ")
+        return text + "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
+
+    def codegen(context, builder, sig, args):
+        sums = elements(context, builder, sig.args, args, 0, total)
+        values = cgutils.unpack_tuple(builder, args[1])
+        if given:
+            a = elements(context, builder, sig.args[1], values, 0, 16 * count)
+            values = [*values[1:], *map(builder.load, a)]
+        old = [] if adds == "never" else [builder.load(p) for p in sums]
+        kinds = ["l" if v.type == ir.IntType(64) else "r" for v in values]
+        constraints = ["=f"] * total + kinds + [str(i) for i in range(len(old))] + ["~{memory}"]
+        asm_into(builder, sums, text_of(len(values)), ",".join(constraints), [*values, *old])
+        return context.get_dummy_value()
+
+    @intrinsic
+    def product(typing, acc, *operands):     # a tuple of them comes to codegen
+        kinds = (operands[0], *[u64] * count) if given else [u64] * (2 * count)
+        if adds == "asked":
+            kinds = [*kinds, u32]
+        return types.void(acc, types.BaseTuple.from_types(kinds)), codegen
+    return product
+
+# Where the sums of a product stand in its 64 rows, as the table above has them: acc[i] of a thread
+# is in row first_row() + 8 which_row(i), column first_column() + column_of(i).
+@inlined
+def first_row():
+    return cuda.threadIdx.x // 32 * 16 + cuda.threadIdx.x % 32 // 4
+
+@inlined
+def first_column():
+    return cuda.threadIdx.x % 4 * 2
+
+@inlined
+def which_row(i):
+    return i // 2 % 2
+
+@inlined
+def column_of(i):
+    return i // 4 * 8 + i % 2
+
+# Hopper's way in one kernel, as short as it goes: the copy engine fetches two tiles, a barrier
+# counts their bytes, wgmma multiplies them.  Nothing is copied while it multiplies; the kernel of
+# 12.3 adds a ring of buffers, a warpgroup that only fetches, and tiles of 128 x 256.
+ONE_TILE_SMEM = 2 * int(COLUMN_BYTES) + ALIGNMENT
+multiply_tiles = wgmma(64, "rows", False)
+
+@kernel
+def one_tile_kernel(out, map_a, map_b, K):
+    """out = A B^T, a tile of 64 x 64 a block.     grid (N / 64, M / 64), 128 threads
+    out (M, N) bfloat16; the tensor maps of A (M, K) and B (N, K), in boxes of 64 rows"""
+    a_tile = dynamic_smem()
+    b_tile = a_tile + COLUMN_BYTES
+    barrier = shared_address(cuda.shared.array(1, u64))
+    m0, n0 = TILE_ROWS * cuda.blockIdx.y, TILE_ROWS * cuda.blockIdx.x
+    acc = filled(32, f32(0))
+    if leads_warpgroup():
+        map_fence(global_address(map_a))
+        map_fence(global_address(map_b))
+        mbarrier_init(barrier, u32(1))       # one thread arrives in each phase: this one
+        mbarrier_fence()
+    cuda.syncthreads()                       # the barrier exists
+    for n in range((K + TILE_ROWS - 1) // TILE_ROWS):
+        if leads_warpgroup():                # one thread asks for both tiles
+            mbarrier_expect(barrier, u32(2) * COLUMN_BYTES)
+            tma_load(a_tile, global_address(map_a), u32(TILE_ROWS * n), u32(m0), barrier)
+            tma_load(b_tile, global_address(map_b), u32(TILE_ROWS * n), u32(n0), barrier)
+        mbarrier_wait(barrier, u32(n % 2))   # phase n: they are there, zeros beyond the edges
+        multiply_tiles(acc, descriptor(a_tile), descriptor(b_tile))
+        cuda.syncthreads()                   # nobody reads them any more: the next may come
+    for i in range(32):
+        row = m0 + first_row() + 8 * which_row(i)
+        column = n0 + first_column() + column_of(i)
+        if row < out.shape[0] and column < out.shape[1]:
+            out[row, column] = stored(out, acc[i])
+
+def one_tile_matmul(out, a, b):
+    """out (M, N) = a b^T     a (M, K), b (N, K), whose rows are whole chunks; only on Hopper"""
+    M, N = out.shape
+    launch(one_tile_kernel, (-(-N // TILE_ROWS), -(-M // TILE_ROWS)), 128, out,
+           map_of(a, TILE_ROWS), map_of(b, TILE_ROWS), a.shape[1], smem=ONE_TILE_SMEM)
+
+# ==== 12.3 Matmul on tensor cores ====
+# Of bfloat16, in three layouts: a_mn means that A is given as A^T (K, M), b_mn that B is given as
+# (K, N), and not as B^T (N, K).  Of either, `mn` says that a tile's rows run along M or N.
+#
+# A piece of work is a tile of the output and a part of K; all tiles with the first part of K come
+# first.  Tiles are visited in bands of BAND rows of tiles, down each column of a band, so that what
+# neighbours read is still in L2.  With bands of two, three times three tiles in this order:
+#
+#     0  2  4
+#     1  3  5
+#     6  7  8
+BK, BAND = 64, 16                            # depth of a slice of A and B
+
+@inlined
+def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
+    """The i-th piece: (m, n, first, end), the tile whose first entry is out[m, n], of slices first
+    to end - 1 of K."""
+    down = u32((M + tile_rows - 1) // tile_rows)
+    across = u32((N + tile_columns - 1) // tile_columns)
+    part = quotient(i, down * across)
+    tile = i - part * down * across
+    slices = u32((K + BK - 1) // BK)
+    band = quotient(tile, u32(BAND) * across)
+    in_band = tile - band * u32(BAND) * across
+    high = min(down - band * u32(BAND), u32(BAND))       # rows of tiles: the last band has fewer
+    column = quotient(in_band, high)
+    row = band * u32(BAND) + in_band - column * high
+    m = row * u32(tile_rows)
+    n = column * u32(tile_columns)
+    first = quotient(part * slices, splits)
+    end = quotient((part + u32(1)) * slices, splits)
+    return m, n, first, end
+
+# Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
+# part of K and adds its product to the output when it is its turn, which keeps the order of the
+# sums.  It waits for the parts before it.  Where a block has one piece, those have begun: blocks
+# begin in the order of their numbers, as on every GPU so far, though CUDA does not promise it.
+# Where a block takes one piece after another, that holds only if the whole grid is resident.
+SEMAPHORES = 1 << 15                         # one a tile in `mma`, two in `wgmma`: its warpgroups'
+
+# Path `mma`, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.
+# Copies of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go
+# into registers while `mma` works on the last 16.  Some 35 times the speed of the portable tile,
+# 0.55 of cuBLAS's.  97 KB of shared memory: an RTX 40 allows a block 99.
+MMA_TILE, MMA_STAGES = 128, 3                # rows and columns of the output; buffers
+MMA_OPERAND = 2 * MMA_TILE * BK              # bytes of a slice of A, and of one of B
+MMA_STAGE = 2 * MMA_OPERAND
+MMA_SMEM = MMA_STAGES * MMA_STAGE + ALIGNMENT
+
+class Operand(DeviceFunctions):
+    """How A or B of `mma_kernel` comes from memory to shared memory, and from there to registers:
+
+    first_chunk(source, mn0, k0)             where this thread's part of the first slice begins
+    issue_loads(to, source, place, r, c)     asks for its part of a slice
+    lane_start(mn0)                          where a lane begins to read a tile
+    load_fragment(out, at, i, s)             16 rows or columns of a tile, 16 of its k"""
+
+# Its four matrices of 8 x 8, a row and a chunk further or not, in the order in which `mma` has them
+# in registers: which bit of a lane's number says what, when it points ldmatrix to one of their rows
+#
+#     operand    rows of a tile    next 8 rows    next chunk    ldmatrix
+#     A          along K           bit 3          bit 4         as they lie
+#     A, mn      along M           bit 4          bit 3         transposed
+#     B          along K           bit 4          bit 3         as they lie
+#     B, mn      along N           bit 3          bit 4         transposed
+@functools.cache
+def mma_operand(of_a, mn):
+    load = ldmatrix_columns if mn else ldmatrix_rows
+    row_bit, chunk_bit = (3, 4) if of_a != mn else (4, 3)
+    across, rows = (16, 8) if mn else (8, 16)            # of 128 threads, a chunk each
+
+    @inlined
+    def first_chunk(source, mn0, k0):
+        """In memory; in a buffer; and its row and column in the matrix."""
+        row, chunk = thread_id() // u32(across), thread_id() % u32(across)
+        r, c = (k0 + row, mn0 + chunk * u32(8)) if mn else (mn0 + row, k0 + chunk * u32(8))
+        return (global_address(source) + u64(r) * u64(source.strides[0]) + u64(2) * u64(c),
+                swizzled(row, chunk), types.int32(r), types.int32(c))
+
+    @inlined
+    def issue_loads(to, source, place, r, c):
+        """128 columns (mn) or rows of 64 k, zeros beyond the edge of the matrix.  Returns where the
+        next 64 begin."""
+        # none if the chunk is beyond the columns of the matrix.  In 32 bits
+        rows_left = types.int32(types.int32(source.shape[0]) - r if
+                                c < types.int32(source.shape[1]) else 0)
+        row = place
+        for i in range(8):
+            cp_async_or_zero(to + u32(128 * rows * i), row,
+                             u32(16) if rows * i < rows_left else u32(0))
+            row += u64(source.strides[0]) * u64(rows)
+        if mn:
+            return row, r + types.int32(BK), c
+        return place + u64(2 * BK), r, c + types.int32(BK)
+
+    @inlined
+    def lane_start(mn0):
+        """Of rows or columns mn0 and further"""
+        row = (lane_id() & u32(7)) + bit(lane_id(), row_bit) * u32(8)
+        chunk = bit(lane_id(), chunk_bit)
+        if mn:
+            return swizzled(row, (mn0 >> u32(3)) + chunk)
+        return swizzled(mn0 + row, chunk)
+
+    @inlined
+    def load_fragment(out, at, i, s):
+        """Rows or columns 16 i to 16 i + 15, k = 16 s to 16 s + 15, into out[4 * i:].  Two chunks
+        along a row flip bits of the address, as the swizzle has it; 16 rows add to it."""
+        across, down = (i, s) if mn else (s, i)
+        load(out, 4 * i, (at ^ u32(2 * 16 * across)) + u32(16 * 128 * down))
+    return Operand(first_chunk=first_chunk, issue_loads=issue_loads, lane_start=lane_start,
+                   load_fragment=load_fragment)
+
+@made_once
+def mma_kernel(a_mn, b_mn, accumulate):
+    """accumulate: out += A B in float32; else out = A B in bfloat16."""
+    of_a, of_b = mma_operand(True, bool(a_mn)), mma_operand(False, bool(b_mn))
+
+    @inlined
+    def load_fragments(a, b, a_at, b_at, s):
+        """Rows and columns of the warp, 64 each, at k = 16 s to 16 s + 15, into registers"""
+        for i in range(4):
+            of_a.load_fragment(a, a_at, i, s)
+        for i in range(4):
+            of_b.load_fragment(b, b_at, i, s)
+
+    @inlined
+    def multiply(acc, a, b):
+        """acc (64, 64) of the warp += A B: acc[32 i + 8 j:] are rows 16 i, columns 16 j and on."""
+        for j in range(4):
+            for i in range(4):
+                mma(acc, 32 * i + 8 * j, a, 4 * i, b, 4 * j)
+                mma(acc, 32 * i + 8 * j + 4, a, 4 * i, b, 4 * j + 2)
+
+    # The sums go out through shared memory: there lanes put what they have, and take neighbours.
+    load4, store4 = vector(4)
+    NEIGHBOURS, ROW_STEP = 4, 2              # numbers a lane stores; rows that a warp does at once
+    BYTES_LOG2 = 2 if accumulate else 1      # of a number of the output
+
+    @inlined
+    def staging_offset(warp, row, chunk):
+        """Where a warp's 64 x 64 sums have 4 neighbours: chunks turn by row, in pairs."""
+        return warp * u32(64 * 64) + row * u32(64) + (
+            (chunk ^ ((row & u32(7)) << u32(1))) * u32(NEIGHBOURS))
+
+    @inlined
+    def stage_sums(staging, acc, warp, lane):
+        """The warp's sums to shared memory"""
+        place = shared_address(staging) + (lane & u32(1)) * u32(8)
+        for i in range(8):
+            for j in range(8):
+                row, chunk = u32(8 * i) + lane // u32(4), u32(2 * j) + lane % u32(4) // u32(2)
+                at = staging_offset(warp, row, chunk)
+                n = 32 * (i // 2) + 2 * (i % 2) + 4 * j
+                store_two(place + u32(4) * at, acc[n], acc[n + 1])
+        cuda.syncwarp()
+
+    @inlined
+    def store_rows(out, m0, n0, M, N, staging, warp, lane):
+        """out = the sums"""
+        row, chunk = lane // u32(16), lane % u32(16)
+        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
+        pitch, rows_left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
+        store_at = r * pitch + c
+        for g in range(0, 64, 16):
+            for i in range(8):
+                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                if g + ROW_STEP * i < rows_left:
+                    store4(out, store_at, few)
+                store_at += ROW_STEP * pitch
+
+    @inlined
+    def add_rows(out, m0, n0, M, N, staging, warp, lane):
+        """out += the sums, 16 rows at a time"""
+        old = cuda.local.array(32, f32)
+        row, chunk = lane // u32(16), lane % u32(16)
+        r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
+        pitch, rows_left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
+        store_at, load_at, last_load = r * pitch + c, r * pitch + c, (M - 1) * pitch + N - 4
+        for g in range(0, 64, 16):
+            for i in range(8):               # all loads first, and without an `if`: none waits
+                few = load4(out, min(load_at, last_load))
+                load_at += ROW_STEP * pitch
+                for n in range(NEIGHBOURS):
+                    old[NEIGHBOURS * i + n] = few[n]
+            for i in range(8):
+                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                for n in range(NEIGHBOURS):
+                    few[n] += old[NEIGHBOURS * i + n]
+                if g + ROW_STEP * i < rows_left:
+                    store4(out, store_at, few)
+                store_at += ROW_STEP * pitch
+
+    write_rows = add_rows if accumulate else store_rows
+
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 2))
+    def kernel(out, a, b, semaphores, M, N, K, splits):
+        """out (M, N) = A B, or out += A B     one part of a tile a block"""
+        smem = dynamic_smem()
+        acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
+        m0, n0, begin, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
+        lane, warp = lane_id(), warp_id()
+        warp_m, warp_n = u32(64) * bit(warp, 0), u32(64) * (warp >> u32(1))      # in the tile
+        a_from, a_to, a_row, a_col = of_a.first_chunk(a, m0, begin * u32(BK))
+        b_from, b_to, b_row, b_col = of_b.first_chunk(b, n0, begin * u32(BK))
+        a_to, b_to = smem + a_to, smem + u32(MMA_OPERAND) + b_to
+        a_lane = smem + of_a.lane_start(warp_m)
+        b_lane = smem + u32(MMA_OPERAND) + of_b.lane_start(warp_n)
+        for s in range(MMA_STAGES - 1):      # the first slices; the last buffer is filled below
+            next_buffer = u32(s * MMA_STAGE)
+            a_from, a_row, a_col = of_a.issue_loads(a_to + next_buffer, a, a_from, a_row, a_col)
+            b_from, b_row, b_col = of_b.issue_loads(b_to + next_buffer, b, b_from, b_row, b_col)
+            cp_async_commit()
+        buffer, next_buffer = u32(0), u32((MMA_STAGES - 1) * MMA_STAGE)
+        a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
+        a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
+        cp_async_wait_one()
+        cuda.syncthreads()                   # the first slice is there
+        load_fragments(a_now, b_now, a_lane, b_lane, 0)
+        for _ in range(types.int32(end - begin)):        # written out: copies and reads of what
+            # comes next stand between products, and none of them waits
+            load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 1)
+            multiply(acc, a_now, b_now)
+            a_from, a_row, a_col = of_a.issue_loads(a_to + next_buffer, a, a_from, a_row, a_col)
+            load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 2)
+            multiply(acc, a_next, b_next)
+            b_from, b_row, b_col = of_b.issue_loads(b_to + next_buffer, b, b_from, b_row, b_col)
+            cp_async_commit()
+            load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 3)
+            multiply(acc, a_now, b_now)
+            next_buffer = buffer             # the buffer just read is the next to be filled
+            last_buffer = u32((MMA_STAGES - 1) * MMA_STAGE)
+            buffer = buffer + u32(MMA_STAGE) if buffer < last_buffer else u32(0)
+            cp_async_wait_one()              # all but the youngest slice is there
+            cuda.syncthreads()               # and nobody reads the one before
+            load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 0)
+            multiply(acc, a_next, b_next)
+        cp_async_wait_all()
+        cuda.syncthreads()                   # no copy is under way, and nobody reads any more
+        tiles = u32(cuda.gridDim.x) // u32(splits)
+        part, semaphore = piece // tiles, semaphore_at(semaphores, piece % tiles)
+        if accumulate and splits > 1:
+            if thread_id() == u32(0):
+                semaphore_acquire(semaphore, part)
+            cuda.syncthreads()               # it is our turn
+        staging = cuda.shared.array(0, f32)
+        stage_sums(staging, acc, warp, lane)
+        write_rows(out, m0 + warp_m, n0 + warp_n, M, N, staging, warp, lane)
+        if accumulate and splits > 1:
+            cuda.threadfence()
+            cuda.syncthreads()               # all of it is written
+            if thread_id() == u32(0):
+                semaphore_release(semaphore, turn_after(part, splits))
+    return kernel
+
+# Path `wgmma`, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one
+# 128 x 256 piece after another.  Warpgroup 0, the producer, only asks for copies: slices of A and B
+# flow through a ring of three buffers, or stages, `full` and `empty` barriers between it and the
+# two others, the consumers, each of which multiplies 64 of the 128 rows.  The copy engine moves
+# whole boxes, and `wgmma` reads both operands from shared memory, once a warpgroup.  Slices 0, 1,
+# 2, .. over time, downwards:
+#
+#     buffer 0          buffer 1          buffer 2
+#     0 is copied                                           empty[i] is over at first: the producer
+#     0 is multiplied   1 is copied                         waits for the parity before the first
+#     3 is copied       1 is multiplied   2 is copied
+#     3 is multiplied   4 is copied       2 is multiplied
+#     6 is copied       4 is multiplied   5 is copied       ...
+#
+# Below "copied", full[i] is over: the producer has arrived, and all bytes that it announced.  Below
+# "multiplied", empty[i] is: the eight warps of the consumers have arrived.  The next slice of a
+# buffer is in the next phase, of the other parity.
+BM, BN = 128, 256
+A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK         # of a slice of A; of A and B
+OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
+STAGES = 3                                   # buffers of the ring
+WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 2 * MBARRIER * STAGES + ALIGNMENT
+EIGHT_ROWS = ROW_BYTES * np.uint32(8)
+
+@made_once
+def wgmma_kernel(a_mn, b_mn, accumulate):
+    """accumulate: out += A B in float32; else out = A B in bfloat16."""
+    multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
+    # loads a slice: one of all rows along K; where they run along M or N, one a column of 64
+    a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
+    # a consumer's 64 x 256 sums go out as four boxes of 64 rows of 128 bytes, twice in float32
+    if accumulate:
+        rounds, box_columns, send = 2, 32, tma_add
+    else:
+        rounds, box_columns, send = 1, 64, tma_store
+
+    @inlined
+    def stage_f32(place, acc, warp_row, half):
+        """64 x 128 of float32, four a chunk: lanes 0 and 1 of a quad have one, 2 and 3 the next.
+        warp_row: the first of the warp's 16 rows"""
+        lane = lane_id()
+        for j in range(16):
+            at = place + swizzled(warp_row + lane // u32(4), u32(2 * j) + bit(lane, 1)) + (
+                bit(lane, 0) * u32(8))
+            i = 64 * half + 4 * j
+            store_two(at, acc[i], acc[i + 1])
+            store_two(at + EIGHT_ROWS, acc[i + 2], acc[i + 3])
+
+    @inlined
+    def stage_bf16(place, acc, warp_row, half):
+        """64 x 256 of bfloat16: stmatrix takes 16 rows of two chunks as a warp has them."""
+        lane = lane_id()
+        for j in range(16):
+            at = place + swizzled(warp_row + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
+            i = 8 * j
+            stmatrix(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
+                     pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
+
+    stage_sums = stage_f32 if accumulate else stage_bf16
+
+    @inlined
+    def write_tile(map_out, n, m, acc, place, group, semaphore, part, splits):
+        """out = acc in bfloat16, 64 x 256 at once; or out += acc in float32, 64 x 128 at a time,
+        when it is this part's turn.  One thread of the warpgroup tells the copy engine."""
+        warp_row, leads = (warp_id() & u32(3)) * u32(16), leads_warpgroup()
+        for half in range(rounds):
+            if leads:
+                tma_stored()                 # what was staged before has been read
+            warpgroup_barrier(group)
+            stage_sums(place, acc, warp_row, half)
+            fence_async()
+            warpgroup_barrier(group)         # all 64 rows are there
+            if leads:
+                if accumulate and splits > 1 and half == 0:
+                    semaphore_acquire(semaphore, part)
+                    fence_async_global()
+                for j in range(4):
+                    send(global_address(map_out), n + u32(128 * half + box_columns * j), m,
+                         place + COLUMN_BYTES * u32(j))
+                tma_commit()
+        if accumulate and splits > 1 and leads:
+            tma_written()
+            semaphore_release(semaphore, turn_after(part, splits))
+
+    @inlined
+    def barrier_of(barriers, stage):
+        return barriers + u32(MBARRIER) * stage
+
+    @inlined
+    def advance(stage, phase):
+        """The next stage of the ring, and the parity of its phase"""
+        stage += u32(1)
+        if stage == u32(STAGES):
+            stage, phase = u32(0), phase ^ u32(1)
+        return stage, phase
+
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(384, 1))
+    def kernel(map_a, map_b, map_out, semaphores, M, N, K, splits):
+        """out (M, N) = A B, or out += A B"""
+        start, thread = dynamic_smem(), thread_id()
+        staging = start + u32(STAGES * STAGE)
+        full = staging + u32(2 * OUT_BYTES)
+        empty = full + u32(MBARRIER * STAGES)
+        group, stage, phase = warpgroup_id(), u32(0), u32(0)
+        if thread == u32(0):
+            producers, consumers = u32(1), u32(8)        # a thread; the warps of two warpgroups
+            for i in range(STAGES):
+                mbarrier_init(full + u32(MBARRIER * i), producers)
+                mbarrier_init(empty + u32(MBARRIER * i), consumers)
+            mbarrier_fence()
+        if leads_warpgroup():
+            map_fence(global_address(map_a))
+            map_fence(global_address(map_b))
+            map_fence(global_address(map_out))
+        cuda.syncthreads()                   # the barriers exist
+        tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
+        pieces = tiles * u32(splits)
+        piece = u32(cuda.blockIdx.x)
+        if group == u32(0):                  # the producer, one thread of it
+            give_registers()
+            while piece < pieces and thread == u32(0):
+                m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
+                for s in range(first, end):
+                    buffer, k = start + stage * u32(STAGE), u32(s) * u32(BK)
+                    ready = barrier_of(full, stage)
+                    mbarrier_wait(barrier_of(empty, stage), phase ^ u32(1))       # at first at once
+                    mbarrier_expect(ready, u32(STAGE))
+                    for j in range(a_loads):
+                        column, row = (m + u32(64 * j), k) if a_mn else (k, m)
+                        tma_load(buffer + COLUMN_BYTES * u32(j), global_address(map_a), column,
+                                 row, ready)
+                    for j in range(b_loads):
+                        column, row = (n + u32(64 * j), k) if b_mn else (k, n)
+                        tma_load(buffer + u32(A_BYTES) + COLUMN_BYTES * u32(j),
+                                 global_address(map_b), column, row, ready)
+                    stage, phase = advance(stage, phase)
+                piece += u32(cuda.gridDim.x)
+        else:                                # a consumer: 64 rows of each tile
+            take_registers()
+            acc = cuda.local.array(128, f32)
+            half_of_tile = group - u32(1)
+            row0_of_half, place = u32(64) * half_of_tile, staging + half_of_tile * u32(OUT_BYTES)
+            m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
+            while piece < pieces:
+                m += row0_of_half
+                after = m, n, first, end     # for its type: set with the first slice
+                for s in range(first, end):
+                    buffer = start + stage * u32(STAGE)
+                    mbarrier_wait(barrier_of(full, stage), phase)
+                    multiply(acc, descriptor(buffer + row0_of_half * ROW_BYTES),
+                             descriptor(buffer + u32(A_BYTES)), u32(s) - u32(first))
+                    if lane_id() == u32(0):
+                        mbarrier_arrive(barrier_of(empty, stage))
+                    stage, phase = advance(stage, phase)
+                    if u32(s) == first:      # while the other warpgroup multiplies
+                        after = tile_at(piece + u32(cuda.gridDim.x), M, N, K, u32(splits), BM, BN)
+                semaphore = semaphore_at(semaphores, u32(2) * (piece % tiles) + half_of_tile)
+                write_tile(map_out, n, m, acc, place, group, semaphore, piece // tiles, splits)
+                m, n, first, end = after
+                piece += u32(cuda.gridDim.x)
+            if leads_warpgroup():
+                tma_stored()                 # before the block and its memory are gone
+    return kernel
+
+def tensor_cores(*matrices):
+    """Whether they take them: bfloat16, rows that are and start at multiples of 16 bytes."""
+    def fits(x):
+        whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
+        starts = x.strides[0], int(x.gpu_data.device_pointer)
+        return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
+    return kernel_path() != "portable" and all(map(fits, matrices))
+
+def parts_of(tiles, slices, wait, blocks):
+    """Into how many parts K is cut where there are few tiles: as many as take the least time.
+
+    The unit is the time that a block multiplies one slice of K.  `blocks` pieces, a round, run at
+    once; storing a piece takes about 4, and turns cost `wait` for each part of a tile."""
+    def cost(parts):
+        rounds = -(-tiles * parts // blocks)
+        return rounds * (slices / parts + 4) + wait * parts
+    return min(range(1, 1 + slices), key=cost)
+
+def splits_of(tiles, K, semaphores, wait, blocks):
+    """The same for a product: one part if it is not added to an output, or if there are not two
+    semaphores for each tile."""
+    if semaphores is None or 2 * tiles > semaphores.size:
+        return 1
+    return parts_of(tiles, -(-K // BK), wait, blocks)
+
+def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
+    (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
+    tiles = -(-M // MMA_TILE) * -(-N // MMA_TILE)
+    gpu = cuda.get_current_device()          # two blocks a multiprocessor, if its memory is enough
+    blocks_each = min(2, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
+    blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
+    splits = splits_of(tiles, K, semaphores, 8, blocks)
+    accumulate = semaphores is not None
+    unused = out                             # the kernel wants an array, which nobody reads
+    launch(mma_kernel(a_mn, b_mn, accumulate), tiles * splits, 128, out, a, b,
+           semaphores if accumulate else unused, M, N, K, splits, smem=MMA_SMEM)
+
+def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
+    (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
+    tiles = -(-M // BM) * -(-N // BN)
+    blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    splits = splits_of(tiles, K, semaphores, 2, blocks)
+    accumulate = semaphores is not None
+    map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
+    unused = map_a
+    launch(wgmma_kernel(a_mn, b_mn, accumulate), min(tiles * splits, blocks), 384, map_a, map_b,
+           map_of(out, 64), semaphores if accumulate else unused, M, N, K, splits,
+           smem=WGMMA_SMEM, resident=splits > 1)
+
+def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
+    """out (M, N) = A B.  With `semaphores`, zeros, out is float32 and added to; where they are
+    enough for its tiles, several blocks may share one."""
+    product = wgmma_matmul if kernel_path() == "wgmma" else mma_matmul
+    product(out, a, b, a_mn, b_mn, semaphores)
+
+# ==== 12.4 Attention on tensor cores ====
+# FlashAttention as in 4.5, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: two
+# tiles of 64 rows, the stationary ones, stay with it, and it walks over pairs of others, which
+# arrive in a ring of two places: the next pair is on its way while this one is multiplied.  In
+# shared memory:
+#
+#     tile      forward    dq                   dkv
+#     0, 1      Q, Q       Q, dO                K, V           stationary
+#     2, 3      K, V       K, V (at first O)    Q, dO          pairs 0, 2, 4, ..
+#     4, 5      K, V       K, V                 Q, dO          pairs 1, 3, 5, ..
+#
+# A warp computes 16 rows of S, P or dS at a time, and has them in registers as a left operand, a
+# fragment of A, has to be: they go into the next product without shared memory.  On both paths the
+# sums of a product, 64 x 64 or 64 x D, stand as 12.2 says: a thread has two rows of a tile.
+#
+# For D = 64, a thread: a tile as fragments of A 16 registers, the sums of S 32, those of O 32.
+# Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
+FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
+STATIONARY, PLACES = 2, 2                    # tiles that stay; pairs in the ring
+BARRIERS = PLACES + 1                        # one a place, the last for what stays
+INF32, LOG2E32, i32 = np.float32(math.inf), np.float32(LOG2E), types.int32
+
+class Tiles(DeviceFunctions):
+    """What the kernels below ask of the way to fetch and to multiply tiles:
+
+    set_up(loads) -> smem, barriers          loads: of stationary tiles
+    fence_map(source)                        before the first load from it
+    issue_load(barrier, tile, source, row, last, col)    asks for a tile
+    wait(barrier, parity)                    what was asked for is there
+    load_fragments(a, tiles)                 what products want of both stationary tiles
+    multiply_abt(a, tiles, first, second) -> s           two of A B^T
+    accumulate_ab(acc, a, tile)              acc += A B
+    accumulate_two(acc, a, first, second)    two of them"""
+
+class TileSizes(NamedTuple):
+    """Of a tile (64, D)"""
+    chunks: int                              # of a row
+    sums: int                                # registers of a thread, if it is one of sums
+    fragments: int                           # registers of a thread that hold it as A
+    bytes: int
+
+def sizes_of(D):
+    return TileSizes(D // PER_CHUNK, sums=D // 2, fragments=D // 4, bytes=2 * TILE_ROWS * D)
+
+@inlined
+def tile_barrier(barriers, place):
+    return barriers + u32(place * MBARRIER)
+
+def layout_of(D):
+    """The device function (row, chunk): where a chunk of a tile is"""
+    return swizzled if D > 32 else rows_of_64_bytes
+
+def fragments_of(D):
+    """The device function a[i..] = the warp's 16 rows of a tile, as fragments of A."""
+    at = layout_of(D)
+
+    @inlined
+    def load_a(a, i, tile):
+        row = u32(16) * warp_id() + (lane_id() & u32(15))
+        for k in range(D // 16):
+            ldmatrix_rows(a, i + 4 * k, tile + at(row, u32(2 * k) + bit(lane_id(), 4)))
+    return load_a
+
+@inlined
+def rows_of_64_bytes(row, chunk):
+    """`swizzled` for tiles of 32 columns: two rows, which lie in 128 bytes, turn together."""
+    return row * u32(64) + ((chunk ^ ((row >> u32(1)) & u32(3))) * CHUNK_BYTES)
+
+# On mma.sync: all threads copy, chunk by chunk; fragments of both operands are read from shared
+# memory, those of A once, those of B by every warp.
+@functools.cache
+def mma_tiles(D):
+    CHUNKS, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
+    STEPS = D // 16                          # of K in a product over D
+    at, load_a = layout_of(D), fragments_of(D)
+
+    @inlined
+    def set_up(loads):
+        return dynamic_smem(), u32(0)        # there are no barriers
+
+    @inlined
+    def fence_map(source):
+        pass                                 # nor tensor maps
+
+    @inlined
+    def issue_load(barrier, tile, source, row, last, col):
+        """Rows row.. of `source`, columns col to col + D; rows beyond the last are copies of it."""
+        width = source.shape[1]
+        for i in range(CHUNKS // 2):         # 128 threads, a chunk each, 64 * CHUNKS of them
+            r = (thread_id() + u32(128 * i)) // u32(CHUNKS)
+            chunk = (thread_id() + u32(128 * i)) % u32(CHUNKS)
+            offset = min(row + r, last) * width + col + chunk * PER_CHUNK
+            cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
+
+    @inlined
+    def wait(barrier, parity):
+        """The tiles are there, and nobody reads what was loaded before them."""
+        cp_async_wait_all()
+        cuda.syncthreads()
+
+    @inlined
+    def load_fragments(a, tiles):
+        load_a(a, 0, tiles)
+        load_a(a, A_REGISTERS, tiles + u32(TILE_BYTES))
+
+    @inlined
+    def mma_16_columns(acc, i, a, j, b):
+        mma(acc, i, a, j, b, 0)
+        mma(acc, i + 4, a, j, b, 2)
+
+    @inlined
+    def multiply_abt(a, tiles, first, second):
+        """Two products (64, 64): stationary tile * other tile^T.  If the other is one for both, its
+        fragments are loaded once."""
+        s, b = filled(64, f32(0)), cuda.local.array(4, u32)
+        row = (lane_id() & u32(7)) + u32(8) * bit(lane_id(), 4)          # as B of `mma_operand`
+        chunk = bit(lane_id(), 3)
+        for k in range(STEPS):
+            for n in range(4):
+                where = at(row + u32(16 * n), chunk + u32(2 * k))
+                ldmatrix_rows(b, 0, first + where)
+                mma_16_columns(s, 8 * n, a, 4 * k, b)
+                if second != first:
+                    ldmatrix_rows(b, 0, second + where)
+                mma_16_columns(s, 32 + 8 * n, a, A_REGISTERS + 4 * k, b)
+        return s
+
+    @inlined
+    def load_b(b, k, n, tile):
+        """Rows 16 k to 16 k + 15, columns 16 n to 16 n + 15 of a tile, as fragments of B"""
+        row, chunk = lane_id() & u32(15), bit(lane_id(), 4)      # as B, mn
+        ldmatrix_columns(b, 0, tile + at(u32(16 * k) + row, u32(2 * n) + chunk))
+
+    @inlined
+    def accumulate_ab(acc, a, tile):
+        """acc (64, D) += A (64, 64) * tile"""
+        b = cuda.local.array(4, u32)
+        for k in range(4):
+            for n in range(STEPS):
+                load_b(b, k, n, tile)
+                mma_16_columns(acc, 8 * n, a, 4 * k, b)
+
+    @inlined
+    def accumulate_two(acc, a, first, second):
+        """The same for two A, one behind the other in a, and their tiles"""
+        b = cuda.local.array(4, u32)
+        for k in range(4):
+            for n in range(STEPS):
+                load_b(b, k, n, first)
+                mma_16_columns(acc, 8 * n, a, 4 * k, b)
+                if second != first:
+                    load_b(b, k, n, second)
+                mma_16_columns(acc, SUMS + 8 * n, a, 16 + 4 * k, b)
+
+    return Tiles(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
+                 load_fragments=load_fragments, multiply_abt=multiply_abt,
+                 accumulate_ab=accumulate_ab, accumulate_two=accumulate_two)
+
+# What Hopper changes, for D = 64: one thread asks the copy engine for a whole tile, and a barrier
+# counts its bytes; `wgmma` reads B from shared memory once a warpgroup, and in A B^T the stationary
+# tiles too, which no registers hold then; two products are in flight at once.
+@functools.cache
+def wgmma_tiles(D):
+    TILE_BYTES = sizes_of(D).bytes
+    two_abt = wgmma(64, "rows", False, 2, adds="never")
+    one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
+
+    @inlined
+    def set_up(loads):
+        """Barriers: one for each place of the ring, one for so many loads of stationary tiles.  A
+        load arrives once, with the bytes that it announces."""
+        smem, barriers = dynamic_smem(), shared_address(cuda.shared.array(BARRIERS, u64))
+        if cuda.threadIdx.x == 0:
+            loads_of_a_pair = u32(2)
+            for place in range(PLACES):
+                mbarrier_init(tile_barrier(barriers, place), loads_of_a_pair)
+            mbarrier_init(tile_barrier(barriers, PLACES), u32(loads))
+            mbarrier_fence()
+        cuda.syncthreads()                   # they exist
+        return smem, barriers
+
+    @inlined
+    def fence_map(source):
+        if cuda.threadIdx.x == 0:
+            map_fence(global_address(source))
+
+    @inlined
+    def issue_load(barrier, tile, source, row, last, col):
+        """Rows row.. of a tensor map's matrix, columns col to col + D; rows beyond the last are
+        whatever comes then."""
+        if cuda.threadIdx.x == 0:
+            mbarrier_expect(barrier, u32(TILE_BYTES))
+            tma_load(tile, global_address(source), u32(col), u32(row), barrier)
+
+    @inlined
+    def wait(barrier, parity):
+        """The tiles are there, and nobody reads what was loaded before them; of what dkv copies by
+        itself, lse and delta, as well."""
+        cp_async_wait_all()
+        mbarrier_wait(barrier, u32(parity))
+        cuda.syncthreads()
+
+    @inlined
+    def load_fragments(a, tiles):
+        pass                                 # they are read where they are
+
+    @inlined
+    def multiply_abt(a, tiles, first, second):
+        s = filled(64, f32(0))
+        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + u32(TILE_BYTES)),
+                descriptor(second))
+        return s
+
+    @inlined
+    def accumulate_ab(acc, a, tile):
+        one_ab(acc, a, descriptor(tile))
+
+    @inlined
+    def accumulate_two(acc, a, first, second):
+        two_ab(acc, a, descriptor(first), descriptor(second))
+
+    return Tiles(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
+                 load_fragments=load_fragments, multiply_abt=multiply_abt,
+                 accumulate_ab=accumulate_ab, accumulate_two=accumulate_two)
+
+def tiles_of(D, hopper):
+    return wgmma_tiles(D) if hopper else mma_tiles(D)
+
+class Ring(DeviceFunctions):
+    """The places of pairs of tiles, and what tells that a pair is there: the barrier of its place,
+    when the phase of this parity is over: 0 for pairs 0 and 1, 1 for 2 and 3, 0 for 4 and 5.
+
+    pair_at(smem, n)                         its first tile; the second lies behind it
+    wait_pair(barriers, n)                   nobody reads the pair before it any more
+    issue_pair(smem, barriers, n, one, col1, other, col2, row, last)
+                                             asks for rows row.. of two matrices"""
+
+@functools.cache
+def ring_of(D, hopper):
+    way, TILE_BYTES = tiles_of(D, hopper), sizes_of(D).bytes
+
+    @inlined
+    def pair_at(smem, n):
+        return smem + u32((STATIONARY + n % PLACES * 2) * TILE_BYTES)
+
+    @inlined
+    def wait_pair(barriers, n):
+        way.wait(tile_barrier(barriers, n % PLACES), n // PLACES % 2)
+
+    @inlined
+    def issue_pair(smem, barriers, n, one, col1, other, col2, row, last):
+        tile, barrier = pair_at(smem, n), tile_barrier(barriers, n % PLACES)
+        way.issue_load(barrier, tile, one, row, last, col1)
+        way.issue_load(barrier, tile + u32(TILE_BYTES), other, row, last, col2)
+    return Ring(pair_at=pair_at, wait_pair=wait_pair, issue_pair=issue_pair)
+
+@inlined
+def mask(s, first, beyond):
+    """-inf above the diagonal of the tile s[first:], if it passes through.
+    beyond: the thread's first column minus its first row, of all of S"""
+    if beyond > -TILE_ROWS:
+        for i in range(32):
+            if beyond > i32(8 * which_row(i) - column_of(i)):
+                s[first + i] = -INF32
+
+@inlined
+def online_softmax(s, half, acc, SUMS, m, l, beyond, scale2):
+    """One step of the running softmax for one 64-row half of s: S becomes 2^(scale2 (S - m)), with
+    scale2 = log2(e) / sqrt(D), and what was summed before shrinks to the new m.
+
+    m, l: of the thread's four rows, two a half; l of its own columns only.  SUMS: registers of half
+    of acc"""
+    top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
+    mask(s, first, beyond)
+    for i in range(2):
+        top[i] = m[2 * half + i]
+    for i in range(32):
+        top[which_row(i)] = max(top[which_row(i)], s[first + i])
+    for i in range(2):
+        top[i] = quad_max(top[i])            # a quad of lanes has a row
+        shrink[i] = exp2((m[2 * half + i] - top[i]) * scale2)
+        m[2 * half + i] = top[i]
+        top[i] *= scale2
+        l[2 * half + i] *= shrink[i]
+    for i in range(SUMS):
+        acc[half * SUMS + i] *= shrink[which_row(i)]
+    for i in range(32):
+        s[first + i] = exp2(s[first + i] * scale2 - top[which_row(i)])
+        l[2 * half + which_row(i)] += s[first + i]
+
+@inlined
+def store_neighbours(out, low, high, row, col):
+    """The two that a thread has of columns col to col + 7."""
+    col += first_column()
+    store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
+
+@inlined
+def rows_of_block(rows, T):
+    """Those of forward and dq, the longest first: the first row of the sequence in the batch, the
+    block's first in the sequence, the last of the sequence in the batch"""
+    row0 = cuda.blockIdx.z * T
+    return row0, (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows, row0 + T - 1
+
+@functools.cache
+def store_rotated_of(D):
+    CHUNKS, SUMS = sizes_of(D).chunks, sizes_of(D).sums
+
+    @inlined
+    def store_rotated(out, acc, first, row, col, cos, sin, t, scale):
+        """A row of acc, times scale, its pairs (c, c + D / 2) rotated back by the angles of t: the
+        gradient of q or k before RoPE."""
+        c = first_column()
+        u, v = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        for j in range(CHUNKS // 2):
+            for n in range(2):
+                x, y = acc[first + 4 * j + n] * scale, acc[first + SUMS // 2 + 4 * j + n] * scale
+                cosine, sine = cos[t, 8 * j + c + n], sin[t, 8 * j + c + n]
+                u[n], v[n] = x * cosine + y * sine, y * cosine - x * sine
+            store_neighbours(out, u[0], u[1], row, col + 8 * j)
+            store_neighbours(out, v[0], v[1], row, col + D // 2 + 8 * j)
+    return store_rotated
+
+@made_once
+def tensor_attention_forward(D, hopper):
+    CHUNKS, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
+    BOTH_SUMS, FRAGMENTS = 2 * SUMS, 2 * A_REGISTERS     # of two tiles
+    way, ring = tiles_of(D, hopper), ring_of(D, hopper)
+
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
+    def forward(o, lse, qkv, T, G, scale):
+        """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
+        qkv: the matrix, or its tensor map"""
+        smem, barriers = way.set_up(STATIONARY)
+        way.fence_map(qkv)
+        acc, m, l = filled(BOTH_SUMS, f32(0)), filled(4, -INF32), filled(4, f32(0))
+        q, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)
+        h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
+        row0, t0, last = rows_of_block(128, T)
+        k_col = o.shape[1] + h * G // H * D
+        r, count = t0 + first_row(), (min(t0 + 128, T) + 63) // 64   # its rows: r + 0, 8, 64, 72
+        stationary = tile_barrier(barriers, PLACES)
+        for i in range(2):
+            way.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
+                           h * D)
+        way.wait(stationary, 0)              # Q is there
+        way.load_fragments(q, smem)
+        v_col = k_col + G * D
+        ring.issue_pair(smem, barriers, 0, qkv, k_col, qkv, v_col, row0, last)
+        for n in range(count):               # the n-th pair of tiles; the next one is on its way
+            ring.wait_pair(barriers, n)
+            if n + 1 < count:
+                ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col,
+                                row0 + 64 * n + 64, last)
+            k_tile = ring.pair_at(smem, n)
+            s = way.multiply_abt(q, smem, k_tile, k_tile)            # S = Q K^T, both halves of Q
+            beyond = i32(n * 64 + first_column() - r)
+            online_softmax(s, 0, acc, SUMS, m, l, beyond, scale2)
+            online_softmax(s, 1, acc, SUMS, m, l, i32(beyond - 64), scale2)
+            for i in range(32):
+                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            v_tile = k_tile + u32(TILE_BYTES)
+            way.accumulate_two(acc, p, v_tile, v_tile)               # O += P V
+        for i in range(4):
+            t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
+            if t < T:
+                for j in range(CHUNKS):
+                    n = i // 2 * SUMS + j * 4 + i % 2 * 2
+                    store_neighbours(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
+                if first_column() == 0:
+                    lse[h, row0 + t] = m[i] * scale2 / LOG2E32 + math.log(total)
+    return forward
+
+@made_once
+def tensor_attention_dq(D, hopper):
+    _, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
+    FRAGMENTS = 2 * A_REGISTERS              # of two tiles
+    way, ring = tiles_of(D, hopper), ring_of(D, hopper)
+    load_a, store_rotated = fragments_of(D), store_rotated_of(D)
+
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
+    def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
+        one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
+        smem, barriers = way.set_up(STATIONARY + 1)
+        way.fence_map(qkv)
+        way.fence_map(do)
+        way.fence_map(o)
+        acc = filled(SUMS, f32(0))
+        delta_of_row = filled(2, f32(0))
+        lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
+        a, ds = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)        # a: Q, dO
+        h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
+        row0, t0, last = rows_of_block(64, T)
+        G = (dqkv.shape[1] - HD) // (2 * D)
+        k_col, r = HD + h * G // H * D, t0 + first_row()         # its rows: r + 0, 8
+        stationary, count = tile_barrier(barriers, PLACES), (min(t0 + 64, T) + 63) // 64
+        do_tile, o_tile = smem + u32(TILE_BYTES), smem + u32(2 * TILE_BYTES)     # O: for a moment
+        way.issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
+        way.issue_load(stationary, do_tile, do, row0 + t0, last, h * D)
+        way.issue_load(stationary, o_tile, o, row0 + t0, last, h * D)
+        way.wait(stationary, 0)              # Q, dO and O are there
+        load_a(a, 0, o_tile)
+        load_a(a, A_REGISTERS, do_tile)
+        for i in range(A_REGISTERS):
+            u, v = a[i], a[A_REGISTERS + i]  # two neighbours of O, two of dO
+            delta_of_row[i % 2] += value(u16(u)) * value(u16(v)) + (
+                value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
+        for i in range(2):
+            delta_of_row[i] = quad_sum(delta_of_row[i])
+            t = row0 + min(r + 8 * i, T - 1)
+            lse2[i] = lse[h, t] * LOG2E32
+            if first_column() == 0 and r + 8 * i < T:
+                delta[h, t] = delta_of_row[i]
+        way.load_fragments(a, smem)
+        cuda.syncthreads()                   # O is read: K may come
+        v_col = k_col + G * D
+        ring.issue_pair(smem, barriers, 0, qkv, k_col, qkv, v_col, row0, last)
+        for n in range(count):
+            ring.wait_pair(barriers, n)
+            if n + 1 < count:
+                ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col,
+                                row0 + 64 * n + 64, last)
+            k_tile = ring.pair_at(smem, n)
+            s = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))      # Q K^T, dO V^T
+            mask(s, 0, i32(n * 64 + first_column() - r))
+            for i in range(32):              # s[i] becomes dS = P (dP - delta); `scale` comes last
+                p_i = exp2(s[i] * scale2 - lse2[which_row(i)])
+                s[i] = p_i * (s[32 + i] - delta_of_row[which_row(i)])
+            for i in range(16):
+                ds[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            way.accumulate_ab(acc, ds, k_tile)                       # dQ += dS K
+        for i in range(2):
+            if r + 8 * i < T:
+                store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
+    return dq
+
+@made_once
+def tensor_attention_dkv(D, hopper):
+    CHUNKS, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
+    BOTH_SUMS, FRAGMENTS = 2 * SUMS, 2 * A_REGISTERS     # of two tiles
+    way, ring, store_rotated = tiles_of(D, hopper), ring_of(D, hopper), store_rotated_of(D)
+    load_two, _ = vector(2)
+
+    @inlined
+    def copy_numbers(numbers, my_numbers, n, first, last):
+        """lse and delta of the 64 queries of pair n, from element `first` on: one each thread"""
+        place = n % PLACES * 128 + cuda.threadIdx.x
+        i = min(first + cuda.threadIdx.x % 64, last)
+        cp_async_4(shared_address(numbers) + u32(4 * place), my_numbers + u64(4 * i))
+
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
+    def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
+        """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
+        registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
+        smem, barriers = way.set_up(STATIONARY)
+        way.fence_map(qkv)
+        way.fence_map(do)
+        numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
+        acc = filled(BOTH_SUMS, f32(0))       # dV, dK
+        a, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)          # a: K, V
+        g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
+        last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
+        k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
+        my_numbers = global_address(lse) if cuda.threadIdx.x < 64 else global_address(delta)
+        stationary = tile_barrier(barriers, PLACES)
+        for i in range(2):
+            way.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
+                           k_col + i * G * D)
+        way.wait(stationary, 0)              # K and V are there
+        way.load_fragments(a, smem)
+        next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
+        head = next_h * lse.shape[1]         # where lse and delta of the head begin
+        copy_numbers(numbers, my_numbers, 0, head + row0 + k0, head + last)
+        ring.issue_pair(smem, barriers, 0, qkv, next_h * D, do, next_h * D, row0 + k0, last)
+        for n in range(count):               # pairs of one query head after another
+            t0 = next_t
+            next_t += 64
+            if next_t >= T:                  # the group's next query head
+                next_h, next_t = next_h + 1, k0
+            ring.wait_pair(barriers, n)
+            if n + 1 < count:
+                head = next_h * lse.shape[1]
+                copy_numbers(numbers, my_numbers, n + 1, head + row0 + next_t, head + last)
+                ring.issue_pair(smem, barriers, n + 1, qkv, next_h * D, do, next_h * D,
+                                row0 + next_t, last)
+            q_tile = ring.pair_at(smem, n)
+            do_tile = q_tile + u32(TILE_BYTES)
+            s = way.multiply_abt(a, smem, q_tile, do_tile)           # S^T = K Q^T, dP^T = V dO^T
+            if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
+                ahead = i32(k0 + first_row() - t0 - first_column())  # the first key - first query
+                end = i32(T - t0 - first_column())
+                for i in range(32):
+                    if i32(column_of(i) - 8 * which_row(i)) < ahead or i32(column_of(i)) >= end:
+                        s[i] = -INF32
+            for j in range(8):
+                lses = load_two(numbers, n % 2 * 128 + 8 * j + first_column())
+                deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + first_column())
+                for i in range(4):
+                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E32)
+                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
+            for i in range(32):
+                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])             # P^T, dS^T
+            way.accumulate_two(acc, p, do_tile, q_tile)              # dV += P^T dO, dK += dS^T Q
+        for i in range(2):
+            t = k0 + first_row() + 8 * i
+            if t < T:
+                for j in range(CHUNKS):
+                    n = 4 * j + 2 * i
+                    store_neighbours(dqkv, acc[n], acc[n + 1], row0 + t, v_col + 8 * j)
+                store_rotated(dqkv, acc, SUMS + 2 * i, row0 + t, k_col, cos, sin, t, scale)
+    return dkv
+
+@functools.cache
+def tensor_attention(D, hopper):
+    kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
+                                            tensor_attention_dkv))
+    smem = (STATIONARY + 2 * PLACES) * 2 * TILE_ROWS * D + 1024      # 1,024: to align
+    return Attention(*kernels, rotates=True, block=128, rows=2 * TILE_ROWS, back_rows=TILE_ROWS,
+                     smem=smem, back_smem=smem)
+
+# ==== 12.5 Self-tests ====
 # The unit roundoff u of a type is the largest relative error of one rounding to the nearest.
 ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 
@@ -3043,10 +3264,10 @@ def self_tests(quick=False):
 class Sum(np.ndarray):
     """A test's array that is never stored as bfloat16: sums, gains, gradients of weights."""
 
-def exact(x):
+def as_sum(x):
     return np.asarray(x).view(Sum)
 
-def near(x):
+def nearest_bf16(x):
     """The nearest numbers that bfloat16 holds, as float64."""
     return from_bf16(to_bf16(x)).astype(np.float64)
 
@@ -3064,15 +3285,17 @@ def on_device(function, outputs, inputs, top, dtype):
         function(*arrays)                    # which queues kernels: the arrays must live on
         return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
 
-def op_tests(quick):
+class OpTests:
     """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
     dtypes)]     Inputs are numbers that bfloat16 holds: its errors are those of the kernels."""
-    rng, tests = np.random.default_rng(1), {}
 
-    def normal(*shape):
-        return near(rng.standard_normal(shape))
+    def __init__(self):
+        self.rng, self.tests = np.random.default_rng(1), {}
 
-    def test(function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
+    def normal(self, *shape):
+        return nearest_bf16(self.rng.standard_normal(shape))
+
+    def add(self, function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
         """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
         function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
         as well."""
@@ -3082,90 +3305,122 @@ def op_tests(quick):
             plain = [np.asarray(x) if isinstance(x, Sum) else x for x in inputs]
             on_cpu = twin or getattr(ne, name)
             on_cpu(*expected, *plain)
-        expected = [exact(y) if isinstance(x, Sum) else y
+        expected = [as_sum(y) if isinstance(x, Sum) else y
                     for x, y in zip(outputs, expected, strict=True)]
         runs = [(name, highest, dtypes)]
         if kernel_path() == "wgmma" and name.startswith(("matmul", "attention")):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for run_name, top, run_dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
-            tests.setdefault(run_name, []).append((expected, run, run_dtypes))
+            self.tests.setdefault(run_name, []).append((expected, run, run_dtypes))
 
+def op_tests(quick):
+    """The tests of all ops, in the order of their sections: see OpTests."""
+    ops = OpTests()
+    add_matmul_tests(ops, quick)
+    add_embedding_tests(ops)
+    add_rmsnorm_tests(ops)
+    add_rope_and_attention_tests(ops)
+    add_swiglu_tests(ops)
+    add_cross_entropy_tests(ops)
+    add_adamw_tests(ops)
+    add_decode_tests(ops)
+    return ops.tests
+
+def add_matmul_tests(ops, quick):
     # the last three for tensor cores: edges; more tiles than blocks, and dW in parts; depth
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (17100, 8, 8), (1000, 1288, 2056)):
         if quick and M * N * K > 1 << 24:
             continue
-        x, w, dy, dw = normal(M, K), normal(N, K), normal(M, N), normal(N, K)
-        test(matmul, [0 * dy], [x, w], [x @ w.T])
-        test(matmul_dx, [0 * x], [dy, w], [dy @ w])
-        test(matmul_dw, [exact(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
+        x, w, dy, dw = ops.normal(M, K), ops.normal(N, K), ops.normal(M, N), ops.normal(N, K)
+        ops.add(matmul, [0 * dy], [x, w], [x @ w.T])
+        ops.add(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        ops.add(matmul_dw, [as_sum(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
+        if kernel_path() == "wgmma" and K % PER_CHUNK == 0:
+            ops.add(one_tile_matmul, [0 * dy], [x, w], [x @ w.T], dtypes=("bf16",))
+
+def add_embedding_tests(ops):
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
-        tokens, dx, dwte = rng.integers(0, V, BT, dtype=np.int32), normal(BT, C), normal(V, C)
-        test(embedding_forward, [0 * dx], [tokens, normal(V, C)])
-        test(embedding_backward, [exact(dwte)], [dx, tokens],
-             lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
+        tokens = ops.rng.integers(0, V, BT, dtype=np.int32)
+        dx, dwte = ops.normal(BT, C), ops.normal(V, C)
+        ops.add(embedding_forward, [0 * dx], [tokens, ops.normal(V, C)])
+        ops.add(embedding_backward, [as_sum(dwte)], [dx, tokens],
+                lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
+
+def add_rmsnorm_tests(ops):
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
-        x, w, dy, dnext, dw = normal(BT, C), normal(C), normal(BT, C), normal(BT, C), normal(C)
+        x, w, dy = ops.normal(BT, C), ops.normal(C), ops.normal(BT, C)
+        dnext, dw = ops.normal(BT, C), ops.normal(C)
         y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
-        step = near(0.1 * normal(BT, C))
+        step = nearest_bf16(0.1 * ops.normal(BT, C))
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
-        test(rmsnorm_forward, [step, 0 * x, exact(0 * rstd), exact(x - step)], [exact(w), 1e-5],
-             [y.copy(), x, rstd, x])
+        ops.add(rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)],
+                [as_sum(w), 1e-5], [y.copy(), x, rstd, x])
         ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
-        test(rmsnorm_backward, [dnext, exact(dw), dy],
-             [exact(np.zeros((PARTS, C))), x, exact(w), exact(rstd)], [dx, dgain, y])
+        ops.add(rmsnorm_backward, [dnext, as_sum(dw), dy],
+                [as_sum(np.zeros((PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
+
+def add_rope_and_attention_tests(ops):
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34),
                           (2, 321, 2, 1, 64), (1, 330, 2, 2, 128), (1, 385, 2, 1, 32),
                           (1, 321, 1, 1, 10)):   # the last four: several tiles on every path
-        qkv, do = normal(B * T, (H + 2 * G) * D), normal(B * T, H * D)
+        qkv, do = ops.normal(B * T, (H + 2 * G) * D), ops.normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
-        angles = [exact(cos), exact(sin)]
+        angles = [as_sum(cos), as_sum(sin)]
         attention_twin(o, lse, dqkv, do, qkv, T, D)
         turned, every = qkv.copy(), [np.tile(x, (B, 1)) for x in (cos, sin)]
         ne.rope(turned, *every, H + G, 1.0)
-        test(rope, [qkv], [*angles, T, H + G, 1], [turned])
-        turned_back = near(turned)
+        ops.add(rope, [qkv], [*angles, T, H + G, 1], [turned])
+        turned_back = nearest_bf16(turned)
         ne.rope(turned_back, *every, H + G, -1.0)
-        test(rope, [near(turned)], [*angles, T, H + G, -1], [turned_back], "rope, backward")
-        test(attention_forward, [0 * o, exact(scratch)], [qkv, T, D], [o, lse])
+        ops.add(rope, [nearest_bf16(turned)], [*angles, T, H + G, -1], [turned_back],
+                "rope, backward")
+        ops.add(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D], [o, lse])
         ne.rope(dqkv, *every, H + G, -1.0)
-        test(attention_backward, [0 * dqkv],
-             [exact(scratch), do, o, exact(lse), qkv, *angles, T, D], [dqkv])
+        ops.add(attention_backward, [0 * dqkv],
+                [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
+
+def add_swiglu_tests(ops):
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
-        gate_up, dy = near(3 * normal(BT, 2 * F)), normal(BT, F)
-        test(swiglu_forward, [0 * dy], [gate_up])
-        test(swiglu_backward, [gate_up], [dy])
+        gate_up, dy = nearest_bf16(3 * ops.normal(BT, 2 * F)), ops.normal(BT, F)
+        ops.add(swiglu_forward, [0 * dy], [gate_up])
+        ops.add(swiglu_backward, [gate_up], [dy])
+
+def add_cross_entropy_tests(ops):
     for BT, P, V in ((1, 1, 2), (5, 1, 13), (9, 4, 512), (3, 2, 4099)):
-        logits, nll = near(3 * normal(BT, P, V)), np.zeros((P, BT))
-        weight = rng.random((-(-BT // 2), P))
-        targets, expected = rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
+        logits, nll = nearest_bf16(3 * ops.normal(BT, P, V)), np.zeros((P, BT))
+        weight = ops.rng.random((-(-BT // 2), P))
+        targets, expected = ops.rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
         for k in range(P):
             for t in range(BT):
                 nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
                                              weight[t // 2, k])
-        test(cross_entropy_test, [logits.reshape(BT, P * V), exact(0 * nll)],
-             [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+        ops.add(cross_entropy_test, [logits.reshape(BT, P * V), as_sum(0 * nll)],
+                [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
+
+def add_adamw_tests(ops):
     hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
     for N in (1, 1000, 100003):
-        p, g, m, v = normal(N), normal(N), normal(N), normal(N) ** 2
+        p, g, m, v = ops.normal(N), ops.normal(N), ops.normal(N), ops.normal(N) ** 2
         expected = [x.copy() for x in (p, g, m, v)]
         norm = ne.adamw(*expected, N // 2, ne.Hyper(*hyper))
-        test(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]], "adamw",
-             ("f32", "f64"))
+        ops.add(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]],
+                "adamw", ("f32", "f64"))
         g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
-        test(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
-             ("f32", "f64"))
+        ops.add(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
+                ("f32", "f64"))
+
+def add_decode_tests(ops):
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
                 replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
         flat = ne.init_params(cfg, 3, np.float64)
-        tokens = rng.integers(0, cfg.vocab_size, cfg.seq_len)
+        tokens = ops.rng.integers(0, cfg.vocab_size, cfg.seq_len)
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = functools.partial(decode_test, cfg, flat, tokens)
-        tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
-    return tests
+        ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
 
 def decode_test(cfg, flat, tokens, dtype):
     """[(T, V)]: the logits after each token"""
@@ -3241,7 +3496,7 @@ def gradient_check(preset="base", batch=1):
 class OnGpu:
     """What the GPU's stages are started with beside the CPU's options, some of which differ."""
     dtypes = "bf16", "f32", "f64"
-    unsaid = {}
+    unsaid = {}                              # what a checkpoint does not say: nothing is assumed
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
     matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")

@@ -503,8 +503,7 @@ def peer_step(cfg, flat, B, T, residual=None, attention="flash", **options):
 def flops(cfg, B, T):
     """Of the model, a step: 6 for each weight of a matrix product and token, and 6 B H T^2 D a
     layer for causal attention, whose score matrices are half empty; recomputing counts nothing."""
-    weights = sum(math.prod(shape) for name, shape, std in ne.param_table(cfg)
-                  if std is not None and name != "wte")
+    weights = sum(math.prod(x.shape) for x in ne.param_table(cfg) if x.decays and x.name != "wte")
     return 6 * B * T * weights + 6 * B * cfg.n_head * T * T * cfg.head_dim * cfg.n_layer
 
 def sizes(cfg, B, T, Model=nc.Model):

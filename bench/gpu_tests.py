@@ -68,7 +68,7 @@ def twins():
     import nanoeuler_cuda
     found = {}
     for name, cases in nanoeuler_cuda.op_tests(quick=True).items():
-        if name.endswith(", mma"):           # the same outputs again
+        if name.endswith(", mma") or name == "one_tile_matmul":      # the same outputs again
             continue
         rng = np.random.default_rng(1)
         for i, y in enumerate(y for expected, *_ in cases for y in expected):

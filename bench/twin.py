@@ -316,7 +316,7 @@ def main(argv=None):
     options = getattr(program, STAGES[args.stage]).Options
     for f in (*fields(options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
-    before = {name: x for name, x in options.unsaid.items() if name not in ne.OF_MUON}
+    before = {name: x for name, x in options.unsaid.items() if name not in ne.MUON_SETTINGS}
     chosen = before | vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)
     try:

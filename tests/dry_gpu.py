@@ -128,8 +128,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
         self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
 
+    def one_tile_kernel(self, out, map_a, map_b, K):
+        (M, N), maps = out.shape, map_a.gpu_data.device.maps
+        a, b = (maps[x.gpu_data.address] for x in (map_a, map_b))
+        assert a[1:3] == (M, K) and b[1:3] == (N, K) and a[4] == b[4] == 64 and a[5] == b[5] == 2
+        self.runs((tiles(N, 64), tiles(M, 64)), 128, nc.ONE_TILE_SMEM)
+
     def mma_kernel_kernel(self, out, a, b, semaphores, M, N, K, splits):
-        a_mn, b_mn = (constants(constants(self.kernel)[f"issue_loads_{x}"])["mn"] for x in "ab")
+        a_mn, b_mn = (constants(constants(self.kernel)[f"of_{x}"].issue_loads)["mn"] for x in "ab")
         assert a.shape == ((K, M) if a_mn else (M, K))
         assert b.shape == ((K, N) if b_mn else (N, K)) and N % 4 == 0
         assert a.dtype == b.dtype == np.uint16
@@ -402,6 +408,12 @@ def step(model, B, T):
     P = model.cfg.n_mtp
     model.gradient(np.zeros((B, T), np.int32), np.zeros((P, B, T), np.int32), np.ones(P))
     return model.update(ne.Hyper(*np.ones(8)))
+
+
+def one_tile():
+    """The kernel that only the self-tests use."""
+    out, a, b = (nc.new(shape, np.uint16) for shape in ((130, 70), (130, 72), (70, 72)))
+    nc.one_tile_matmul(out, a, b)
 
 
 def everything(cfg, B, T, dtype="f32", naive=False):

@@ -3,6 +3,7 @@ import contextlib
 import hashlib
 import io
 import json
+import shlex
 import subprocess
 import sys
 from collections import namedtuple
@@ -23,6 +24,9 @@ TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidde
 # the flags of a run that takes a second: a short context, few bytes, one thread
 FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
         "2")
+
+
+STARTED = f"python {shlex.quote(str(ROOT / 'nanoeuler.py'))}"       # as its advice spells it
 
 
 def command(*args, program="nanoeuler.py"):
@@ -49,7 +53,7 @@ def complains(result, *words):
 def needs(name):
     """A package that the programs do not need, only a test that compares with it.  PyTorch takes
     one thread: two workers of pytest with two each wait for each other, on two cores."""
-    extra = name if name == "torch" else "llama-cpp" if name == "llama_cpp" else "dev"
+    extra = {"torch": "torch", "llama_cpp": "llama-cpp", "lm_eval": "eval"}.get(name, "dev")
     package = pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
     if name == "torch":
         package.set_num_threads(1)

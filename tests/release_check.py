@@ -83,6 +83,30 @@ def test_steps_of_the_cpu_in_the_readme(label, preset, ours):
     assert said[2] == f"{theirs / mine:.2f}"
 
 
+def milliseconds(said):
+    """54.3 of '54.3 ms (1.88)', and the ratio, if there is one"""
+    time, _, ratio = said.partition(" ms")
+    return float(time), float(ratio.strip(" ()")) if ratio else None
+
+
+@pytest.mark.parametrize("label, row", [
+    ("NanoEuler, bfloat16, as `make train` has it there", "NanoEuler, bfloat16"),
+    ("NanoEuler, float32", "NanoEuler"),
+    ("torch.compile, float32", "torch.compile"),
+    ("torch.compile, float32, on AVX-512", "torch.compile, MKL made to use AVX-512"),
+    ("torch.compile, bf16 autocast", "torch.compile, bf16 autocast (other precision)"),
+    ("PyTorch eager, float32", "PyTorch eager")])
+def test_steps_of_a_zen_4(label, row):
+    for preset, said in zip(("small", "big"), cells(label)):
+        rows = measured("cpu_amd-epyc-znver4")["train"][preset]["rows"]
+        time, ratio = milliseconds(said)
+        ours = 1e3 * rows[row]["median_s"]
+        assert time == pytest.approx(ours, rel=0.005)
+        if ratio:
+            best = min(1e3 * r["median_s"] for name, r in rows.items() if "orch" in name)
+            assert ratio == pytest.approx(best / ours, abs=0.006)
+
+
 def test_three_minutes_in_the_readme():
     rows = measured("three_minutes_znver3")["rows"]
     ours = [r["bits_per_byte"] for r in rows if r["kind"] == "ours"]

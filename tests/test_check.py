@@ -1,10 +1,11 @@
 """check.py finds nothing in nanoeuler.py, and finds every error planted in a copy of it.
 
-A mutant is the text of nanoeuler.py with one formula changed, run as plain Python: without the
-compiler it takes less than a second.  `tile`, `next_task`, `larger`, `pack_vectors` are machine
-code: they get stand-ins here.  All blocks are 4 rows, so that a tiny model has edges of blocks; the
-unchanged copy passes.
+A mutant is nanoeuler.py with one formula changed, run as plain Python: without the compiler it
+takes a fraction of a second.  Only the definition in which the formula stands is read anew.
+`tile`, `next_task` and the like are machine code: they get stand-ins here.  All blocks are 4 rows,
+so that a tiny model has edges of blocks; the unchanged copy passes.
 """
+import ast
 import re
 import sys
 import types
@@ -21,23 +22,26 @@ import nanoeuler as ne
 pytestmark = pytest.mark.unit
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
 BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 64 ", "KC = 4 "), ("ROWS = 8 * MR", "ROWS = MR"),
-          ("NB = 128 ", "NB = 4 "), ("DY_COLUMNS = 8 * MR", "DY_COLUMNS = MR")]
+          ("NB = 128 ", "NB = 4 "), ("DY_COLUMNS = 8 * MR", "DY_COLUMNS = MR"),
+          ("COLUMNS = 16 ", "COLUMNS = 4 "), ("MR = tile_rows(ARCHITECTURE, BITS)", "MR = 4")]
 
 MUTANTS = {
     "embedding overwrites": ("entry[c] += row[c]", "entry[c] = row[c]"),
-    "embedding of another token": ("dwte[tokens[b, t]]", "dwte[tokens[b, 0]]"),
+    "embedding of another token": ("dwte[tokens[b, t], c0", "dwte[tokens[b, 0], c0"),
     "rmsnorm without the mean": ("- x[t, c] * mean)", ")"),
     "rmsnorm, sign of the mean": ("- x[t, c] * mean)", "+ x[t, c] * mean)"),
     "rmsnorm, mean without the gain": ("total += gain[c] * dy[t, c] * x[t, c]",
                                        "total += dy[t, c] * x[t, c]"),
     "rmsnorm, mean with one rstd": ("total * r * r / C", "total * r / C"),
     "rmsnorm without the gain": ("r * (gain[c] * dy[t, c] - x", "r * (dy[t, c] - x"),
-    "rmsnorm, gain's gradient": ("dgain[c] += dy[t, c] * x[t, c] * r",
-                                 "dgain[c] += dy[t, c] * x[t, c]"),
+    "rmsnorm, gain's gradient": ("dgain[c] += dy_row[c] * row[c] * r",
+                                 "dgain[c] += dy_row[c] * row[c]"),
+    "a gain's gradient, other columns": ("x[t, c0:c0 + len(dgain)]", "x[t, :len(dgain)]"),
+    "a part of the work left out": ("min(n, i0 + size)", "min(n, i0 + size) - 1"),
     "residual path dropped": ("dx[t, c] = dnext[t, c] + r *", "dx[t, c] = r *"),
     "rope turns on": ("qk_heads, cos.dtype.type(-1)", "qk_heads, cos.dtype.type(1)"),
-    "rope on the queries only": ("rope(d.qkv[b, l], cos, sin, qk_heads",
-                                 "rope(d.qkv[b, l], cos, sin, a.lse.shape[2]"),
+    "rope on the queries only": ("rope(dqkv, cos[t0:t1], sin[t0:t1], qk_heads",
+                                 "rope(dqkv, cos[t0:t1], sin[t0:t1], H"),
     "attention without dot": ("p[j] * (ds[j] - dot) * scale", "p[j] * ds[j] * scale"),
     "attention, sign of dot": ("p[j] * (ds[j] - dot) * scale", "p[j] * (ds[j] + dot) * scale"),
     "attention without scale": ("p[j] * (ds[j] - dot) * scale", "p[j] * (ds[j] - dot)"),
@@ -45,7 +49,7 @@ MUTANTS = {
     "attention, lse": ("p[j] * scale - lse_row)", "p[j] * scale - 0.9 * lse_row)"),
     "attention, dQ from V": ("dS), qkv[:t1, k:k + D])", "dS), qkv[:t1, v:v + D])"),
     "attention, dK not transposed": ("dS), qkv[t0:t1, q:q + D]", "dS), qkv[t0:t1, k:k + D]"),
-    "attention, dV from dS": ("turned(pairs, P), do", "turned(pairs, dS), do"),
+    "attention, dV from dS": ("turned(s.pairs, P), do", "turned(s.pairs, dS), do"),
     "attention, dV not summed": ("matmul_add(dv, dv, turned", "matmul(dv, turned"),
     "attention, dK not summed": ("matmul_add(dk, dk, turned", "matmul(dk, turned"),
     "attention, not causal": ("ds[j] = 0", "ds[j] = 1"),
@@ -63,10 +67,10 @@ MUTANTS = {
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
                                       "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
-    "heads after the first ignored": ("for k in range(heads):\n        matmul_add(s.norm",
-                                      "for k in range(1):\n        matmul_add(s.norm"),
-    "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, d.attn_norm",
-                                  "rmsnorm_backward(dx, dx2, d.attn_norm"),
+    "heads after the first ignored": ("for k in range(heads):\n            matmul_add(dy",
+                                      "for k in range(1):\n            matmul_add(dy"),
+    "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, s.norm",
+                                  "rmsnorm_backward(dx, d.x[b, 2 * l + 2, t0:t1], s.norm"),
     "norm gains not accumulated": ("gain += row", "gain[...] = row"),
     "tied head's gradient lost": ("g.wte if l < tied else g.lm_head[l - tied]",
                                   "g.lm_head[l - tied]"),
@@ -99,29 +103,37 @@ def next_task(counter, i):
     return counter[i] - 1
 
 
+def next_below(counter, i, end):
+    return next_task(counter, i) if counter[i] < end else counter[i]
+
+
 def no_vectors(row, first, second, mask):
     return 0
 
 
-def run_check(monkeypatch, source):
-    """check.py's main on tiny cases with this source as nanoeuler.py, nothing compiled."""
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+@pytest.fixture(scope="module")
+def programs():
+    """(a copy of nanoeuler.py with small blocks, check.py on tiny cases of it), not compiled."""
     ne, check = types.ModuleType("nanoeuler"), types.ModuleType("check")
     ne.__file__ = str(ROOT / "nanoeuler.py")
-    for owner, name in ((caching.Cache, "_index_key"), (caching.IndexDataCacheFile, "save")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))       # the copy patches them, too
-    monkeypatch.setitem(sys.modules, "nanoeuler", ne)
-    exec(compile(source, "nanoeuler.py", "exec"), ne.__dict__)
-    ne.tile, ne.next_task, ne.larger, ne.pack_vectors = tile(ne), next_task, max, no_vectors
-    exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
-         check.__dict__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "DISABLE_JIT", 1)
+        for owner, name in ((caching.Cache, "_index_key"), (caching.IndexDataCacheFile, "save")):
+            patch.setattr(owner, name, getattr(owner, name))         # the copy patches them, too
+        patch.setitem(sys.modules, "nanoeuler", ne)
+        exec(compile(COPY, "nanoeuler.py", "exec"), vars(ne))
+        exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
+             vars(check))
+    ne.tile, ne.larger, ne.pack_vectors = tile(ne), max, no_vectors
+    ne.next_task, ne.next_below, ne.seen = next_task, next_below, lambda counter, i: counter[i]
+    ne.get_num_threads = lambda: 3           # so that there are parts, though one does them all
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [check.Case("untied", small, 6, (1, 1)),
                    check.Case("tied", {**small, "tie_embeddings": True}, 5, (2,)),
                    check.Case("preferences", small, 6, (1, 3), pairs=True)]
     # An entry and a direction of each tensor: a wrong formula shows in any direction.
     check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 1, 1, 1, lambda n: None
-    return check.main([])
+    return ne, check
 
 
 def mutate(source, old, new):
@@ -138,20 +150,49 @@ def small_blocks():
     return source
 
 
-def test_unchanged_copy_passes(monkeypatch, capsys):
-    assert run_check(monkeypatch, small_blocks()) == 0
+def definitions(source):
+    """The texts of its functions and classes, in order."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            first, *_ = *(x.lineno for x in node.decorator_list), node.lineno
+            yield "".join(lines[first - 1:node.end_lineno])
+
+
+COPY = small_blocks()
+DEFINITIONS = [*definitions(COPY)]
+
+
+def run_check(monkeypatch, programs, *change):
+    """The exit code of check.py with this change of the last definition that can be changed so."""
+    ne, check = programs
+    before = dict(vars(ne))
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    try:
+        if change:
+            texts = [x for x in DEFINITIONS if change[0] in x]
+            assert texts, f"nanoeuler.py has no {change[0]!r} any more: adapt this mutant"
+            exec(compile(mutate(texts[-1], *change), "nanoeuler.py", "exec"), vars(ne))
+        return check.main([])
+    finally:
+        vars(ne).update(before)
+
+
+def test_unchanged_copy_passes(programs, monkeypatch, capsys):
+    assert run_check(monkeypatch, programs) == 0
     assert ">>> backward OK" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_error_is_found(name, monkeypatch, capsys):
-    assert run_check(monkeypatch, mutate(small_blocks(), *MUTANTS[name])) == 1
+def test_planted_error_is_found(name, programs, monkeypatch, capsys):
+    assert run_check(monkeypatch, programs, *MUTANTS[name]) == 1
     assert ">>> backward WRONG" in capsys.readouterr().out
 
 
-def test_nan_is_an_error(monkeypatch, capsys):
-    nan = mutate(small_blocks(), "rounded(row[f] * z * sigma", "rounded(row[f] * z * math.nan")
-    assert run_check(monkeypatch, nan) == 1
+def test_nan_is_an_error(programs, monkeypatch, capsys):
+    old = "rounded(row[f] * z * sigma"
+    assert run_check(monkeypatch, programs, old, "rounded(row[f] * z * math.nan") == 1
+    assert run_check(monkeypatch, programs) == 0         # each leaves the copy as it was
 
 
 def test_a_derivative_leaves_the_model_as_it_was():

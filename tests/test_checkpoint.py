@@ -315,6 +315,26 @@ def test_a_thousand_mutated_files(checkpoint):
 
 
 # ---- writing all or nothing
+@pytest.mark.parametrize("left", [0.01, 0.5, 0.999])
+def test_a_file_that_is_cut_short_is_called_that(left, checkpoint, capsys):
+    """As a download that broke off leaves it: how much is there, and what to do."""
+    raw = checkpoint.read_bytes()
+    header = 8 + int.from_bytes(raw[:8], "little")
+    n = header + int(left * (len(raw) - header))
+    checkpoint.write_bytes(raw[:n])
+    refused(capsys, "info", checkpoint, words=[
+        f"{checkpoint}: it is cut short", f"{n:,} of {len(raw):,} bytes", "download it again"])
+    checkpoint.write_bytes(raw[:header])
+    refused(capsys, "info", checkpoint, words=[f"{header:,} of {len(raw):,} bytes"])
+    checkpoint.write_bytes(raw[:header // 2])
+    refused(capsys, "info", checkpoint, words=["only the beginning of one"])
+
+
+def test_a_gguf_file_is_no_checkpoint_but_becomes_one(tmp_path, capsys):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(99))
+    refused(capsys, "chat", tmp_path / "a.gguf", words=["a GGUF file", "import"])
+
+
 def test_a_file_takes_its_name_when_it_is_on_the_disk(checkpoint, monkeypatch):
     done, c = [], ne.read_checkpoint(str(checkpoint))
     for name in ("fsync", "replace"):

@@ -60,6 +60,13 @@ def test_examples_to_imitate(entry, asked, said, tmp_path):
     assert ne.is_conversation(e) and (e["asked"], e["output"]) == (asked, said)
 
 
+@pytest.mark.parametrize("asked", ["bob", [], 7])
+def test_a_field_of_a_file_that_is_a_word_of_ours(asked, tmp_path):
+    entry = {"instruction": "Hi?", "output": "Ho.", "asked": asked}
+    [e] = read(tmp_path, [entry], "output")
+    assert not ne.is_conversation(e) and ne.asked_in(e) == HELLO
+
+
 @pytest.mark.parametrize("entry, asked, chosen", [
     ({"prompt": [asks("Hi?")], "chosen": [says("Ho.")], "rejected": [says("No.")]}, HELLO, "Ho."),
     ({"chosen": [asks("Hi?"), says("Ho.")], "rejected": [asks("Hi?"), says("No.")]}, HELLO, "Ho."),
@@ -90,7 +97,7 @@ def test_bad_conversations(entry, words, tmp_path):
     good = {"messages": [asks("Hi?"), says("Ho.")]}
     with pytest.raises(ne.UserError) as e:
         read(tmp_path, [good, entry], "output")
-    for word in ["e.json, entry 1", "messages", *words]:
+    for word in ["e.json, example 2", "messages", *words]:
         assert word in str(e.value)
 
 
@@ -161,7 +168,6 @@ def test_the_template_is_chatml_to_others():
     needs("jinja2")
     [rendered] = ne.render_jinja(ne.CHATML, [dict(
         messages=[message(*x) for x in messages], add_generation_prompt=True)])
-    assert rendered == ne.render_chatml(ne.CHATML, messages)
     assert ne.render(ne.CHATML, messages, state) == rendered
 
 

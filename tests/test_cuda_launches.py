@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import (BASE, BIG, KINDS, LARGE, RUNS, SMALL, blank, dry_run, everything, extent,
-                     is_array, kernels_of, step, ways)
+                     is_array, kernels_of, one_tile, step, ways)
 from helpers import ROOT, TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +17,8 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+
+pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 
 
 @pytest.mark.parametrize("first", ["wgmma", "mma", "portable"])
@@ -96,6 +98,7 @@ def test_every_kernel_is_launched(dry):
     dry.gpu.compute_capability = (9, 0)
     everything(SMALL, 2, 64, "bf16")
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
+    one_tile()
     assert sorted({x.name for x in dry.launches}) == sorted(
         kernels_of(ROOT / "nanoeuler_cuda.py")
         + kernels_of(ROOT / "tests/oracles/naive_attention.py"))

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import FLAGS, PAIRS, copy_of, write_pairs
-from helpers import TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run, told
+from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run,
+                     told)
 
 import nanoeuler as ne
 
@@ -143,7 +144,7 @@ def tuned(base, tmp_path_factory):
 def test_what_a_run_prints_and_writes(tuned):
     out, ended = (tuned / "stdout.txt").read_text("utf-8"), outcome(tuned, "nanoeuler_dpo")
     assert (ended.kind, ended.step) == ("chat", 30) and len(ended.reference) == 2 * len(PAIRS)
-    assert "python nanoeuler.py chat nanoeuler_dpo.bin" in out and "left out" in out
+    assert f"{STARTED} chat nanoeuler_dpo.bin" in out and "left out" in out
     assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  KL \S+  lr", out, re.M)
     assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen on all held-out"
                      r" pairs", out, re.M)
@@ -186,7 +187,8 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
     (["{}"], ["line 1", "instruction is missing, or null"]),
     ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is missing, or null"]),
     ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is missing", "rejected"]),
-    ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])], ["entry 1", "rejected is missing"]),
+    ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])],
+     ["example 2", "rejected is missing"]),
     (["", " "], ["empty"]),
     ([json.dumps({**GOOD, "rejected": ""})] * 200, ["none of 200 examples"]),
     ([json.dumps({**GOOD, "instruction": f"{i}" * 9000}) for i in range(100)],
@@ -206,6 +208,28 @@ def test_pairs_without_an_answer_and_long_ones_are_counted(base, tmp_path,
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), [*bad, *PAIRS]))
     said = told(*RUN, "--steps", 1, "--seq-len", 160)
     assert re.search(r"left out +2 examples longer than a row of 160 tokens, 1 empty", said)
+
+
+def test_pairs_with_one_answer_twice_are_named(base, tmp_path, monkeypatch, capsys):
+    """They are accepted: of one there may be some in any file."""
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), PAIRS))
+    twice = [{**e, "rejected": e["chosen"]} if i in (3, 5) else e for i, e in enumerate(PAIRS)]
+    for pairs, said in ((PAIRS, False), (twice, True)):
+        write_pairs(tmp_path, pairs)
+        run(*RUN, "--steps", 1, "--force")
+        notes = [x for x in capsys.readouterr().err.splitlines() if "are the same" in x]
+        assert len(notes) == said
+    assert "2 pairs of 144, the first is number 4" in notes[0]
+    write_pairs(tmp_path, [{**e, "rejected": e["chosen"]} for e in PAIRS])
+    refused(capsys, *RUN, "--force", words=["pairs.jsonl", "all of 144 pairs", "--data"])
+
+
+def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
+    (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_dpo.bin").read_bytes())
+    for name, said in (("nanoeuler.bin", True), ("chat.bin", False)):
+        run("dpo", name, *RUN[2:], "--steps", 1, "--force")
+        assert (f"note: {name} is a base model" in capsys.readouterr().err) == said
 
 
 def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):

@@ -209,9 +209,19 @@ def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
     assert line in said and len(said.splitlines()) == bool(line)
 
 
+def test_compile_is_told_for_which_runs(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ne, "fill_cache", lambda parts: asked.append(list(parts)[0]))
+    for dtype in "f32", "bf16":
+        assert ne.main(["compile", "--dtype", dtype]) == 0
+    assert asked == ["compile_gradient('f32')", "compile_gradient('bf16')"]
+    assert ne.main(["compile", "--dtype", "f16"]) == 2
+    assert "--dtype is f16, expected f32 or bf16" in capsys.readouterr().err
+
+
 def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
     most, counts = config.NUMBA_NUM_THREADS, []
-    monkeypatch.setattr(ne, "compile_kernels", lambda *dtype: counts.append(get_num_threads()))
+    monkeypatch.setattr(ne, "compile_kernels", lambda dtype: counts.append(get_num_threads()))
     monkeypatch.setattr(ne, "physical_cores", lambda: most)
     for flags in (["--threads", "1"], []):
         set_num_threads(most)

@@ -239,6 +239,17 @@ def test_the_lines_of_the_documentation(path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_stream_is_no_part_of_what_is_said(path):
+    model, other = (ne.load(str(path), tokens=5) for _ in range(2))
+    said = []
+    for speaker in (model, other):
+        said.append([speaker.say("To be")])
+    "".join(model.stream("or not"))
+    for speaker, texts in zip((model, other), said):
+        texts.append(speaker.say("to be"))
+    assert said[0] == said[1] and model.decoder.tokens == other.decoder.tokens
+
+
 def test_several_answers(path):
     model = ne.load(str(path))
     some = model.generate(["To be", "or not"], n=3, tokens=6, batch=2)
@@ -280,6 +291,19 @@ def test_a_file_of_prompts(path, tmp_path, capsys):
     before = out.read_bytes()
     run("generate", "--file", prompts, path, "--out", out, "--batch", 4, "--tokens", 9)
     assert out.read_bytes() == before and "21 of 21 answers" in capsys.readouterr().err
+
+
+def test_a_separator_within_a_text_ends_no_line(path, tmp_path):
+    """JSON may hold U+2028 and U+0085 as they are, and `generate` itself writes them so."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('"To be\u2028or not"\r\n{"prompt": "To\u0085be"}\n', encoding="utf-8")
+    run("generate", "--file", prompts, path, "--out", out, "--tokens", 3)
+    assert len(out.read_bytes().splitlines()) == 2
+
+
+def test_two_checkpoints_for_a_file_of_prompts(path, tmp_path, capsys):
+    refused(capsys, "generate", "--file", file_of(tmp_path, "a"), path, "other.bin", "--out",
+            tmp_path / "b", words=("checkpoint alone", "other.bin"))
 
 
 @pytest.mark.parametrize("kept", [0, 40, 200, 900])

@@ -137,6 +137,18 @@ def test_a_damaged_gguf_gives_one_line(edit, tokenizer, tmp_path, capsys):
     assert str(path) in line and "give a Llama" in line, line
 
 
+@pytest.mark.parametrize("left", [0.02, 0.3, 0.7, 0.999])
+def test_a_gguf_that_is_cut_short_is_called_that(left, tokenizer, tmp_path, capsys):
+    """In its fields, its list of tensors and the tensors."""
+    as_folder(tmp_path, tokenizer)
+    path, raw = tmp_path / "b.gguf", (tmp_path / "a.gguf").read_bytes()
+    path.write_bytes(raw[:int(left * len(raw))])
+    refused(capsys, "import", path, tmp_path / "b.bin", words=[
+        f"{path}: it is cut short", f"{path.stat().st_size:,} of ", "download it again"])
+    path.write_bytes(b"To be, or not to be")
+    refused(capsys, "import", path, tmp_path / "b.bin", words=[f"{path}: it is no GGUF file"])
+
+
 def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys):
     """A small file may not become a large model."""
     gguf, path = package(), as_folder(tmp_path, tokenizer).with_name("a.gguf")

@@ -308,6 +308,14 @@ def test_a_damaged_directory_gives_one_line(name, tokenizer, tmp_path, capsys):
     assert not (tmp_path / "b.bin").exists()
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors"])
+def test_the_file_of_a_directory_that_is_cut_short_is_named(name, tokenizer, tmp_path, capsys):
+    path = as_folder(tmp_path, tokenizer) / name
+    path.write_bytes(path.read_bytes()[:-9])
+    refused(capsys, "import", path.parent, tmp_path / "b.bin",
+            words=[path, "download it again"])
+
+
 def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):
     """Heads 1.. of ours are in mtp.safetensors; this one is somebody else's."""
     folder = as_folder(tmp_path, tokenizer)
@@ -460,14 +468,14 @@ class Hub:
     """What huggingface_hub is to `import`, without a network."""
     asked = []
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, error=None):
+        self.folder, self.error = folder, error
 
     def snapshot_download(self, repo_id, *, revision, allow_patterns, ignore_patterns):
         self.asked.append((repo_id, revision))
         assert "*.safetensors" in allow_patterns and "tokenizer.json" in allow_patterns
-        if self.folder is None:
-            raise ConnectionError("401 Client Error.\nRepository Not Found")
+        if self.error:
+            raise self.error
         return str(self.folder)
 
 
@@ -480,9 +488,11 @@ def test_a_model_of_the_hub(tokenizer, tmp_path, monkeypatch, capsys):
         assert f"fetching {name}" in told("import", name, "out.bin", "--force")
         assert Hub.asked.pop() == want
     assert ne.read_checkpoint("out.bin").cfg.n_embd == TINY.n_embd
-    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(None))
-    refused(capsys, "import", "org/name", "new.bin", words=[
-        "org/name: no such directory", "Hub", "ConnectionError: 401 Client Error. Repository"])
+    error = ConnectionError("Cannot connect.  (Request ID: 1)\nPlease make sure that " + "x" * 999)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(None, error))
+    said = refused(capsys, "import", "org/name", "new.bin", words=[
+        "org/name: no such directory", "Hub", "ConnectionError: Cannot connect"])
+    assert len(said) < 160
     refused(capsys, "import", "name", "new.bin", words=["name: No such file"])
     refused(capsys, "import", "a/b/c", "new.bin", words=["a/b/c: No such file"])
     (tmp_path / "org").mkdir()
@@ -490,6 +500,19 @@ def test_a_model_of_the_hub(tokenizer, tmp_path, monkeypatch, capsys):
     refused(capsys, "import", "org/name", "new.bin", words=["org/name", "config.json"])
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     refused(capsys, "import", "org/other", "new.bin", words=["huggingface_hub", "pip install"])
+
+
+@pytest.mark.parametrize("name", ne.OF_HUB)
+def test_errors_of_the_hub_are_said_in_a_line(name, tmp_path, monkeypatch, capsys):
+    """Those of its client, whose own words are a paragraph with an address in it."""
+    errors = pytest.importorskip("huggingface_hub.errors", reason="huggingface_hub comes with hub")
+    kind = getattr(errors, name)
+    error = kind.__new__(kind)
+    error.args = "401 Client Error. (Request ID: Root=1)\n\nRepository Not Found for url: ...",
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(None, error))
+    said = refused(capsys, "import", "org/name", "new.bin", words=[ne.OF_HUB[name]])
+    assert "401" not in said and len(said) < 200
 
 
 def test_the_hubs_client_has_that_function():

@@ -169,6 +169,7 @@ def site(tmp_path_factory):
         (source / name / "module.py").touch()
     for name in SHIPPED:
         shutil.copy(ROOT / "data" / name, source / "data")
+    shutil.copytree(ROOT / "serve", source / "serve")
     (source / "data/pretrain.txt").write_text("large, and somebody's own", encoding="utf-8")
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     wheel, = folder.glob("*.whl")
@@ -192,7 +193,9 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
     modules = {name for name in names if "/" not in name}
     assert modules == {"bpe.py", "nanoeuler.py", "nanoeuler_cuda.py"}
     shipped = {name for name in names if "/" in name and not name.endswith(".py")}
-    assert shipped == {f"nanoeuler_data/{name}" for name in SHIPPED}
+    pages = [path.name for path in (ROOT / "serve/pages").iterdir()]
+    assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED),
+                       *(f"nanoeuler_serve/pages/{name}" for name in pages)}
     assert wheel.name.startswith(f"nanoeuler-{ne.__version__}-")
 
 
@@ -222,12 +225,16 @@ def test_the_installed_command_of_the_gpu(site, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("started, typed", [
     ("/usr/bin/nanoeuler", "nanoeuler"), ("nanoeuler.exe", "nanoeuler"),
-    ("nanoeuler.py", "python nanoeuler.py"), ("/a/nanoeuler.py", "python nanoeuler.py"),
-    ("nanoeuler-cuda", "python nanoeuler.py"), ("", "python nanoeuler.py")])
+    ("nanoeuler.py", "python nanoeuler.py"), ("../a/nanoeuler.py", "python ../a/nanoeuler.py"),
+    ("/my files/nanoeuler_cuda.py", "python '/my files/nanoeuler.py'"),
+    ("nanoeuler-cuda", "python nanoeuler.py"), ("/bin/pytest", "python nanoeuler.py"),
+    ("", "python nanoeuler.py")])
 def test_advice_is_what_this_user_types(started, typed, monkeypatch):
     monkeypatch.setattr(sys, "argv", [started])
     assert ne.typed("nanoeuler.py") == typed
-    on_gpu = "nanoeuler-cuda" if started == "nanoeuler-cuda" else "python nanoeuler_cuda.py"
+    on_gpu = typed if typed != "nanoeuler" else "python nanoeuler.py"
+    on_gpu = on_gpu.replace("nanoeuler.py", "nanoeuler_cuda.py")
+    on_gpu = "nanoeuler-cuda" if started == "nanoeuler-cuda" else on_gpu
     assert ne.typed("nanoeuler_cuda.py") == on_gpu
 
 

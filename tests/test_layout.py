@@ -14,7 +14,8 @@ import nanoeuler as ne
 
 pytestmark = pytest.mark.unit
 SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
-SHIPPED += sorted(p for folder in ("bench", "data", "tests") for p in (ROOT / folder).rglob("*.py"))
+SHIPPED += sorted(p for folder in ("bench", "data", "serve", "tests")
+            for p in (ROOT / folder).rglob("*.py"))
 names = pytest.mark.parametrize("path", SHIPPED, ids=lambda p: str(p.relative_to(ROOT)))
 RULE = re.compile(r"^# ==== (\S+) +(.+?) ====$", re.M)
 
@@ -61,9 +62,10 @@ def imported(path, everywhere=True):
             yield (node.module or "").split(".")[0]
 
 
-# Imports run one way: bpe <- nanoeuler <- nanoeuler_cuda, check <- bench, tests.  A program starts
-# itself by its own name, because Numba's cache knows named tuples by their module's name.
-BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler"},
+# Imports run one way: bpe <- nanoeuler <- nanoeuler_cuda, check, serve <- bench, tests.  A program
+# starts itself by its own name, because Numba's cache knows named tuples by their module's name.
+# One verb imports the server when it is called.
+BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "serve", "nanoeuler_serve"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda"},
          "check.py": {"nanoeuler"}}
 
@@ -73,12 +75,14 @@ def test_programs_import_only_what_is_installed_with_them(name):
     """Everything else is an extra: imported where it is used, if it is there; so is the GPU program
     by the CPU's.  (import-linter reads packages, and refuses programs of one file.)"""
     allowed = {"numba", "numpy", "llvmlite", *BELOW[name], *sys.stdlib_module_names}
+    allowed -= {"serve", "nanoeuler_serve"}
     if name == "nanoeuler_cuda.py":
         allowed.add("numba_cuda")
     assert set(imported(ROOT / name, everywhere=False)) <= allowed
 
 
-OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "check", "serve", "bench", "data", "tests", "oracles"}
+OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "check", "serve", "nanoeuler_serve", "bench", "data",
+        "tests", "oracles"}
 OURS |= {p.stem for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py")}
 
 
@@ -88,6 +92,8 @@ def test_imports_run_one_way(path):
     folder = path.parent.name
     if path.parent == ROOT:
         assert found <= BELOW[path.name]
+    elif folder == "serve":                  # the CPU's program alone; its own files as .name
+        assert found - {p.stem for p in path.parent.glob("*.py")} <= {"nanoeuler"}
     elif folder == "data":                   # the scripts share a module of their own
         assert found <= {p.stem for p in path.parent.glob("*.py")}
     elif folder == "bench":                  # of the tests, their oracles alone
@@ -113,7 +119,7 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     setuptools = project["tool"]["setuptools"]
     assert sorted(setuptools["py-modules"]) == ["bpe", "nanoeuler", "nanoeuler_cuda"]
-    assert setuptools["packages"] == ["nanoeuler_data"]
+    assert setuptools["packages"] == ["nanoeuler_data", "nanoeuler_serve"]
     shipped = setuptools["package-data"]["nanoeuler_data"]
     for run in (ne.Run, ne.SftRun, ne.DpoRun):           # what they learn if they are not told
         assert os.path.basename(run.Options.data) in shipped

@@ -339,7 +339,7 @@ def test_an_engine_s_results_have_the_shapes_and_types_that_are_promised():
                                          ("base", 116_417_280), ("large", 267_428_864)])
 def test_presets_have_their_sizes(name, count):
     assert ne.n_params(ne.PRESETS[name]) == count == sum(
-        math.prod(shape) for _, shape, _ in ne.param_table(ne.PRESETS[name]))
+        math.prod(x.shape) for x in ne.param_table(ne.PRESETS[name]))
     assert ne.PRESETS[name].check() is ne.PRESETS[name]
 
 
@@ -361,16 +361,41 @@ def test_views_share_the_buffer_and_cover_it():
 def test_the_parts_of_the_parameters():
     """What decays, what is packed and what is a gain, as the table has them."""
     table, packed = ne.param_table(BASE), ne.panel_shapes(BASE, np.float32, False)
-    assert [name for name, _, std in table if std is None] == list(ne.Params._fields[ne.GAINS])
-    assert [name for name, _, std in table if std] == list(ne.Params._fields[ne.MATRICES])
+    assert [x.name for x in table if x.std is None] == list(ne.Params._fields[ne.GAINS])
+    assert [x.name for x in table if x.std] == list(ne.Params._fields[ne.MATRICES])
     assert (*ne.Params._fields[ne.PACKED], "lm_head") == packed._fields
     assert set(ne.Params._fields[ne.GAINS]) <= set(ne.Dacts._fields)
+
+
+@pytest.mark.parametrize("tied, n_mtp", [(False, 3), (True, 3), (True, 1)])
+def test_the_table_covers_the_buffer_and_what_is_treated_alike_is_a_slice(tied, n_mtp):
+    """Kernels are told where decay ends, and Muon's part: both are slices only in this order."""
+    cfg = replace(BASE, tie_embeddings=tied, n_mtp=n_mtp)
+    table = ne.param_table(cfg)
+    assert [x.start for x in table] == [0, *(x.end for x in table[:-1])]
+    choices = [lambda x: x.decays, *(lambda x, of=of: x.optimizer == of
+                                     for of in ("adamw_embedding", "muon", "adamw"))]
+    for chosen in choices:
+        part = ne.entries_where(cfg, chosen)
+        assert part.stop - part.start == sum(math.prod(x.shape) for x in table if chosen(x))
+    assert ne.entries_where(cfg, choices[0]).start == 0
+    start = 0
+    for x in ne.llama_tensors(cfg):          # what files hold is the same buffer, cut smaller
+        assert x.start == start, x.name
+        start += math.prod(x.shape)
+    assert start == ne.n_params(cfg)
+
+
+def test_what_is_treated_alike_must_stand_side_by_side():
+    assert ne.side_by_side([1, 2], "abc") == slice(1, 3)
+    with pytest.raises(ne.UserError, match="a, c do not stand side by side"):
+        ne.side_by_side([0, 2], "abc")
 
 
 def test_init_is_random_of_the_stated_size_and_repeats():
     cfg = ne.PRESETS["small"]
     p = ne.views(ne.init_params(cfg, 3), ne.param_table(cfg))
-    for x, (name, _, std) in zip(p, ne.param_table(cfg)):
+    for x, (name, _, std, *_) in zip(p, ne.param_table(cfg)):
         assert np.all(x == 1) if std is None else abs(x.std() / std - 1) < 0.02, name
         assert std is None or abs(x.mean()) < 5 * std / math.sqrt(x.size), name
     assert np.array_equal(ne.init_params(cfg, 3), ne.init_params(cfg, 3))

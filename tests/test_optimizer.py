@@ -34,6 +34,14 @@ def test_adamw_equals_pytorch():
         assert np.abs(p - want).max() < 1e-7     # torch adds 1e-6 to the norm it clips by
 
 
+def test_the_norm_of_entries_whose_squares_are_no_float32():
+    """From 2e19 on, and below 1e-23, where what is lost is nothing beside the others."""
+    for g in (np.float32([3e20, 4e20]), np.float32([2e19, 1e-30, 3]), np.float32([3e38] * 700)):
+        assert math.isclose(ne.gradient_norm(g), np.linalg.norm(g.astype(float)), rel_tol=1e-6)
+    for bad in np.inf, -np.inf, np.nan:
+        assert not math.isfinite(ne.gradient_norm(np.float32([1, bad, 2])))
+
+
 @settings(max_examples=40)
 @given(N=st.integers(1, 700), share=st.floats(0, 1), t=st.integers(1, 50), seed=st.integers(0, 99))
 def test_adamw_equals_numpy(N, share, t, seed):

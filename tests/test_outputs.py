@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import FAST, ROOT, command, complains, nanoeuler, ok, refused, run
+from helpers import FAST, ROOT, command, complains, nanoeuler, ok, refused, run, told
 
 import nanoeuler as ne
 
@@ -233,6 +233,21 @@ def test_what_is_no_log_is_named(content, tmp_path):
 # ---- places that cannot be written, or read
 def test_resume_without_a_checkpoint(elsewhere, capsys):
     refused(capsys, "train", "--resume", words=["nanoeuler.bin", "No such file"])
+
+
+def test_a_finished_run_needs_no_place_to_write(copy, monkeypatch, capsys):
+    """--resume says that it is done, also in a folder of others; what goes on is refused there."""
+    def read_only(path, mode="r", *args, **options):
+        if {"a", "w", "+"} & {*mode}:
+            raise PermissionError(13, "Permission denied", path)
+        return open(path, mode, *args, **options)
+
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(ne, "open", read_only, raising=False)
+    assert "is complete: 20 of 20 steps" in told("train", "--resume")
+    refused(capsys, "train", "--resume", "--steps", 40,
+            words=["cannot write nanoeuler.bin: Permission denied", "--out"])
+    refused(capsys, "train", "--out", "new.bin", words=["cannot write new.bin", "--out"])
 
 
 def test_resume_without_moments(trained, elsewhere, capsys):

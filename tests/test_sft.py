@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import ADD, FLAGS, copy_of
-from helpers import TINY, nanoeuler, ok, outcome, random_flat, refused, run, told
+from helpers import STARTED, TINY, nanoeuler, ok, outcome, random_flat, refused, run, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,9 +115,10 @@ def test_examples_come_in_shuffled_epochs():
 
 
 @settings(max_examples=60)
-@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60),
+@given(text=st.text(st.characters(codec="utf-8") | st.just("\0"), max_size=60),
        share=st.floats(0, 0.5))
 def test_cut_tokens_spell_the_same_text(checkpoint_tokenizer, text, share):
+    """A zero byte of the text's own, too: JSON may have one."""
     ids = ne.encode_cut(checkpoint_tokenizer, text.encode(), share, np.random.default_rng(1))
     assert checkpoint_tokenizer.decode(ids) == text.encode()
     if not share:
@@ -322,12 +323,23 @@ def test_responses_are_measured_in_bytes(base, tmp_path):
         sum(len(e["output"].encode()) for e in learned))
 
 
+def test_the_speed_is_of_tokens_that_are_read(base, tmp_path):
+    """Padding is none: rows are as long as the longest example, and most are shorter."""
+    many = [*ADD, {**ADD[0], "output": "x" * 300}]
+    run = begin(base, tmp_path, many, row_len=0)
+    rows = run.data.batches.rows[run.data.batches.pick(0, run.B), :run.T]
+    r = run.advance()
+    n = r["tokens_per_s"] * r["ms"] / 1e3
+    assert n == pytest.approx((rows >= 0).sum()) and n < 0.7 * rows.size
+
+
 def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkeypatch):
     run, asked = begin(base, tmp_path, ADD), []
     monkeypatch.setattr(ne, "generate", lambda decoder, ids, n, rng, sampling, stop: (
         asked.append((n, sampling.temperature, stop)), ids)[1])
     e, = [e for e in ADD if ne.held_out(e)][:1]
-    assert run.sample(20) == f"> {e['instruction']} \n{ne.prompt_of(e)}"
+    assert run.sample(20) == ("a held-out question, and the answer:\n"
+                              f"> {e['instruction']} \n{ne.prompt_of(e)}")
     assert asked == [(20, 0.0, run.tokenizer.specials["</s>"])]
 
 
@@ -367,7 +379,7 @@ def test_what_a_run_prints_and_writes(tuned):
     assert len(asked) == 1 and len(held_out) >= 1
     assert f"add.json, {len(ADD) - len(held_out)} and {len(held_out)} held out" in out
     assert re.search(r"left out +0 examples", out)
-    assert "python nanoeuler.py chat nanoeuler_chat.bin" in out
+    assert f"{STARTED} chat nanoeuler_chat.bin" in out
     o = outcome(tuned, "nanoeuler_chat")
     losses = [r["loss"] for r in o.log if "loss" in r]
     assert o.kind == "chat" and o.step == 60
@@ -464,6 +476,46 @@ def test_it_is_said_that_a_template_is_left(base, tmp_path, monkeypatch, capsys)
         assert ("a chat template of its own" in capsys.readouterr().err) == said
 
 
+@pytest.mark.parametrize("chosen, own, learned", [
+    (None, "", ""), ("alpaca", ne.CHATML, ""), ("chatml", "", ne.CHATML),
+    ("chatml", "{# #}" + ne.CHATML, "{# #}" + ne.CHATML)])
+def test_the_template_that_is_chosen_is_learned(chosen, own, learned, base, tmp_path, monkeypatch,
+                                                capsys):
+    """Single questions in ChatML, too; and the model is asked by it."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    c = ne.read_checkpoint("nanoeuler.bin")
+    ne.write_checkpoint("own.bin", c.cfg, c.tokenizer, ne.replace(c.state, template=own), c.flat)
+    flags = ("--template", chosen) if chosen else ()
+    rows, begin = [], ne.SftRun.prepare
+    monkeypatch.setattr(ne.SftRun, "prepare", lambda run, start: (begin(run, start), rows.append(
+        run.encoded[0][1][0]))[0])
+    run("sft", "own.bin", "--data", "add.json", "--steps", 1, *flags, *FLAGS)
+    said = capsys.readouterr()
+    assert f"template         {'ChatML' if learned else 'Alpaca'}" in said.out
+    assert "a chat template of its own" not in said.err
+    state = ne.read_checkpoint("nanoeuler_chat.bin").state
+    assert state.template == learned
+    asked = ne.chat_ids(state.template, [("user", ADD[0]["instruction"])], state, c.tokenizer)
+    assert rows[0][0].tolist() == asked
+    run("sft", "--resume", "--steps", 2)
+    assert ne.read_checkpoint("nanoeuler_chat.bin").state.template == learned
+
+
+def test_a_template_that_cannot_be_learned_is_refused(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    start = ("sft", "--data", "add.json", "--template")
+    refused(capsys, *start, "llama", words=["--template llama", "alpaca or chatml"])
+    c = ne.read_checkpoint("nanoeuler.bin")
+    plain = bpe.train(b"to be or not to be" * 9, 257)
+    flat = ne.init_params(cfg := ne.replace(c.cfg, vocab_size=257), 1)
+    ne.write_checkpoint("plain.bin", cfg, plain, ne.State(), flat)
+    refused(capsys, "sft", "plain.bin", *start[1:], "chatml", words=["<|im_start|>", "--template"])
+    talk = [{"messages": [dict(role=r, content=t) for r, t in (
+        ("user", "Hi?"), ("assistant", "Ho."), ("user", "And?"), ("assistant", "No."))]}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk), encoding="utf-8")
+    refused(capsys, *start, "alpaca", "--data", "talk.json", words=["one question and one answer"])
+
+
 # ---- what can go wrong: in this process
 GOOD = dict(instruction="Sing.", input="", output="La.")
 
@@ -473,11 +525,11 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
     ('[{"instruction": "a",}]', ["behind a comma", "line 1, column 22"]),
     ("[7,\n]", ["Expecting value (behind a comma): line 2, column 1"]),
     ("7", ["line 1", "int"]),
-    ("[]", ["empty"]), ("[[]]", ["entry 0", "list", "object"]),
+    ("[]", ["empty"]), ("[[]]", ["example 1", "list", "object"]),
     ("\udcff", ["line 1", "not UTF-8 at byte 0"]),
-    ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["entry 1", "output is 5"]),
-    ([GOOD, dict(instruction="Sing.")], ["entry 1", "output is missing, or null"]),
-    ([dict(question="a", output="b")], ["entry 0", "it has question, output"]),
+    ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["example 2", "output is 5"]),
+    ([GOOD, dict(instruction="Sing.")], ["example 2", "output is missing, or null"]),
+    ([dict(question="a", output="b")], ["example 1", "it has question, output"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([{**GOOD, "instruction": f"{i}" * 9000} for i in range(100)],
      ["none of 100 examples", "2048 tokens", "longer", "--row-len"]),

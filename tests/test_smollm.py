@@ -50,6 +50,7 @@ def test_smollm_says_paris(weights, smollm, capsys):
     assert capsys.readouterr().out == "The capital of France is Paris.\n"
 
 
+@pytest.mark.slow
 def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
     """Weights by the gguf package, rows turned here, run by transformers; ids by tokenizers."""
     gguf, torch = package(), needs("torch")

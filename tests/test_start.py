@@ -105,6 +105,16 @@ def verbs_in_one_process(folder, verbs, module="nanoeuler"):
     return [sys.executable, "-c", code]
 
 
+def test_a_program_is_itself_and_no_other_copy(alone, env):
+    """Also where Python does not look beside the program, and another one is installed."""
+    path = alone / "nanoeuler.py"
+    text = path.read_text(encoding="utf-8").replace(f'"{ne.__version__}"', '"0.0.77"')
+    path.write_text(text, encoding="utf-8")
+    said = subprocess.run([sys.executable, "-P", path, "--version"], env=env, capture_output=True,
+                          text=True, cwd=alone.parent)
+    assert said.stdout == "nanoeuler 0.0.77\n", said.stderr
+
+
 def test_two_files_are_a_whole_program(alone, env, tmp_path):
     """Every verb; and `compile` has compiled all that they need."""
     (alone / "nanoeuler_cuda.py").unlink()
@@ -175,7 +185,8 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    assert all(ne.in_cache(*entry) for part in ne.of_training(ne.DTYPE).values() for entry in part)
+    parts = ne.training_kernels(ne.DTYPE).values()
+    assert all(ne.in_cache(*entry) for part in parts for entry in part)
     for kernel in (ne.run_batch, ne.decode_step):
         assert not ne.in_cache(kernel, "Params(array(complex64,")
 
@@ -314,6 +325,7 @@ def test_kernels_go_to_a_private_folder(unwritable, alone, compiled, copy, tmp_p
     assert note.startswith("note: ") and str(folder) in note
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the user's cache folder is elsewhere")
 def test_kernels_that_cannot_be_kept(unwritable, alone, copy, tmp_path):
     """Every start compiles them anew; a note says so, once."""
@@ -425,9 +437,11 @@ def test_verbs_are_those_of_the_docstring_and_have_help(capsys):
 
 
 @pytest.mark.parametrize("verb", ["compile", "--help"])
-def test_another_numba_is_refused(verb, tmp_path):
-    """Its cache may work otherwise: one line at the start, not kernels that are mixed up."""
-    code = (f"import numba, runpy, sys; sys.path[0] = {str(ROOT)!r}\n"
+@pytest.mark.parametrize("lacks", ["caching.IndexDataCacheFile", "caching.Cache", "cgutils"])
+def test_another_numba_is_refused(verb, lacks, tmp_path):
+    """Its cache may work otherwise, and its private parts be others: one line at the start."""
+    code = (f"import numba.core, numba.core.caching, numba.core.cgutils, runpy, sys\n"
+            f"sys.path[0] = {str(ROOT)!r}\ndel numba.core.{lacks}\n"
             f"numba.__version__, sys.argv[1:] = '0.69.1', [{verb!r}]\n"
             f"runpy.run_path({str(ROOT / 'nanoeuler.py')!r}, run_name='__main__')\n")
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,

@@ -275,12 +275,13 @@ def test_special_tokens_of_a_template(monkeypatch):
 
     monkeypatch.setattr(ne, "render_each", render_first)
     want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
-    assert ne.chat_ids("", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
-    assert ne.chat_ids("", HELLO[:1], STATE, none) == none.encode("<s>Hello  there<sHello").tolist()
+    assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
+    plain = none.encode("<s>Hello  there<sHello").tolist()
+    assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, none) == plain
     with pytest.raises(ne.UserError, match="--template"):
         monkeypatch.setattr(ne, "render_each", lambda _, conversations, state: [""] *
                             len(conversations))
-        ne.chat_ids("", HELLO[:1], STATE, two)
+        ne.chat_ids("{{ it }}", HELLO[:1], STATE, two)
 
 
 @pytest.mark.parametrize("name, template, said", [

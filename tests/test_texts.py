@@ -69,6 +69,18 @@ def test_split_text_does_not_cut_a_character():
         assert train.decode() + val.decode() == text
 
 
+@pytest.mark.parametrize("data, words", [
+    (b"\xef\xbb\xbfTo be.\n", ["byte order mark"]), (b"To be,\r\nor not.\r\n", ["CR LF"]),
+    (b"\xef\xbb\xbfTo be,\r\n", ["byte order mark", "CR LF"]), (b"To be,\nor\rnot.\n", [])])
+def test_what_editors_leave_in_a_text_is_said_and_learned(data, words, tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    assert bytes(ne.read_text(str(path))) == data
+    said = capsys.readouterr().err
+    assert said.count("\n") == (1 if words else 0) and all(word in said for word in words), said
+    assert not words or said.startswith(f"note: {path} ")
+
+
 # ---- tokens of a large text, kept in a file
 @pytest.fixture
 def large(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import (FAST, ROOT, TINY, command, hyper, ok, outcome, random_flat, refused, run,
-                     told)
+from helpers import (FAST, ROOT, STARTED, TINY, command, hyper, ok, outcome, random_flat, refused,
+                     run, told)
 from oracles import naive
 
 import bpe
@@ -63,7 +63,7 @@ def test_evaluation_on_some_windows(rows):
 def test_what_a_run_prints_and_logs(trained, text):
     out = (trained / "stdout.txt").read_text("utf-8")
     assert re.search(r"step +20/20  loss \d+\.\d+  \d+\.\d+ bits/byte .* tok/s  ETA 0:00", out), out
-    assert "python nanoeuler.py chat nanoeuler.bin" in out and str(text) in out
+    assert f"{STARTED} chat nanoeuler.bin" in out and str(text) in out
     log = ne.read_log(str(trained / "nanoeuler.jsonl"))
     steps = [r for r in log if "loss" in r]
     assert [r["step"] for r in steps] == list(range(1, 21))
@@ -375,6 +375,21 @@ def test_an_injected_nan_stops_training(name, trained, tmp_path, read_unseen, mo
     refused(capsys, "train", "--resume", "--steps", 30,
             words=("step 21", name, "nan", "nanoeuler.bin", "--lr"))
     assert (tmp_path / "nanoeuler.bin").read_bytes() == before
+
+
+def test_a_step_that_was_not_made_is_not_counted(copy, monkeypatch):
+    """Memory that ends within an update: what is saved is the step before, whole."""
+    monkeypatch.chdir(copy)
+    before = ne.read_checkpoint("nanoeuler.bin")
+
+    def fails(self, hyper):
+        raise MemoryError("9 GiB")
+
+    monkeypatch.setattr(ne.Model, "update", fails)
+    assert ne.main(["train", "--resume", "--steps", "30", "--threads", "1"]) == 2
+    after = ne.read_checkpoint("nanoeuler.bin")
+    assert after.state.step == before.state.step == 20
+    assert np.array_equal(after.flat, before.flat)
 
 
 def test_a_bad_moment_is_not_saved(trained, tmp_path, read_unseen, monkeypatch, capsys):

@@ -26,9 +26,11 @@ def test_stored_weights_are_the_rounded_ones(weights, tied, tokenizer):
         x[...] = (ne.from_bf16(w) if weights == "bf16" else w.astype(np.float32)) * scale[..., None]
     assert np.array_equal(flat, rounded) == (weights == "f32")
     a, b = ne.Decoder(cfg, flat, weights), ne.Decoder(cfg, rounded)
+    # vdpbf16ps rounds what enters a product, too: by 2**-9, four times a layer and at the end
+    limit = (4 * cfg.n_layer + 1) * 2 ** -9 if a.weights.rounds else 1e-5
     for token in (3, 1, 4, 1, 5):
         got, want = a.step(token), b.step(token)
-        assert np.abs(got - want).max() < 1e-5 * max(1, np.abs(want).max())
+        assert np.abs(got - want).max() < limit * max(1, np.abs(want).max())
 
 
 def test_rounding_is_to_the_nearest():

@@ -1,0 +1,380 @@
+"""The HTTP side: routes, streams, and who may ask.  Starlette; `Engine` does the work."""
+import asyncio
+import contextlib
+import hmac
+import json
+import pathlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import nanoeuler as ne
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from .engine import Busy
+from .protocol import Refusal, Voice, Writer, parse, refuse_unless
+
+PAGES = pathlib.Path(__file__).parent / "pages"
+TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
+         ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+# Nothing from elsewhere, nothing inline: what a model says cannot become a program.
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+          "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+          "require-trusted-types-for 'script'")
+HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff",
+           "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
+           "x-frame-options": "DENY"}
+BODY_SECONDS = 30            # in which a body must have come
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+def as_json(body, status=200, headers=None):
+    return JSONResponse(body, status, headers)
+
+
+def refused(problem):
+    return as_json(problem.body(), problem.status, problem.headers)
+
+
+class Guard:
+    """What every request passes: whose page it comes from, by which name the server was called
+    (a name that another leads to 127.0.0.1 is not ours), the key, and what is counted.
+
+    app: an ASGI application     options: nanoeuler.Serving     stats: metrics.Stats"""
+
+    def __init__(self, app, options, stats, paths):
+        self.app, self.options, self.stats, self.paths = app, options, stats, paths
+        self.open = {p for p in paths if not p.startswith(("/v1", "/api", "/metrics"))}
+        self.origins = {origin.rstrip("/") for origin in options.origin}
+        self.names = {urlsplit(origin).hostname for origin in self.origins}
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path, status = scope["path"], []
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        allowed = headers.get("origin") if headers.get("origin") in self.origins else None
+
+        async def send_guarded(message):
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+                more = dict(HEADERS)
+                if allowed:
+                    more["access-control-allow-origin"] = allowed
+                    more["cross-origin-resource-policy"] = "cross-origin"
+                more["vary"] = "Origin"
+                message["headers"] = [*message.get("headers", ()),
+                                      *((k.encode(), v.encode()) for k, v in more.items())]
+            await send(message)
+
+        try:
+            problem = self.problem(scope, path, headers, allowed)
+            if problem is not None:
+                await refused(problem)(scope, receive, send_guarded)
+            elif allowed and scope["method"] == "OPTIONS":
+                await Response(status_code=204, headers={
+                    "access-control-allow-methods": "GET, POST",
+                    "access-control-allow-headers": "authorization, content-type",
+                    "access-control-max-age": "600"})(scope, receive, send_guarded)
+            else:
+                await self.app(scope, receive, send_guarded)
+        finally:
+            label = path if path in self.paths else "other"
+            self.stats.request(label, status[0] if status else 499)
+
+    def problem(self, scope, path, headers, allowed):
+        """Why it is refused, or None"""
+        host = headers.get("host", "")
+        with contextlib.suppress(ValueError):            # of a port, or brackets
+            name = urlsplit(f"//{host}").hostname
+            if self.options.host in LOOPBACK and name not in LOOPBACK | self.names:
+                return Refusal(403, "the server was not called by a name of this machine")
+        origin = headers.get("origin")
+        own = origin is None or urlsplit_netloc(origin) == host
+        if not (own or allowed):
+            return Refusal(403, f"pages of {ne.printable(origin)[:200]} may not ask here; "
+                           f"--origin allows it")
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not allowed and not (
+                headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"):
+            return Refusal(403, "pages of others may not ask here; --origin allows it")
+        if scope["method"] == "OPTIONS" and allowed:     # browsers ask that without the key
+            return None
+        key = self.options.api_key
+        if key and path not in self.open:
+            said = headers.get("authorization", "")
+            wanted = f"Bearer {key}".encode()
+            if not hmac.compare_digest(said.encode("latin-1", "replace"), wanted):
+                return Refusal(401, "the key is missing or wrong: Authorization: Bearer KEY",
+                               code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return None
+
+
+def urlsplit_netloc(origin):
+    with contextlib.suppress(ValueError):
+        return urlsplit(origin).netloc
+    return ""
+
+
+class Talk(Response):
+    """The answers to one request, as they come or when they are there.  A client that leaves gives
+    its slots back within a step."""
+
+    def __init__(self, server, asked, news):
+        self.server, self.asked, self.news = server, asked, news
+        self.voices = [Voice(answer) for answer in asked.answers]
+        self.writer = Writer(asked, server.name)
+        self.background = None
+
+    async def __call__(self, scope, receive, send):
+        speak = self.stream if self.asked.stream else self.at_once
+        tasks = [asyncio.ensure_future(self.gone(receive)), asyncio.ensure_future(speak(send))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[1].done():
+                tasks[1].result()
+        except OSError:                      # it left while we wrote
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            left = [v.answer for v in self.voices if not v.finish]
+            if left:
+                self.server.engine.cancel(left)
+                self.server.stats.count("left", len(left))
+
+    async def gone(self, receive):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def each(self):
+        """(voice, text, places) until all answers have ended; a Refusal where one could not"""
+        open_voices = len(self.voices)
+        while open_voices:
+            answer, news = await self.news.get()
+            voice = self.voices[answer.index]
+            text, places = voice.take(news)
+            if news.finish in ("timeout", "error"):
+                raise self.problem(news)
+            open_voices -= bool(voice.finish)
+            yield voice, text, places
+
+    def problem(self, news):
+        if news.finish == "timeout":
+            most = self.server.options.seconds
+            return Refusal(504, f"it took more than {most} s", code="timeout")
+        return Refusal(500, news.problem, code="generation_failed")
+
+    async def at_once(self, send):
+        texts = {v.answer.index: "" for v in self.voices}
+        try:
+            async for voice, text, _ in self.each():
+                texts[voice.answer.index] += text
+        except Refusal as e:
+            await send_whole(send, e.status, e.body())
+            return
+        choices = [self.writer.choice(v, texts[v.answer.index], range(v.drawn), True, False)
+                   for v in self.voices]
+        await send_whole(send, 200, self.writer.whole(choices))
+
+    async def stream(self, send):
+        begun = set()
+        await send({"type": "http.response.start", "status": 200, "headers": [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]})
+
+        async def event(body):
+            data = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+            await send({"type": "http.response.body", "more_body": True,
+                        "body": f"data: {data}\n\n".encode()})
+
+        try:
+            async for voice, text, places in self.each():
+                first = voice.answer.index not in begun
+                begun.add(voice.answer.index)
+                if first or text or places or voice.finish:
+                    await event(self.writer.chunk(
+                        [self.writer.choice(voice, text, places, first, True)]))
+            if self.asked.usage or self.asked.tokens:
+                await event(self.writer.chunk([], self.writer.usage()))
+            await event("[DONE]")
+        except Refusal as e:
+            await event(e.body())
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def send_whole(send, status, body):
+    raw = json.dumps(body, ensure_ascii=False).encode()
+    await send({"type": "http.response.start", "status": status, "headers": [
+        (b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]})
+    await send({"type": "http.response.body", "body": raw})
+
+
+class Server:
+    """The application of one model.
+    reader: protocol.Reader     explainer: explain.Explainer     runs: runs.Runs"""
+
+    def __init__(self, options, engine, reader, explainer, runs, card):
+        self.options, self.engine, self.stats = options, engine, engine.stats
+        self.reader, self.explainer, self.runs, self.card = reader, explainer, runs, card
+        self.name, self.began = reader.name, int(time.time())
+        self.cutter = ThreadPoolExecutor(1, "tokenizer")   # cuts texts into tokens, beside streams
+        self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
+        self.files |= {"/": PAGES / "chat.html", "/learn": PAGES / "learn.html"}
+
+    def application(self):
+        post = [("/v1/completions", self.completions), ("/v1/chat/completions", self.chat),
+                ("/api/explain", self.explain)]
+        get = [("/v1/models", self.models), ("/v1/models/{name:path}", self.model),
+               ("/health", self.health), ("/metrics", self.metrics), ("/api/model", self.about),
+               ("/api/runs", self.list_runs), ("/api/run", self.run),
+               *((path, self.page) for path in self.files)]
+        routes = [Route(path, call, methods=["POST"]) for path, call in post]
+        routes += [Route(path, call, methods=["GET"]) for path, call in get]
+        app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={
+            HTTPException: self.http_error, Refusal: self.refusal, Busy: self.busy,
+            ne.UserError: self.user_error, Exception: self.fault})
+        paths = {path for path, _ in (*post, *get) if "{" not in path}
+        return Guard(app, self.options, self.stats, paths)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app):
+        loop = asyncio.get_running_loop()
+
+        def deliver(news):
+            for answer, what in news:
+                answer.owner.put_nowait((answer, what))
+
+        def tell(news):
+            with contextlib.suppress(RuntimeError):      # the loop has ended
+                loop.call_soon_threadsafe(deliver, news)
+
+        self.engine.tell = tell
+        yield
+        self.engine.close()
+        self.cutter.shutdown(wait=False, cancel_futures=True)
+
+    # ---- errors, all in OpenAI's shape
+    async def http_error(self, request, e):
+        said = {404: f"there is no {request.url.path}", 405: f"{request.url.path} is not for "
+                f"{request.method}"}.get(e.status_code, str(e.detail))
+        return as_json(Refusal(e.status_code, said).body(), e.status_code, e.headers)
+
+    async def refusal(self, request, e):
+        return refused(e)
+
+    async def user_error(self, request, e):
+        return refused(Refusal(400, str(e)))
+
+    async def busy(self, request, e):
+        return refused(Refusal(503, str(e), code="overloaded", headers={"retry-after": "1"}))
+
+    async def fault(self, request, e):
+        return refused(Refusal(500, "an internal error; the server's log has more"))
+
+    # ---- OpenAI's
+    async def body(self, request):
+        """The object that was sent"""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refusal(415, f"the content type is {kind[:100] or 'not said'}, expected "
+                          f"application/json")
+        most, raw = self.options.body, bytearray()
+        too_large = Refusal(413, f"the body has more than {most:,} bytes")
+        if (said := request.headers.get("content-length", "")).isdigit() and int(said) > most:
+            raise too_large
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for piece in request.stream():
+                    raw += piece
+                    if len(raw) > most:
+                        raise too_large
+        except TimeoutError:
+            raise Refusal(408, f"the body took more than {BODY_SECONDS} s") from None
+        except ClientDisconnect:
+            raise Refusal(400, "the body was not sent to its end") from None
+        return parse(bytes(raw))
+
+    async def in_cutter(self, function, *args):
+        return await asyncio.get_running_loop().run_in_executor(self.cutter, function, *args)
+
+    async def talk(self, request, understand):
+        asked = await self.in_cutter(understand, await self.body(request))
+        news = asyncio.Queue()
+        for answer in asked.answers:
+            answer.owner = news
+        self.engine.submit(asked.answers)
+        return Talk(self, asked, news)
+
+    async def completions(self, request):
+        return await self.talk(request, self.reader.completion)
+
+    async def chat(self, request):
+        return await self.talk(request, self.reader.chat)
+
+    def described(self):
+        return {"id": self.name, "object": "model", "created": self.began, "owned_by": "nanoeuler"}
+
+    async def models(self, request):
+        return as_json({"object": "list", "data": [self.described()]})
+
+    async def model(self, request):
+        if request.path_params["name"] != self.name:
+            raise Refusal(404, f"there is no such model, but {self.name!r}", "model",
+                          "model_not_found")
+        return as_json(self.described())
+
+    async def health(self, request):
+        ok = self.engine.thread.is_alive() and not self.engine.draining
+        return as_json({"status": "ok" if ok else "ending"}, 200 if ok else 503)
+
+    async def metrics(self, request):
+        e = self.engine
+        return PlainTextResponse(self.stats.text({
+            "requests_waiting": ("Answers that wait for a slot.", len(e.waiting)),
+            "requests_running": ("Answers that are being written.", len(e.active)),
+            "slots": ("Answers that can be written at a time.", len(e.used))}),
+            media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # ---- the pages'
+    async def page(self, request):
+        path = self.files[request.url.path]
+        return Response(path.read_bytes(), media_type=TYPES[path.suffix],
+                        headers={"cache-control": "no-cache"})
+
+    async def about(self, request):
+        return as_json(self.card)
+
+    async def explain(self, request):
+        """{"tokens": ids, "chosen": the id behind them, "trajectory": is it wanted, too?}"""
+        body = await self.body(request)
+        for name in body:
+            refuse_unless(name in ("tokens", "chosen", "trajectory"),
+                          f"there is no parameter {name[:60]!r}", name[:100])
+        ids, chosen = body.get("tokens"), body.get("chosen")
+        self.explainer.check(ids, self.reader.length + self.reader.most)
+        if chosen is not None:
+            self.explainer.check([chosen], 1)
+        wanted = body.get("trajectory", False)
+        refuse_unless(type(wanted) is bool, "trajectory is neither true nor false", "trajectory")
+        work = (self.explainer.trajectory(ids, chosen) if wanted else
+                self.explainer.rivals(self.reader.length, ids, chosen))
+        return as_json(await asyncio.wrap_future(self.engine.later(work)))
+
+    async def list_runs(self, request):
+        return as_json({"runs": await self.in_cutter(self.runs.listed)})
+
+    async def run(self, request):
+        """The records of log `name` from byte `from` on"""
+        start = request.query_params.get("from", "0")
+        refuse_unless(start.isascii() and start.isdigit() and len(start) < 16,
+                      "from is no number of bytes", "from")
+        name = request.query_params.get("name", "")
+        found = await self.in_cutter(self.runs.read, name, int(start))
+        if found is None:
+            raise Refusal(404, "there is no such log")
+        return as_json(found)

@@ -1,0 +1,74 @@
+"""Counters and histograms, as Prometheus reads them (text format 0.0.4)."""
+import bisect
+import threading
+from collections import Counter
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+COUNTERS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Tokens of prompts that a slot held already, and that were not read again.",
+    "tokens": "Tokens written.",
+    "drafts_offered": "Tokens guessed ahead, and read together with the one before them.",
+    "drafts_accepted": "Guesses that were right.",
+    "left": "Answers that nobody waited for to the end."}
+HISTOGRAMS = {
+    "first": ("time_to_first_token_seconds", "From the request to the first token."),
+    "token": ("time_per_token_seconds", "Between tokens after the first, mean of an answer.")}
+
+
+class Histogram:
+    def __init__(self):
+        self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
+
+    def observe(self, seconds):
+        self.counts[bisect.bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
+
+
+class Stats:
+    """Two threads count: the engine's, and that of the connections."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.requests = Counter()            # (path, status)
+        self.histograms = {name: Histogram() for name in HISTOGRAMS}
+
+    def count(self, name, n=1):
+        with self.lock:
+            self.counters[name] += n
+
+    def observe(self, name, seconds):
+        with self.lock:
+            self.histograms[name].observe(seconds)
+
+    def request(self, path, status):
+        with self.lock:
+            self.requests[path, status] += 1
+
+    def text(self, gauges):
+        """gauges: {name: (help, value)} of this moment"""
+        lines = []
+
+        def family(name, kind, text):
+            lines.extend((f"# HELP nanoeuler_{name} {text}", f"# TYPE nanoeuler_{name} {kind}"))
+
+        with self.lock:
+            family("requests_total", "counter", "Requests, by path and status.")
+            for (path, status), n in sorted(self.requests.items()):
+                lines.append(f'nanoeuler_requests_total{{path="{path}",status="{status}"}} {n}')
+            for name, text in COUNTERS.items():
+                family(f"{name}_total", "counter", text)
+                lines.append(f"nanoeuler_{name}_total {self.counters[name]}")
+            for key, (name, text) in HISTOGRAMS.items():
+                family(name, "histogram", text)
+                histogram, total = self.histograms[key], 0
+                for bound, n in zip((*SECONDS, "+Inf"), histogram.counts):
+                    total += n
+                    lines.append(f'nanoeuler_{name}_bucket{{le="{bound}"}} {total}')
+                lines.append(f"nanoeuler_{name}_sum {histogram.sum:.9g}")
+                lines.append(f"nanoeuler_{name}_count {total}")
+        for name, (text, value) in gauges.items():
+            family(name, "gauge", text)
+            lines.append(f"nanoeuler_{name} {value}")
+        return "\n".join(lines) + "\n"

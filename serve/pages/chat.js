@@ -1,0 +1,566 @@
+// The chat.  A conversation is a tree: an edited message and a new answer are branches beside the
+// old ones.  An answer keeps its tokens, with which the server explains it and goes on from any.
+import { $, Refused, ask, askJson, drawn, element, events, percent } from "./common.js";
+import { chart } from "./trajectory.js";
+
+const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
+const FIELDS = [
+  ["temperature", "Temperature", 0.8, 0, 100, 0.1], ["max_tokens", "Longest answer, tokens", 200, 1, 1e6, 1],
+  ["top_p", "Top p", 1, 0, 1, 0.01], ["top_k", "Top k, 0: all", 0, 0, 1e6, 1],
+  ["min_p", "Min p", 0, 0, 1, 0.01], ["presence_penalty", "Presence penalty", 0, -100, 100, 0.1],
+  ["frequency_penalty", "Frequency penalty", 0, -100, 100, 0.1], ["seed", "Seed, empty: any", "", 0, 2 ** 53, 1],
+];
+
+let card = null, running = null, looked = null, asking = null;
+let store = load(STORE, { version: 1, current: null, conversations: [] });
+let settings = load(SETTINGS, {});
+
+function load(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+// ---- the tree
+const newId = () => crypto.getRandomValues(new Uint32Array(2)).join("-");
+
+function conversation() {
+  return store.conversations.find((c) => c.id === store.current) ?? null;
+}
+
+function begin() {
+  const made = { id: newId(), title: "", changed: Date.now(), nodes: {}, roots: [], shown: null };
+  store.conversations.unshift(made);
+  store.current = made.id;
+  return made;
+}
+
+// The nodes from the first message to the one that is shown last
+function branch(c = conversation()) {
+  const path = [];
+  for (let id = c?.shown; id; id = c.nodes[id].parent) path.unshift(c.nodes[id]);
+  return path;
+}
+
+const siblings = (c, node) => node.parent ? c.nodes[node.parent].children : c.roots;
+
+function add(c, parent, fields) {
+  const node = { id: newId(), parent: parent?.id ?? null, children: [], ...fields };
+  c.nodes[node.id] = node;
+  siblings(c, node).push(node.id);
+  c.shown = node.id;
+  c.changed = Date.now();
+  return node;
+}
+
+// The latest message of the branch in which a node is
+function lastBelow(c, node) {
+  while (node.children.length) node = c.nodes[node.latest ?? node.children.at(-1)] ?? c.nodes[node.children.at(-1)];
+  return node;
+}
+
+function show(c, node) {
+  const last = lastBelow(c, node);
+  c.shown = last.id;
+  for (let at = last; at.parent; at = c.nodes[at.parent]) c.nodes[at.parent].latest = at.id;
+  save();
+  render();
+}
+
+function save() {
+  for (;;) {
+    try {
+      localStorage.setItem(STORE, JSON.stringify(store));
+      return;
+    } catch {
+      const heavy = store.conversations.findLast((c) => c.id !== store.current && !c.light);
+      if (!heavy) return say("This browser keeps no more: export and remove conversations.");
+      for (const node of Object.values(heavy.nodes)) if (node.tokens) [node.text, node.tokens, node.prompt] = [textOf(node), null, null];
+      heavy.light = true;
+    }
+  }
+}
+
+// ---- tokens: [id, its bytes as Latin-1, was it a draft that was accepted?, what was drafted]
+const packed = (t) => [t.id, String.fromCharCode(...t.bytes), t.accepted ? 1 : 0, ...(t.drafts ? [t.drafts] : [])];
+
+// The text that each token adds: a character of several tokens comes with its last one
+function pieces(tokens) {
+  const decoder = new TextDecoder();
+  return tokens.map(([, raw], i) => decoder.decode(Uint8Array.from(raw, (c) => c.charCodeAt(0)), { stream: i + 1 < tokens.length }));
+}
+
+const textOf = (node) => node.tokens ? pieces(node.tokens).join("") : node.text;
+
+const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ | $/g, "␣") || "∅";
+
+// ---- the conversation on the page
+function button(text, action, attributes = {}) {
+  return element("button", { type: "button", class: "quiet", onclick: action, ...attributes }, text);
+}
+
+function words(node) {
+  const text = element("div", { class: "text" });
+  if (node.tokens) fill(text, node, 0);
+  else text.append(node.text);
+  return text;
+}
+
+function fill(text, node, from) {
+  const found = pieces(node.tokens);
+  for (let i = from; i < found.length; i++) {
+    text.append(element("span", { class: node.tokens[i][2] ? "token accepted" : "token", "data-i": i }, found[i]));
+  }
+}
+
+function message(c, node) {
+  const article = element("article", { class: `message ${node.role}`, "data-id": node.id, "aria-label": node.role === "user" ? "You" : "The model" });
+  article.append(words(node));
+  if (node.problem) article.append(element("p", { class: "problem", role: "alert" }, node.problem));
+  const tools = element("div", { class: "tools" });
+  const all = siblings(c, node), at = all.indexOf(node.id);
+  if (all.length > 1) {
+    tools.append(
+      button("‹", () => show(c, c.nodes[all[at - 1]]), { "aria-label": "Previous branch", disabled: at === 0 || running !== null }),
+      element("span", {}, `${at + 1} of ${all.length}`),
+      button("›", () => show(c, c.nodes[all[at + 1]]), { "aria-label": "Next branch", disabled: at + 1 === all.length || running !== null }));
+  }
+  if (node.role === "user") {
+    tools.append(button("Edit", () => edit(c, node, article)));
+  } else {
+    tools.append(button("Again", () => again(c, node)));
+    if (node.tokens?.length) {
+      if (node.finish !== "stop" || !card?.answers) tools.append(button("Continue", () => goOn(c, node)));
+      tools.append(button("Look inside", () => look(node, 0, true)));
+    }
+    tools.append(button("Copy", () => navigator.clipboard?.writeText(textOf(node)).then(() => say("Copied."))));
+    if (node.pace) tools.append(element("span", {}, node.pace));
+  }
+  article.append(tools);
+  return article;
+}
+
+function render() {
+  const c = conversation(), log = $("log");
+  $("log").classList.toggle("coloured", settings.colour !== false);
+  const path = branch(c);
+  log.replaceChildren(...path.map((node) => message(c, node)));
+  if (!path.length) {
+    log.append(element("p", { class: "welcome" }, card?.answers ? "Ask something. Click a token of the answer to see what else it could have been." :
+      "This model continues texts: begin one. Click a token of what it writes to see what else it could have been."));
+  }
+  log.scrollTop = log.scrollHeight;
+  meter(path.findLast((node) => node.used)?.used ?? 0);
+  renderList();
+  mark();
+}
+
+function renderList() {
+  $("list").replaceChildren(...store.conversations.map((c) => element("li", { class: c.id === store.current ? "here" : "" },
+    element("button", { type: "button", class: "title", "aria-current": c.id === store.current ? "true" : undefined, onclick: () => choose(c.id) }, c.title || "New conversation"),
+    element("button", { type: "button", class: "remove", "aria-label": `Remove ${c.title || "new conversation"}`, onclick: () => remove(c.id) }, "✕"))));
+}
+
+function choose(id) {
+  if (running) return;
+  store.current = id;
+  closeInside();
+  save();
+  render();
+  $("side").classList.remove("open");
+  $("menu").setAttribute("aria-expanded", "false");
+}
+
+function remove(id) {
+  if (running) return;
+  store.conversations = store.conversations.filter((c) => c.id !== id);
+  if (store.current === id) store.current = store.conversations[0]?.id ?? null;
+  closeInside();
+  save();
+  render();
+}
+
+function meter(used) {
+  const most = card?.context ?? 1;
+  $("context").value = Math.min(1, used / most);
+  $("context-said").textContent = card ? `${Math.min(used, most)} of ${most}` : "";
+}
+
+const say = (text) => { $("announce").textContent = text; };
+
+// ---- asking
+function sampling() {
+  const found = {};
+  for (const [name, , otherwise] of FIELDS) {
+    const value = settings[name] ?? otherwise;
+    if (value !== "" && !(name.startsWith("top_k") && value === 0)) found[name] = value;
+  }
+  found.max_tokens = Math.min(found.max_tokens, card.most_tokens);
+  return { ...found, stream: true, return_tokens: true };
+}
+
+// Messages for a chat model, as they stand; one text for a model that continues
+function question(path) {
+  if (!card.answers) return ["v1/completions", { prompt: path.map(textOf).join("") }];
+  const messages = path.map((node) => ({ role: node.role, content: textOf(node) }));
+  if (settings.system && card.remembers) messages.unshift({ role: "system", content: settings.system });
+  return ["v1/chat/completions", { messages, forget: true }];
+}
+
+async function run(c, node, path, body) {
+  if (running) return;
+  running = new AbortController();
+  closeInside();
+  $("send").hidden = true;
+  $("stop").hidden = false;
+  render();
+  const article = () => document.querySelector(`[data-id="${node.id}"]`);
+  article().classList.add("busy");
+  article().setAttribute("aria-busy", "true");
+  const began = performance.now();
+  let first = 0, last = 0, came = 0, steps = 0;
+  node.problem = null;
+  node.finish = "";
+  try {
+    const response = await withLessText(path, body);
+    for await (const chunk of events(response)) {
+      if (chunk.error) throw new Refused(chunk.error.message, 0);
+      if (chunk.usage) node.used = chunk.usage.total_tokens;
+      const choice = chunk.choices[0];
+      if (!choice) continue;
+      if (choice.prompt_tokens && !node.prompt) node.prompt = choice.prompt_tokens;
+      const from = node.tokens.length;
+      node.tokens.push(...(choice.tokens ?? []).map(packed));
+      if (choice.finish_reason) node.finish = choice.finish_reason;
+      last = performance.now();
+      first ||= last;
+      came += choice.tokens?.length ?? 0;
+      steps += 1;
+      paint(article(), node, from);
+      meter(node.prompt.length + node.tokens.length);
+      $("pace").textContent = paceOf(came, first - began, last - first);
+    }
+    say(`The answer is complete: ${node.tokens.length} tokens.`);
+  } catch (error) {
+    if (error.name !== "AbortError") node.problem = error.message;
+    else node.finish = "stopped";
+    say(node.problem ? `It failed: ${node.problem}` : "Stopped.");
+  }
+  node.pace = came ? paceOf(came, first - began, last - first) : "";
+  running = null;
+  $("send").hidden = false;
+  $("stop").hidden = true;
+  save();
+  render();
+  $("box").focus({ preventScroll: true });
+}
+
+// A text that is too long for a model that continues: its later half, until it fits
+async function withLessText(path, body) {
+  for (;;) {
+    try {
+      return await ask(path, body, running.signal);
+    } catch (error) {
+      if (error.code !== "context_length_exceeded" || typeof body.prompt !== "string" || body.prompt.length < 2) throw error;
+      body = { ...body, prompt: body.prompt.slice(body.prompt.length / 2) };
+    }
+  }
+}
+
+const paceOf = (n, first, rest) => `${n > 1 && rest > 0 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first after ${(first / 1000).toFixed(2)} s`;
+
+// Only what may have changed is drawn again: the last token's text may have waited for this one
+function paint(article, node, from) {
+  const log = $("log"), atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  const text = article.querySelector(".text");
+  const start = Math.max(0, from - 4);
+  while (text.childNodes.length > start) text.lastChild.remove();
+  fill(text, node, start);
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}
+
+function answer(c, parent) {
+  const [path, body] = question(branch(c));
+  return run(c, add(c, parent, { role: "assistant", tokens: [], prompt: null }), path, { ...sampling(), ...body });
+}
+
+function send(text) {
+  if (running || !card) return;
+  const c = conversation() ?? begin();
+  c.title ||= text.trim().slice(0, 60);
+  const node = add(c, branch(c).at(-1), { role: "user", text });
+  return answer(c, node);
+}
+
+function again(c, node) {
+  if (running) return;
+  const parent = c.nodes[node.parent];
+  c.shown = parent.id;
+  return answer(c, parent);
+}
+
+function goOn(c, node) {
+  if (running) return;
+  return run(c, node, "v1/completions", { ...sampling(), prompt: [...node.prompt, ...node.tokens.map(([id]) => id)].slice(-card.context) });
+}
+
+// A branch that says a rival in place of token i, and goes on
+function fromRival(c, node, i, rival) {
+  if (running) return;
+  const parent = c.nodes[node.parent];
+  const tokens = [...node.tokens.slice(0, i), packed({ ...rival, accepted: false })];
+  const made = add(c, parent, { role: "assistant", tokens, prompt: node.prompt });
+  return run(c, made, "v1/completions", { ...sampling(), prompt: [...node.prompt, ...tokens.map(([id]) => id)].slice(-card.context) });
+}
+
+function edit(c, node, article) {
+  if (running) return;
+  const box = element("textarea", { class: "editor", "aria-label": "Edit the message" });
+  box.value = node.text;
+  const done = () => {
+    const made = add(c, node.parent ? c.nodes[node.parent] : null, { role: "user", text: box.value });
+    answer(c, made);
+  };
+  const row = element("div", { class: "tools" }, button("Cancel", render), button("Send as a new branch", done));
+  article.replaceChildren(box, row);
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") render();
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      done();
+    }
+  });
+  box.focus();
+}
+
+// ---- a token, looked at
+function mark() {
+  document.querySelectorAll(".token.here").forEach((token) => token.classList.remove("here"));
+  if (looked) document.querySelector(`[data-id="${looked.node.id}"] [data-i="${looked.i}"]`)?.classList.add("here");
+}
+
+function closeInside() {
+  const was = looked;
+  looked = null;
+  asking?.abort();
+  $("inside").hidden = true;
+  mark();
+  return was;
+}
+
+async function look(node, i, focus = false) {
+  if (running || !node.prompt) return;
+  looked = { node, i };
+  mark();
+  const [id, raw] = node.tokens[i];
+  const piece = visible(pieces([[id, raw]])[0]);
+  $("inside").hidden = false;
+  $("inside-title").textContent = `Token ${i + 1} of ${node.tokens.length}`;
+  $("before").disabled = i === 0;
+  $("after").disabled = i + 1 === node.tokens.length;
+  $("chosen").replaceChildren(element("span", { class: "piece" }, piece));
+  if (focus) $("inside").focus();
+  asking?.abort();
+  asking = new AbortController();
+  const signal = asking.signal;
+  const tokens = [...node.prompt, ...node.tokens.slice(0, i).map(([t]) => t)];
+  try {
+    const found = await askJson("api/explain", { tokens, chosen: id }, signal);
+    $("chosen").replaceChildren(element("span", { class: "piece" }, piece), ` had ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
+    rivals(node, i, found);
+    drafts(node, i, found);
+    $("steps").replaceChildren();
+    if (settings.trajectory) {
+      const { steps } = await askJson("api/explain", { tokens, chosen: id, trajectory: true }, signal);
+      $("steps").replaceChildren(...chart(steps, piece, visible));
+    }
+    say(`${piece} had ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
+  } catch (error) {
+    if (error.name !== "AbortError") $("steps").replaceChildren(element("p", { class: "problem", role: "alert" }, error.message));
+  }
+}
+
+function rivals(node, i, found) {
+  const c = conversation(), most = found.rivals[0].p;
+  $("rivals").replaceChildren(...found.rivals.map((rival) => {
+    const is = rival.id === node.tokens[i][0];
+    const bar = drawn("svg", { viewBox: "0 0 100 4", preserveAspectRatio: "none", "aria-hidden": "true" },
+      drawn("rect", { class: "track", width: 100, height: 4 }), drawn("rect", { class: "fill", width: 100 * rival.p / most, height: 4 }));
+    return element("li", {}, element("button", { type: "button", class: is ? "is" : "", "aria-label": `Go on from ${visible(rival.text)}, ${percent(rival.p)}`, onclick: () => fromRival(c, node, i, rival) },
+      element("span", {}, element("span", { class: "piece" }, visible(rival.text)), is ? " said" : ""), bar, element("span", { class: "share" }, percent(rival.p))));
+  }));
+}
+
+// What had been read ahead in this token's step, and what each further head guesses at this place
+function drafts(node, i, found) {
+  let first = i;
+  while (first > 0 && node.tokens[first][2] && !node.tokens[first][3]) first -= 1;
+  const made = node.tokens[first][3] ?? [];
+  $("heads").hidden = !found.guesses.length && !made.length;
+  const line = (what, guess, p, real) => element("li", {},
+    element("span", { class: "wrong" }, what), element("span", { class: "piece" }, visible(guess)),
+    element("span", { class: real === guess ? "right" : "wrong" }, real === undefined ? "" : real === guess ? "✓ came" : `${visible(real)} came`),
+    element("span", { class: "wrong" }, p === undefined ? "" : percent(p)));
+  const text = (j) => node.tokens[j] && pieces([node.tokens[j]])[0];
+  $("drafts-said").textContent = made.length ? "Guessed ahead in this step, and read together with the token before; then what the further heads guess from here." :
+    "What the further heads guess from here, of the tokens behind this one.";
+  $("drafts").replaceChildren(...made.map((guess, k) => line(`draft of token ${first + k + 1}`, guess, undefined, text(first + k))),
+    ...found.guesses.map((guess, k) => line(`head ${k + 1}, token ${i + k + 2}`, guess.text, guess.p, text(i + k + 1))));
+}
+
+// ---- settings, the model, files
+function buildSettings() {
+  $("fields").replaceChildren(...FIELDS.map(([name, text, otherwise, min, max, step]) => {
+    const input = element("input", { type: "number", min, max, step: step === 1 ? 1 : "any", name });
+    input.value = settings[name] ?? otherwise;
+    input.addEventListener("change", () => {
+      const value = input.value === "" ? otherwise : Number(input.value);
+      settings[name] = value === "" ? value : Math.min(max, Math.max(min, step === 1 ? Math.round(value) : value));
+      input.value = settings[name];
+      saveSettings();
+    });
+    return element("label", {}, text, input);
+  }));
+  $("system").value = settings.system ?? "";
+  $("colour").checked = settings.colour !== false;
+  $("trajectory").checked = settings.trajectory === true;
+}
+
+const saveSettings = () => localStorage.setItem(SETTINGS, JSON.stringify(settings));
+
+function buildCard() {
+  const { config } = card;
+  const facts = [["name", card.name], ["parameters", card.parameters.toLocaleString("en")],
+    ["shape", `${config.n_layer} layers, so ${2 * config.n_layer} Euler steps; width ${config.n_embd}, ${config.n_head}/${config.n_kv_head} heads, vocabulary ${config.vocab_size}`],
+    ["output heads", config.n_mtp], ["weights", card.weights], ["context", `${card.context} tokens, ${card.slots} answers at a time`],
+    ["learned", `${card.tokens_seen.toLocaleString("en")} tokens in ${card.step.toLocaleString("en")} steps`],
+    ["validation", card.bits_per_byte ? `${card.bits_per_byte.toFixed(4)} bits a byte` : "none"],
+    ["it", card.answers ? `answers, by the template ${card.template}${card.remembers ? "" : ", which knows only the last question"}` : "continues texts"]];
+  $("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, String(text))]));
+  $("system-label").hidden = !card.remembers;
+}
+
+function exported() {
+  const url = URL.createObjectURL(new Blob([JSON.stringify(store, null, 1)], { type: "application/json" }));
+  element("a", { href: url, download: "nanoeuler-conversations.json" }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+// Is it what `exported` writes?  Whatever else is in a file gets no further.
+function sound(c) {
+  const texts = (...all) => all.every((x) => typeof x === "string");
+  return c && texts(c.id, c.title) && Array.isArray(c.roots) && c.nodes && Object.entries(c.nodes).every(([id, node]) =>
+    id === node.id && ["user", "assistant"].includes(node.role) && Array.isArray(node.children) && node.children.every((x) => x in c.nodes) &&
+    (node.parent === null || c.nodes[node.parent]?.children.includes(id)) && (texts(node.text) || Array.isArray(node.tokens) && node.tokens.every((t) =>
+      Number.isInteger(t[0]) && texts(t[1]) && (t[3] === undefined || Array.isArray(t[3]) && texts(...t[3])))) &&
+    (!node.prompt || Array.isArray(node.prompt) && node.prompt.every(Number.isInteger))) && c.roots.every((x) => x in c.nodes) && (c.shown === null || c.shown in c.nodes);
+}
+
+async function imported(file) {
+  try {
+    const found = JSON.parse(await file.text()).conversations.filter(sound);
+    if (!found.length) throw new Error("it holds no conversation");
+    const known = new Set(store.conversations.map((c) => c.id));
+    for (const c of found) if (known.has(c.id)) c.id = newId();
+    store.conversations.unshift(...found);
+    store.current = found[0].id;
+    save();
+    render();
+    say(`${found.length} conversations imported.`);
+  } catch (error) {
+    say(`${file.name} was not imported: ${error.message}`);
+  }
+}
+
+// ---- what people do
+const grow = () => {
+  $("box").style.height = "auto";
+  $("box").style.height = `${$("box").scrollHeight + 2}px`;
+};
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("box").value;
+  if (!text.trim() || running || !card) return;
+  $("box").value = "";
+  grow();
+  send(text);
+});
+$("box").addEventListener("input", grow);
+$("box").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("form").requestSubmit();
+  }
+});
+$("stop").addEventListener("click", () => running?.abort());
+$("log").addEventListener("click", (event) => {
+  const token = event.target.closest(".token");
+  if (!token || getSelection().toString()) return;
+  const node = conversation()?.nodes[token.closest(".message").dataset.id];
+  if (node) look(node, Number(token.dataset.i));
+});
+$("before").addEventListener("click", () => look(looked.node, looked.i - 1));
+$("after").addEventListener("click", () => look(looked.node, looked.i + 1));
+$("close").addEventListener("click", () => {
+  const was = closeInside();
+  document.querySelector(`[data-id="${was.node.id}"] .tools button`)?.focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && running) running.abort();
+  else if (event.key === "Escape" && looked && !document.querySelector("dialog[open]")) closeInside();
+  else if (looked && $("inside").contains(document.activeElement) && event.key === "ArrowLeft" && looked.i > 0) look(looked.node, looked.i - 1);
+  else if (looked && $("inside").contains(document.activeElement) && event.key === "ArrowRight" && looked.i + 1 < looked.node.tokens.length) look(looked.node, looked.i + 1);
+});
+$("trajectory").addEventListener("change", (event) => {
+  settings.trajectory = event.target.checked;
+  saveSettings();
+  if (looked) look(looked.node, looked.i);
+});
+$("new").addEventListener("click", () => {
+  if (running) return;
+  if (branch().length || !conversation()) begin();
+  closeInside();
+  save();
+  render();
+  $("side").classList.remove("open");
+  $("box").focus();
+});
+$("menu").addEventListener("click", () => $("menu").setAttribute("aria-expanded", String($("side").classList.toggle("open"))));
+$("open-settings").addEventListener("click", () => $("settings").showModal());
+$("open-card").addEventListener("click", () => $("card").showModal());
+$("defaults").addEventListener("click", () => {
+  settings = {};
+  saveSettings();
+  buildSettings();
+});
+$("system").addEventListener("change", (event) => {
+  settings.system = event.target.value;
+  saveSettings();
+});
+$("colour").addEventListener("change", (event) => {
+  settings.colour = event.target.checked;
+  saveSettings();
+  render();
+});
+$("export").addEventListener("click", exported);
+$("import").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", async (event) => {
+  if (event.target.files[0]) await imported(event.target.files[0]);
+  event.target.value = "";
+});
+
+buildSettings();
+render();
+try {
+  card = await askJson("api/model");
+  document.title = `${card.name} · NanoEuler`;
+  $("box").placeholder = card.answers ? "Ask something" : "Begin a text";
+  buildCard();
+  render();
+  $("box").focus();
+} catch (error) {
+  $("log").replaceChildren(element("p", { class: "welcome", role: "alert" }, `The server does not answer: ${error.message}`));
+}

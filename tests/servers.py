@@ -1,0 +1,71 @@
+"""A server in this process, for tests: a checkpoint of random weights, on a port that is free."""
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+from helpers import TINY, random_flat
+from models import CHATML, write
+
+import nanoeuler as ne
+
+CFG = replace(TINY, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=48, seq_len=96,
+              vocab_size=512, n_mtp=3)
+
+
+def chat_model(path, tokenizer, cfg=CFG, **state):
+    """A checkpoint that speaks ChatML, as a model that is taught nothing does; its heads are so
+    much alike that some drafts are right."""
+    flat = random_flat(cfg, 3, np.float32, 0.2)
+    p = ne.views(flat, ne.param_table(cfg))
+    for head in p.lm_head[1:]:
+        head[:] = 0.9 * p.lm_head[0] + 0.1 * head
+    return str(write(path, cfg, tokenizer, flat, kind="chat", template=CHATML, **state))
+
+
+@contextlib.contextmanager
+def serving(file, **options):
+    """(its address, the Server)"""
+    import serve
+    options = ne.Serving(**{"port": 0, "slots": 4, **options}).check()
+    with serve.listening(options) as s:
+        server = serve.build(file, ne.Decoder, options)
+        http = serve.Uvicorn(server)
+        thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[s])))
+        thread.start()
+        try:
+            until(lambda: http.started)
+            yield f"http://127.0.0.1:{s.getsockname()[1]}", server
+        finally:
+            http.should_exit = True
+            thread.join(60)
+            server.engine.close()
+
+
+def until(holds, seconds=30):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+def send(address, method, path, body=None, headers=None):
+    """(status, headers, the object or the text that came)"""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        kind = {"content-type": "application/json"} if raw is not None else {}
+        connection.request(method, path, raw, {**kind, **(headers or {})})
+        response = connection.getresponse()
+        said = response.read().decode()
+        if response.headers.get_content_type() == "application/json":
+            said = json.loads(said)
+        return response.status, response.headers, said
+
+
+def post(address, path, body, **headers):
+    return send(address, "POST", path, body, headers)

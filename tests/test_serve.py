@@ -1,0 +1,608 @@
+"""The server: OpenAI's client and the texts it gets, many at once, what is refused, who may ask."""
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers import ROOT, command, complains, nanoeuler, needs
+from models import write
+from servers import CFG, chat_model, post, send, serving, until
+
+import nanoeuler as ne
+
+pytestmark = pytest.mark.cli
+needs("starlette")
+needs("uvicorn")
+PROMPT, WORDS = "To be, or not to be", "abcdefgh, the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory, tokenizer):
+    return chat_model(tmp_path_factory.mktemp("served") / "little.bin", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def there(file):
+    """A server that many tests use, and its address"""
+    with serving(file) as found:
+        yield found
+
+
+@pytest.fixture
+def at(there):
+    address, server = there
+    until(lambda: not server.engine.active and not server.engine.waiting)
+    return address
+
+
+@pytest.fixture(scope="module")
+def alone(file):
+    """What `generate` writes to a prompt of ids by itself: (text, tokens, why it ends)"""
+    model = ne.load(file)
+
+    def text(ids, **sampling):
+        options = ne.Sampling(**{"temperature": 1.0, **sampling}).check()
+        [(_, [reply])] = model.answers_to([ids], options, 1, ne.Pace())
+        return reply.answer, reply.tokens, reply.finish
+    text.model = model
+    return text
+
+
+@pytest.fixture
+def client(at):
+    openai = needs("openai")
+    with openai.OpenAI(base_url=f"{at}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ids_of(alone, text=PROMPT):
+    return alone.model.tokenizer.encode(text).tolist()
+
+
+# ---- OpenAI's client
+def test_the_client_of_openai_finds_the_model(client):
+    assert [m.id for m in client.models.list()] == ["little"]
+    assert client.models.retrieve("little").object == "model"
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"temperature": 0}, {"top_p": 0.7, "presence_penalty": 1, "frequency_penalty": 0.5},
+    {"stop": ["e", "zz"]}])
+def test_completions_are_what_generate_writes(client, alone, more):
+    """At once and as a stream: the text of `generate` with the same seed, to the byte."""
+    said = dict(more)
+    if isinstance(said.get("stop"), str):
+        said["stop"] = [said["stop"]]
+    want, tokens, finish = alone(ids_of(alone), tokens=40, seed=5, **said)
+    asked = dict(model="little", prompt=PROMPT, max_tokens=40, seed=5, **more)
+    found = client.completions.create(**asked)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (want, finish)
+    assert found.usage.completion_tokens == len(tokens)
+    assert found.usage.prompt_tokens == len(ids_of(alone))
+    chunks = [*client.completions.create(**asked, stream=True,
+                                         stream_options={"include_usage": True})]
+    assert "".join(c.choices[0].text for c in chunks[:-1]) == want
+    assert len(chunks) > 3 or "stop" in more
+    assert chunks[-2].choices[0].finish_reason == finish
+    assert not chunks[-1].choices and chunks[-1].usage.completion_tokens == len(tokens)
+
+
+def test_chat_is_what_generate_writes(client, alone):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A?"},
+                {"role": "assistant", "content": "B."}, {"role": "user", "content": "What?"}]
+    ids = alone.model.ids_of([(m["role"], m["content"]) for m in messages])
+    want, _, finish = alone(ids, tokens=20, seed=2)
+    asked = dict(model="little", messages=messages, max_tokens=20, seed=2)
+    found = client.chat.completions.create(**asked)
+    assert found.choices[0].message.content == want
+    assert found.choices[0].message.role == "assistant"
+    assert found.choices[0].finish_reason == finish
+    stream = client.chat.completions.create(**asked, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in stream) == want
+
+
+def test_several_prompts_and_answers(client, alone):
+    """Texts or ids; the j-th answer to the i-th prompt is that of `generate --file`."""
+    prompts = [PROMPT, "Nothing", "a"]
+    asked = dict(model="little", max_tokens=12, n=2, seed=9)
+    by_text = client.completions.create(prompt=prompts, **asked)
+    by_ids = client.completions.create(prompt=[ids_of(alone, p) for p in prompts], **asked)
+    assert [c.text for c in by_text.choices] == [c.text for c in by_ids.choices]
+    options = ne.Sampling(tokens=12, seed=9, n=2, temperature=1.0)
+    found = dict(alone.model.answers_to([ids_of(alone, p) for p in prompts], options, 4, ne.Pace()))
+    want = [reply.answer for i in range(3) for reply in found[i]]
+    assert [c.text for c in by_text.choices] == want
+    assert [c.index for c in by_text.choices] == list(range(6))
+
+
+def test_log_probabilities_are_those_of_the_forward_pass(client, alone):
+    """Also of the prompt, with echo: what an evaluation harness reads."""
+    ids = ids_of(alone, "To be, or not to be, that is the question")
+    c = client.completions.create(model="little", prompt=ids, max_tokens=4, echo=True, logprobs=3,
+                                  temperature=0)
+    found = c.choices[0].logprobs
+    checkpoint = ne.read_checkpoint(alone.model_file, moments=False)
+    tokens, _ = alone(ids, tokens=4, temperature=0)[1:]
+    whole = [*ids, *tokens]
+    logits = ne.Model(checkpoint.cfg, checkpoint.flat).logits(np.array([whole], np.int32))[0, 0]
+    want = [ne.log_softmax(z)[token] for z, token in zip(logits, whole[1:])]
+    assert found.token_logprobs[0] is None and len(found.tokens) == len(whole)
+    assert np.abs(np.array(found.token_logprobs[1:]) - want).max() < 1e-4
+    assert c.choices[0].text.startswith("To be, or not")
+    for z, top in zip(logits, found.top_logprobs[1:]):
+        assert max(top.values()) == pytest.approx(ne.log_softmax(z).max(), abs=1e-4)
+    none = client.completions.create(model="little", prompt=ids, max_tokens=0, echo=True,
+                                     logprobs=1)
+    assert none.choices[0].logprobs.token_logprobs == found.token_logprobs[:len(ids)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def named(alone, file):
+    alone.model_file = file
+
+
+def test_log_probabilities_of_a_chat(client, alone):
+    c = client.chat.completions.create(
+        model="little", messages=[{"role": "user", "content": "So?"}], max_tokens=5, seed=1,
+        logprobs=True, top_logprobs=2)
+    content = c.choices[0].logprobs.content
+    assert len(content) == c.usage.completion_tokens and len(content[0].top_logprobs) == 2
+    joined = b"".join(bytes(x.bytes) for x in content)
+    assert joined.decode("utf-8", "replace") == c.choices[0].message.content
+
+
+def test_the_clients_errors_are_its_own(client):
+    openai = needs("openai")
+    with pytest.raises(openai.NotFoundError, match="little"):
+        client.completions.create(model="gpt-4", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="logit_bias"):
+        client.completions.create(model="little", prompt="a", logit_bias={"5": 3})
+
+
+# ---- many at once
+def asked(i):
+    return {"prompt": f"{WORDS[:i % 19 + 1]} {i % 5}", "seed": i, "max_tokens": 20 + i % 30,
+            "temperature": 0.9, "stream": i % 2 == 0}
+
+
+def text_in(said):
+    if not isinstance(said, str):
+        return said["choices"][0]["text"]
+    events = [json.loads(e[6:]) for e in said.split("\n\n") if e.startswith("data: {")]
+    return "".join(e["choices"][0]["text"] for e in events)
+
+
+def test_64_clients_get_the_texts_of_one(at, alone):
+    """The bits of the same request by itself, for a model whose contexts slide, too."""
+    def one(i):
+        status, _, said = post(at, "/v1/completions", asked(i))
+        assert status == 200, said
+        return text_in(said)
+
+    with ThreadPoolExecutor(64) as pool:
+        got = [*pool.map(one, range(128))]
+    for i, text in enumerate(got):
+        body = asked(i)
+        assert text == alone(ids_of(alone, body["prompt"]), tokens=body["max_tokens"], seed=i,
+                             temperature=0.9)[0]
+
+
+def leave_open(address, body):
+    """A connection on which a request was sent"""
+    host, port = address.removeprefix("http://").split(":")
+    raw, s = json.dumps(body).encode(), socket.create_connection((host, int(port)))
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
+              b"application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+    return s
+
+
+def leave(address, body):
+    """Asks, reads the first bytes of the answer, and is gone."""
+    with leave_open(address, body) as s:
+        if body["stream"]:
+            assert s.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(there, at, stream):
+    _, server = there
+    before = server.stats.counters["left"]
+    steps = server.engine.pace.steps
+    leave(at, {"prompt": "a", "max_tokens": 4000, "stream": stream})
+    until(lambda: server.stats.counters["left"] > before and not server.engine.active)
+    assert server.engine.pace.steps - steps < 4000       # it was not written to its end
+    assert len(server.engine.free) == len(server.engine.used)
+    assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
+
+
+def test_half_of_the_clients_leave(there, at, alone):
+    _, server = there
+
+    def one(i):
+        if i % 2:
+            leave(at, {"prompt": WORDS[:1 + i % 9], "max_tokens": 3000, "stream": i % 4 == 1})
+            return None
+        return text_in(post(at, "/v1/completions", asked(i))[2])
+
+    with ThreadPoolExecutor(32) as pool:
+        got = [*pool.map(one, range(64))]
+    for i in range(0, 64, 2):
+        body = asked(i)
+        want = alone(ids_of(alone, body["prompt"]), tokens=body["max_tokens"], seed=i,
+                     temperature=0.9)[0]
+        assert got[i] == want
+    until(lambda: not server.engine.active and not server.engine.waiting)
+    assert len(server.engine.free) == 4
+
+
+# ---- the engine
+def engine_of(file, slots=2, **options):
+    from serve.engine import Engine
+    from serve.metrics import Stats
+    decoder = ne.load(file).decoder
+    engine = Engine(lambda: decoder.with_slots(slots), Stats(), threads=1, **options)
+    engine.reader = engine.make()
+    engine.free, engine.used = list(range(slots)), dict.fromkeys(range(slots), -1)
+    return engine
+
+
+def answer(ids, tokens=5, seed=1, **more):
+    from serve.engine import Answer
+    return Answer(ids, ne.Sampling(tokens=tokens, speculate=0), ne.rng_of(seed), None,
+                  [b"x"] * CFG.vocab_size, **more)
+
+
+def test_a_long_prompt_does_not_stall_a_stream(file):
+    """While it is read in pieces, the other one gets a token each step."""
+    engine, came = engine_of(file), []
+    engine.rows = 8
+    engine.tell = came.extend
+    short, long = answer([1, 2], tokens=60), answer([i % 300 for i in range(90)], tokens=3)
+    engine.submit([short])
+    engine.step()
+    engine.step()
+    engine.submit([long])
+    engine.rows = 8
+    steps = 0
+    while not long.first:
+        before = len(short.reply.tokens)
+        engine.step()
+        engine.rows, steps = 8, steps + 1
+        assert len(short.reply.tokens) == before + 1
+    assert steps >= 90 // 8
+
+
+def test_what_a_slot_holds_is_not_read_again(file):
+    engine = engine_of(file)
+    ids = [i % 300 for i in range(40)]
+    first, second, other = answer(ids), answer([*ids[:30], 7, 8]), answer([9, 9, 9])
+    for one in (first, other, second):
+        engine.submit([one])
+        while not (one.reply and one.reply.finish):
+            engine.step()
+    assert (first.cached, other.cached, second.cached) == (0, 0, 30)
+    assert second.reply.slot == first.reply.slot != other.reply.slot
+    clean = engine_of(file)
+    again = answer(second.ids)
+    clean.submit([again])
+    while not (again.reply and again.reply.finish):
+        clean.step()
+    assert again.reply.tokens == second.reply.tokens
+
+
+def test_the_queue_has_a_limit_and_requests_a_time(file):
+    from serve.engine import Busy
+    engine, came = engine_of(file, queue=1), []
+    engine.tell = came.extend
+    engine.submit([answer([1]) for _ in range(3)])       # two slots and one that waits
+    with pytest.raises(Busy, match="3 answers wait"):
+        engine.submit([answer([1])])
+    engine = engine_of(file)
+    engine.tell = came.extend
+    late = answer([1], tokens=9, deadline=time.perf_counter() + 0.05)
+    engine.submit([late])
+    engine.step()
+    time.sleep(0.06)
+    engine.step()
+    assert came[-1][0] is late and came[-1][1].finish == "timeout"
+    assert sorted(engine.free) == [0, 1]
+
+
+def test_a_failed_step_ends_answers_and_not_the_server(file, monkeypatch, capsys):
+    with serving(file) as (at, server):
+        def fail(*args):
+            raise ZeroDivisionError("planted")
+        monkeypatch.setattr(ne, "advance", fail)
+        status, _, said = post(at, "/v1/completions", {"prompt": "a"})
+        assert status == 500 and "planted" not in json.dumps(said)
+        monkeypatch.undo()
+        assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    assert "planted" in capsys.readouterr().err
+
+
+# ---- what is refused
+@pytest.mark.parametrize("path, body, words", [
+    ("completions", {}, "no prompt"), ("completions", {"prompt": ""}, "no token"),
+    ("completions", {"prompt": []}, "0 prompts"), ("completions", {"prompt": [[]]}, "no token"),
+    ("completions", {"prompt": [1, "a"]}, "neither"), ("completions", {"prompt": 5}, "neither"),
+    ("completions", {"prompt": [512]}, "0 to 511"), ("completions", {"prompt": [-1]}, "0 to 511"),
+    ("completions", {"prompt": [True]}, "neither"), ("completions", {"prompt": [1 << 80]}, "511"),
+    ("completions", {"prompt": "a", "temperature": "hot"}, "temperature"),
+    ("completions", {"prompt": "a", "temperature": True}, "temperature"),
+    ("completions", {"prompt": "a", "top_p": 1.5}, "top_p"),
+    ("completions", {"prompt": "a", "max_tokens": 5000}, "4096"),
+    ("completions", {"prompt": "a", "max_tokens": 1.5}, "an integer"),
+    ("completions", {"prompt": "a", "n": 1000}, "n is 1000"),
+    ("completions", {"prompt": ["a"] * 100, "n": 2}, "more than 128"),
+    ("completions", {"prompt": "a", "stop": [""]}, "stop"),
+    ("completions", {"prompt": "a", "stop": ["a"] * 17}, "stop"),
+    ("completions", {"prompt": "a", "stream": 1}, "stream"),
+    ("completions", {"prompt": "a", "stream_options": {}}, "for a stream"),
+    ("completions", {"prompt": "a", "best_of": 3}, "best_of is not supported"),
+    ("completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported"),
+    ("completions", {"prompt": "a", "logit_bias": {"1": 2}}, "logit_bias is not supported"),
+    ("completions", {"prompt": "a", "temprature": 1}, "'temprature'"),
+    ("completions", {"prompt": "a", "seed": -1}, "seed"),
+    ("completions", {"prompt": "a", "logprobs": True}, "logprobs"),
+    ("completions", {"prompt": "word " * 300}, "context of 96"),
+    ("completions", {"prompt": "x" * 900_000}, "context of 96"),
+    ("completions", {"prompt": [5] * 97}, "97 tokens"),
+    ("chat/completions", {}, "no messages"), ("chat/completions", {"messages": []}, "empty"),
+    ("chat/completions", {"messages": "hi"}, "no list"),
+    ("chat/completions", {"messages": ["hi"]}, "no object"),
+    ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "role"),
+    ("chat/completions", {"messages": [{"role": "user"}]}, "content"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "x"}}]}]}, "no text"),
+    ("chat/completions", {"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
+     "needs logprobs"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x y " * 99}]}, "context"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}],
+                          "response_format": {"type": "json_object"}}, "response_format")])
+def test_a_wrong_request_is_refused_with_a_reason(at, path, body, words):
+    status, _, said = post(at, f"/v1/{path}", body)
+    assert status == 400 and words in said["error"]["message"], said
+    assert {*said["error"]} == {"message", "type", "param", "code"}
+
+
+def test_what_asks_for_nothing_that_is_not_done_is_accepted(at):
+    body = {"prompt": "a", "max_tokens": 1, "best_of": 1, "logit_bias": {}, "suffix": None,
+            "user": "me", "stop": None, "n": None}
+    assert post(at, "/v1/completions", body)[0] == 200
+
+
+@pytest.mark.parametrize("raw, status, words", [
+    (b"", 400, "no JSON"), (b"[1]", 400, "no JSON object"), (b"{", 400, "no JSON"),
+    (b'{"prompt": "\\ud800"}', 400, "surrogate"), (b"\xff\xfe", 400, "UTF-8"),
+    (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"), (b"[" * 200_000, 400, "deeply"),
+    (b'{"prompt": "a", "max_tokens": 1e999}', 400, "max_tokens"),
+    (b'{"prompt": "' + b"a" * (1 << 20) + b'"}', 413, "1,048,576")])
+def test_a_wrong_body(at, raw, status, words):
+    found, _, said = post(at, "/v1/completions", raw)
+    assert found == status and words in said["error"]["message"], said
+
+
+def test_wrong_addresses_methods_and_types(at):
+    assert send(at, "GET", "/v1/completions")[0] == 405
+    assert send(at, "GET", "/v1/nothing")[2]["error"]["message"] == "there is no /v1/nothing"
+    assert send(at, "GET", "/../../etc/passwd")[0] == 404
+    assert send(at, "GET", "/api/run?name=../secret.jsonl")[0] == 404
+    assert send(at, "GET", "/api/run?name=x&from=-1")[0] == 400
+    assert send(at, "GET", "/v1/models/other")[0] == 404
+    status, _, said = post(at, "/v1/completions", {"prompt": "a"}, **{"content-type": "text/plain"})
+    assert status == 415 and "application/json" in said["error"]["message"]
+
+
+def mutated(rng):
+    """A request that was good, with something wrong in it, mostly"""
+    good = rng.choice([
+        {"prompt": "a", "max_tokens": 1, "n": 1, "stop": ["x"], "temperature": 1, "seed": 1},
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True}])
+    odd = [None, True, -1, 0, 1.5, 1 << 70, "", "x", [], {}, [[]], [None], {"a": 1}, "\0", 1e308,
+           [{"role": "user"}], "word " * 500]
+    body = dict(good)
+    for _ in range(rng.randint(1, 3)):
+        key = rng.choice([*body, "top_p", "stream", "best_of", "user", "echo", "model", "top_k"])
+        body[key] = rng.choice(odd)
+    raw = json.dumps(body).encode()
+    if rng.random() < 0.3:
+        place = rng.randrange(len(raw))
+        raw = raw[:place] + bytes(rng.randrange(256) for _ in range(rng.randint(0, 3))) + \
+            raw[place + rng.randint(0, 4):]
+    return rng.choice(["/v1/completions", "/v1/chat/completions"]), raw
+
+
+def test_two_thousand_malformed_requests(at):
+    rng, found = random.Random(1), {}
+    cases = [mutated(rng) for _ in range(2000)]
+    with ThreadPoolExecutor(8) as pool:
+        for status, _, said in pool.map(lambda case: post(at, *case), cases):
+            found[status] = found.get(status, 0) + 1
+            assert status == 200 or (400 <= status < 500 and said["error"]["message"]), said
+    assert found[400] > 1200 and set(found) <= {200, 400, 404}
+    assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+
+
+# ---- who may ask
+def test_other_origins_and_names_are_refused(file):
+    with serving(file, origin=["https://friend.example"]) as (at, _):
+        body, path = {"prompt": "a", "max_tokens": 1}, "/v1/completions"
+        assert post(at, path, body, origin=at)[0] == 200
+        status, headers, _ = post(at, path, body, origin="https://evil.example")
+        assert status == 403 and "access-control-allow-origin" not in headers
+        assert post(at, path, body, origin="null")[0] == 403
+        assert send(at, "GET", "/api/model", headers={"sec-fetch-site": "cross-site"})[0] == 403
+        assert post(at, path, body, host="evil.example:80")[0] == 403
+        status, headers, _ = post(at, path, body, origin="https://friend.example")
+        assert status == 200
+        assert headers["access-control-allow-origin"] == "https://friend.example"
+        status, headers, _ = send(at, "OPTIONS", path, headers={"origin": "https://friend.example"})
+        assert status == 204 and "authorization" in headers["access-control-allow-headers"]
+
+
+def test_a_key(file):
+    with serving(file, api_key="s3cret") as (at, _):
+        for path in ("/v1/models", "/metrics", "/api/model", "/api/runs"):
+            assert send(at, "GET", path)[0] == 401
+            assert send(at, "GET", path, headers={"authorization": "Bearer s3cre"})[0] == 401
+            assert send(at, "GET", path, headers={"authorization": "Bearer s3cret"})[0] == 200
+        assert send(at, "GET", "/health")[0] == send(at, "GET", "/")[0] == 200
+
+
+def test_pages_carry_a_policy_that_runs_nothing_of_others(at):
+    for path in ("/", "/learn", "/chat.js", "/style.css"):
+        status, headers, said = send(at, "GET", path)
+        assert status == 200 and "script-src 'self';" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert "http://" not in said.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in said and "innerHTML" not in said and "style=" not in said
+
+
+# ---- what stands behind a token
+def test_rivals_guesses_and_trajectory(at, alone):
+    ids = ids_of(alone)
+    status, _, found = post(at, "/api/explain", {"tokens": ids, "chosen": 7})
+    decoder = ne.Decoder(alone.model.cfg, ne.read_checkpoint(alone.model_file).flat)
+    p = np.exp(ne.log_softmax(decoder.read([ne.Part(0, ids)])[0]))
+    assert status == 200 and [r["id"] for r in found["rivals"]] == np.argsort(-p)[:10].tolist()
+    assert found["chosen"]["p"] == pytest.approx(p[7])
+    assert found["chosen"]["rank"] == 1 + (p > p[7]).sum()
+    assert [g["id"] for g in found["guesses"]] == decoder.guesses(0).argmax(1).tolist()
+    status, _, found = post(at, "/api/explain", {"tokens": ids, "chosen": 7, "trajectory": True})
+    assert status == 200 and len(found["steps"]) == 1 + 2 * CFG.n_layer
+    assert found["steps"][-1]["p"] == pytest.approx(p[7], rel=1e-3)
+    assert found["steps"][0].keys() == {"name", "top", "p"}
+    for body in ({}, {"tokens": [999]}, {"tokens": [1], "chosen": -1}, {"tokens": [1], "more": 1},
+                 {"tokens": [1], "trajectory": "yes"}, {"tokens": [1] * 9000}):
+        assert post(at, "/api/explain", body)[0] == 400
+
+
+def test_tokens_and_drafts_that_the_page_shows(file):
+    """Accepted drafts are marked, and texts with and without drafts are the same."""
+    bodies = [{"prompt": "abc", "max_tokens": 60, "temperature": 0, "return_tokens": True}] * 2
+    found = []
+    for body, speculate in zip(bodies, (2, 0)):
+        with serving(file, speculate=speculate) as (at, server):
+            found.append(post(at, "/v1/completions", body)[2]["choices"][0])
+            assert (server.stats.counters["drafts_accepted"] > 0) == (speculate > 0)
+    drafted, plain = found
+    assert [t["id"] for t in drafted["tokens"]] == [t["id"] for t in plain["tokens"]]
+    assert drafted["text"] == plain["text"]
+    assert any(t["accepted"] for t in drafted["tokens"])
+    assert not any(t["accepted"] or "drafts" in t for t in plain["tokens"])
+
+
+def test_a_conversation_that_is_too_long_may_forget(at):
+    messages = [{"role": r, "content": f"{i} of them, and more words"}
+                for i, r in enumerate(["user", "assistant"] * 8 + ["user"])]
+    body = {"messages": messages, "max_tokens": 2}
+    assert post(at, "/v1/chat/completions", body)[2]["error"]["code"] == "context_length_exceeded"
+    status, _, said = post(at, "/v1/chat/completions", {**body, "forget": True})
+    assert status == 200 and said["forgotten"] % 2 == 0 and said["usage"]["prompt_tokens"] <= 72
+
+
+def test_runs_are_followed(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "a run.jsonl"
+    log.write_text('{"step": 1, "loss": 5.0, "norm": NaN}\n{"step": 2, "lo', encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "x"}\n', encoding="utf-8")
+    with serving(file) as (at, _):
+        assert [r["name"] for r in send(at, "GET", "/api/runs")[2]["runs"]] == ["a run.jsonl"]
+        found = send(at, "GET", "/api/run?name=a%20run.jsonl&from=0")[2]
+        assert found["records"] == [{"step": 1, "loss": 5.0, "norm": None}]
+        with open(log, "a", encoding="utf-8") as f:
+            f.write('ss": 4.0}\n')
+        more = send(at, "GET", f"/api/run?name=a%20run.jsonl&from={found['next']}")[2]
+        assert more["records"] == [{"step": 2, "loss": 4.0}]
+        log.write_text('{"step": 1, "loss": 9.0}\n', encoding="utf-8")
+        anew = send(at, "GET", f"/api/run?name=a%20run.jsonl&from={more['next']}")[2]
+        assert anew["anew"] and anew["records"] == [{"step": 1, "loss": 9.0}]
+
+
+def test_health_and_metrics(at):
+    assert send(at, "GET", "/health")[::2] == (200, {"status": "ok"})
+    post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})
+    text = send(at, "GET", "/metrics")[2]
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["nanoeuler_tokens_total"]) >= 3
+    assert float(values["nanoeuler_slots"]) == 4
+    assert int(values["nanoeuler_time_to_first_token_seconds_count"]) >= 1
+    buckets = [int(v) for k, v in values.items() if "first_token_seconds_bucket" in k]
+    assert buckets == sorted(buckets) and len(buckets) == 16
+
+
+# ---- the verb
+@contextlib.contextmanager
+def started(file, *args, cwd):
+    process = subprocess.Popen(command("serve", file, "--port", 0, "--threads", 1, *args), cwd=cwd,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    try:
+        said = [process.stdout.readline(), process.stdout.readline()]
+        assert "to talk" in said[1], process.communicate(timeout=60)
+        yield process, said[1].split()[0].rstrip("/")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_lets_an_answer_finish(file, tmp_path, alone):
+    """The stream that runs comes to its end, and then the program ends, well."""
+    want = alone(ids_of(alone), tokens=900, seed=3)[0]
+    with started(file, cwd=tmp_path) as (process, at):
+        body, found = {"prompt": PROMPT, "max_tokens": 900, "seed": 3, "stream": True}, []
+        thread = threading.Thread(target=lambda: found.append(post(at, "/v1/completions", body)))
+        thread.start()
+        until(lambda: "requests_running 1" in send(at, "GET", "/metrics")[2])
+        os.kill(process.pid, signal.SIGTERM)
+        thread.join(60)
+        assert process.wait(60) == 0
+        assert text_in(found[0][2]) == want and found[0][2].endswith("data: [DONE]\n\n")
+        assert process.stderr.read() == ""
+
+
+def test_sigterm_ends_what_takes_longer(file, tmp_path):
+    with started(file, "--drain", 1, "--tokens", 10_000_000, cwd=tmp_path) as (process, at):
+        with leave_open(at, {"prompt": "a", "max_tokens": 9_000_000, "stream": False}):
+            until(lambda: "requests_running 1" in send(at, "GET", "/metrics")[2])
+            began = time.monotonic()
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait(60) == 0 and time.monotonic() - began < 20
+
+
+def test_what_the_verb_refuses(file, tmp_path):
+    complains(nanoeuler("serve", "none.bin", cwd=tmp_path), "none.bin")
+    complains(nanoeuler("serve", file, "--port", 99999, cwd=tmp_path), "port is 99999")
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+        complains(nanoeuler("serve", file, "--port", port, cwd=tmp_path), f"{port}", "--port")
+
+
+def test_a_model_that_continues_does_not_chat(tmp_path, tokenizer):
+    file = write(tmp_path / "base.bin", CFG, tokenizer)
+    with serving(str(file)) as (at, _):
+        said = post(at, "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})[2]
+        assert "/v1/completions" in said["error"]["message"]
+        assert post(at, "/v1/completions", {"prompt": "a"})[0] == 200
+
+
+def test_the_examples_of_the_documentation(at):
+    """Each curl command of docs/serving.md, sent here"""
+    text = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    examples = re.findall(r"(?m)^\$ curl (.+)$", text)
+    assert len(examples) >= 3
+    for example in examples:
+        line = example.replace("127.0.0.1:8000", at.removeprefix("http://"))
+        said = subprocess.run(f"curl -s --fail-with-body {line}", shell=True, timeout=60,
+                              capture_output=True, encoding="utf-8")
+        assert said.returncode == 0, (line, said.stdout, said.stderr)
