@@ -2874,60 +2874,49 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
 Rows = namedtuple("Rows", "tokens slots positions blocks wanted")        # int32, R of the first 3
 Cache = namedtuple("Cache", "k v")
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu rounded q scores out final logits")
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu rounded q scores out final logits "
+                          "guesses")
 MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
 SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
-PANELS = 4                   # a task of a product: so many panels of weights, for all rows
 
 # ---- the step
 @jit
-def panels_product(y, x, w, scale, i, end, add):
-    """Of `product`, the columns of panels i to end.  A weight is read once for all of some rows, as
-    many as there are sums that fit into the registers: 1 x 4 panels, 2 x 2, 4 x 1, MR x 1."""
+def panel_product(y, x, w, scale, n, add):
+    """Of `product`, the columns of panel n.  A weight is read once for all of some rows, at most
+    MR, whose sums fit into the registers."""
     R, r = len(y), 0
     while r < R:
-        left, n = R - r, i
+        left = R - r
         if left == 1:
-            while n + 4 <= end:
-                rows_tile(y, x, w, scale, r, n, add, 1, 4)
-                n += 4
-            while n < end:
-                rows_tile(y, x, w, scale, r, n, add, 1, 1)
-                n += 1
+            rows_tile(y, x, w, scale, r, n, add, 1)
             r += 1
         elif left == 2:
-            while n + 2 <= end:
-                rows_tile(y, x, w, scale, r, n, add, 2, 2)
-                n += 2
-            if n < end:
-                rows_tile(y, x, w, scale, r, n, add, 2, 1)
+            rows_tile(y, x, w, scale, r, n, add, 2)
             r += 2
         elif left <= 4:
-            while n < end:
-                rows_tile(y, x, w, scale, r, n, add, 4, 1)
-                n += 1
+            rows_tile(y, x, w, scale, r, n, add, 4)
             r += 4
         else:
-            while n < end:
-                rows_tile(y, x, w, scale, r, n, add, MR, 1)
-                n += 1
+            rows_tile(y, x, w, scale, r, n, add, MR)
             r += MR
 
 @jit_parallel
 def product_parallel(y, x, w, scale, add):
-    for task in prange((len(w) + PANELS - 1) // PANELS):
-        i = task * PANELS
-        panels_product(y, x, w, scale, i, min(len(w), i + PANELS), add)
+    for n in prange(len(w)):
+        panel_product(y, x, w, scale, np.int64(n), add)
 
 @jit
 def product(y, x, w, scale, add):
     """y = x W^T, + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
     Panels of int8 stand for scale[n] times what they hold; those of other types have no scale.
-    The threads share the panels: one core does not use up the memory's speed."""
+    The threads share the panels: one core does not use up the memory's speed.  Of many rows, ROWS
+    at a time pass by a panel, which stays in L2."""
     if len(y) * w.size < SMALL_PRODUCT:
-        panels_product(y, x, w, scale, 0, len(w), add)
+        for n in range(len(w)):
+            panel_product(y, x, w, scale, n, add)
     else:
-        product_parallel(y, x, w, scale, add)
+        for r in range(0, len(y), ROWS):
+            product_parallel(y[r:r + ROWS], x[r:r + ROWS], w, scale, add)
 
 @jit
 def embed(x, tokens, w, scale):
@@ -3054,10 +3043,19 @@ def head_logits(logits, final, w, scale, rounded):
     """logits (n, V) of a head for rows of s.final"""
     product(logits, operand(rounded, final), w, scale, np.int64(0))
 
+@jit
+def guess_logits(logits, final, w, scale, rounded):
+    """logits (heads, 1, V) of all further heads for a row of s.final"""
+    for k in range(len(w)):
+        head_logits(logits[k], final, w[k], scale[k], rounded)
+
 # ---- weights
-# In float32 and int8 a product is one of float32.  So it is in bfloat16, where only the weights are
-# rounded, unless the processor multiplies bfloat16 itself: then x is rounded, too, for one row as
-# for many (bench/NOTES.md: neither costs the small model a ten-thousandth of a bit a byte).
+# In float32 a product is one of float32.  So it is in bfloat16 and int8, where only the weights are
+# rounded, unless the processor multiplies these itself: then x is rounded, too, for one row as for
+# many, to bfloat16, or beside int8 to 16 bits (bench/NOTES.md: neither costs the small model a
+# ten-thousandth of a bit a byte).
+LONGEST_QUADS = 1 << 17      # numbers of a row whose products with int8 an int32 still holds
+
 def stored(w, weights):
     """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
     f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
@@ -3070,20 +3068,32 @@ def stored(w, weights):
         return np.rint(w / scale[..., None]).astype(np.int8), scale
     return w, scale
 
-def in_panels(w, weights):
+def in_panels(w, weights, quads=False):
     """(panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
-    Panels of bfloat16 hold pairs, int32 (L, n, K / 2, width)."""
+    Panels of bfloat16 hold pairs, int32 (L, n, K / 2, width); if quads, those of int8 hold four
+    numbers, plus 128, uint32 (L, n, K / 4, width)."""
     L, N, K = w.shape
     width = tile_width(w.dtype)
-    n, step = -(-N // width), 2 if weights == "bf16" else 1
-    panels, scales = None, aligned((L, n * width), w.dtype)
+    dtype, step = {"bf16": (np.int32, 2), "int8": (np.int8, 1)}.get(weights, (w.dtype, 1))
+    if quads:
+        dtype, step = np.uint32, 4
+    n = -(-N // width)
+    panels, scales = aligned((L, n, -(-K // step), width), dtype), aligned((L, n * width), w.dtype)
     for l in range(L):
         x, scales[l, :N] = stored(w[l], weights)
-        if l == 0:
-            dtype = np.int32 if x.dtype == BF16 else x.dtype
-            panels = aligned((L, n, -(-K // step), width), dtype)
-        pack(panels[l], x.T)
+        if dtype == np.uint32:
+            pack_fours(panels[l], x)
+        else:
+            pack(panels[l], x.T)
     return panels, scales
+
+def pack_fours(panels, w):
+    """Of w (N, K) int8: byte i of panels[n, k, j] is w[n * width + j, 4 k + i] + 128, which is the
+    same bits, the highest turned over."""
+    I, quads, width = panels.shape
+    padded = np.zeros((I * width, 4 * quads), np.uint8)
+    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
+    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
 
 class Weights:
     """The matrices of a model as a decoder reads them: copies, of the moment it was made."""
@@ -3091,14 +3101,17 @@ class Weights:
     def __init__(self, cfg, flat, weights):
         p = views(flat, param_table(cfg))
         heads = p.lm_head                    # tied: heads 1.. alone
-        layers = [in_panels(x, weights) for x in p[PACKED]]
-        wte = in_panels(p.wte[None], weights)
-        first = wte if cfg.tie_embeddings else in_panels(heads[:1], weights)
-        self.others = in_panels(heads[1 - cfg.tie_embeddings:], weights) if cfg.n_mtp > 1 else None
+        longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
+        quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
+        packed = partial(in_panels, weights=weights, quads=quads)
+        layers = [packed(x) for x in p[PACKED]]
+        wte = packed(p.wte[None])
+        first = wte if cfg.tie_embeddings else packed(heads[:1])
+        self.others = packed(heads[1 - cfg.tie_embeddings:]) if cfg.n_mtp > 1 else None
         matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
         self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
         self.scales = Scales(*scales)
-        self.rounds = weights == "bf16" and HAS_BF16
+        self.rounds = weights == "bf16" and HAS_BF16 or quads
 
 # ---- slots
 Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
@@ -3163,18 +3176,23 @@ class Decoder:
         C, F, H, D, L, G, V = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
                                cfg.n_kv_head, cfg.vocab_size)
         M, width, threads, slots = MOST_ROWS, tile_width(dtype), get_num_threads(), len(self.texts)
+        line = T + 16                        # rows of 2^n numbers would share a few lines of L1
         queries = self.block * H // G
 
         def new(*shape, dtype=dtype):
             return aligned(shape, dtype)
 
-        rounded = new(M, max(C, F, H * D) + 1, dtype=BF16) if self.weights.rounds else new(0, 0)
+        longest, rounded = max(C, F, H * D), new(0, 0)   # no workspace of `operand`
+        if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
+            rounded = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
+        elif self.weights.rounds:
+            rounded = new(M, longest + 1, dtype=BF16)
         self.cache = Cache(new(L, slots, G, -(-T // width), D, width), new(L, slots, G, T, D))
         self.work = Work(x=new(M, C), y=new(M, C), rstd=new(M), qkv=new(M, (H + 2 * G) * D),
                          att=new(M, H * D), gate_up=new(M, 2 * F), swiglu=new(M, F),
                          rounded=rounded, q=new(threads, queries, D),
-                         scores=new(threads, queries, T), out=new(threads, queries, D),
-                         final=new(M, C), logits=new(M, V))
+                         scores=new(threads, queries, line), out=new(threads, queries, D),
+                         final=new(M, C), logits=new(M, V), guesses=new(self.heads, 1, V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
@@ -3200,6 +3218,9 @@ class Decoder:
         0 on, in the same step."""
         parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
         self.check(parts)
+        if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
+            return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
+                                     for slot, ids, wanted in parts])
         rounds = []                          # mostly one
         for n, part in enumerate(parts):
             for i, piece in enumerate(self.pieces(part)):
@@ -3210,8 +3231,6 @@ class Decoder:
         for pieces in rounds:
             of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
             logits = self.read_pieces([piece for _, *piece in pieces])
-            if len(rounds) == 1:
-                return logits
             for n, row in zip(of_parts, logits):
                 found[n].append(row.copy())
         return np.array([row for rows in found for row in rows])
@@ -3249,30 +3268,30 @@ class Decoder:
 
     def read_pieces(self, pieces):
         """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
-        flat = []                            # (slot, position, token, wanted) of each row
-        for slot, start, ids, wanted in pieces:
+        for slot, start, *_ in pieces:
             self.truncate(start, slot)
-            flat += [(slot, start + i, token, i >= len(ids) - wanted)
-                     for i, token in enumerate(ids)]
         found = []
-        for i in range(0, len(flat), MOST_ROWS):
-            slots, positions, tokens, wanted = zip(*flat[i:i + MOST_ROWS])
-            found.append(self.compute(self.rows(slots, positions, tokens, wanted)))
-            for slot, token in zip(slots, tokens):
-                self.texts[slot].append(token)
-            if i + MOST_ROWS < len(flat):
+        for step in steps_of(pieces):
+            if found:
                 found[-1] = found[-1].copy()
+            found.append(self.compute(self.rows(step)))
+            for slot, _, ids, _ in step:
+                self.texts[slot] += ids
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def rows(self, slots, positions, tokens, wanted):
-        """A block is a few rows of one slot."""
-        blocks, r = [], 0
-        for _, group in itertools.groupby(slots):
-            end = r + len(list(group))
-            blocks += [(i, min(end, i + self.block)) for i in range(r, end, self.block)]
-            r = end
-        columns = tokens, slots, positions, blocks, np.flatnonzero(wanted)
-        return Rows(*(np.array(x, np.int32) for x in columns))
+    def rows(self, pieces):
+        """Those of pieces in one step.  A block is a few rows of one slot."""
+        tokens, slots, positions, blocks, wanted = [], [], [], [], []
+        for slot, start, ids, n in pieces:
+            first = len(tokens)
+            tokens += ids
+            slots += [slot] * len(ids)
+            positions += range(start, start + len(ids))
+            end = len(tokens)
+            blocks += [(r, min(end, r + self.block)) for r in range(first, end, self.block)]
+            wanted += range(end - n, end)
+        columns = np.array((tokens, slots, positions), np.int32)
+        return Rows(*columns, np.array(blocks, np.int32), np.array(wanted, np.int32))
 
     def compute(self, rows):
         """The logits (n, V) of the rows that are wanted"""
@@ -3281,11 +3300,24 @@ class Decoder:
         return self.work.logits[:len(rows.wanted)]
 
     def guesses(self, row):
-        panels, scales = self.weights.others
-        logits, final = aligned((self.heads, 1, self.cfg.vocab_size), scales.dtype), self.work.final
-        for k in range(self.heads):
-            head_logits(logits[k], final[row:row + 1], panels[k], scales[k], self.work.rounded)
-        return logits[:, 0]
+        guess_logits(self.work.guesses, self.work.final[row:row + 1], *self.weights.others,
+                     self.work.rounded)
+        return self.work.guesses[:, 0]
+
+def steps_of(pieces):
+    """Lists of pieces that have at most MOST_ROWS rows together; a long one is cut."""
+    step, room = [], MOST_ROWS
+    for slot, start, ids, wanted in pieces:
+        while len(ids) > room:
+            rest = len(ids) - room
+            if room:
+                step.append((slot, start, ids[:room], max(0, wanted - rest)))
+            yield step
+            start, ids, wanted = start + room, ids[room:], min(wanted, rest)
+            step, room = [], MOST_ROWS
+        step.append((slot, start, ids, wanted))
+        room -= len(ids)
+    yield step
 
 # ---- sampling
 @dataclass
@@ -3328,8 +3360,9 @@ def of_the_largest(x, n):
 def sample(logits, rng, o):
     """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
     likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
-    need(np.isfinite(logits[likeliest]), f"the logit of token {likeliest} is {logits[likeliest]}: "
-         f"the model's weights are too large to compute with; name another checkpoint")
+    if not math.isfinite(logits[likeliest]):
+        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
+                        f"weights are too large to compute with; name another checkpoint")
     if o.temperature == 0:
         return likeliest
     z = logits.astype(np.float64)
@@ -5010,6 +5043,8 @@ except UserError as e:                       # whichever program imports this on
     print(f"nanoeuler: {e}", file=sys.stderr)
     sys.exit(2)
 HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
+HAS_VNNI = bool(_CPU.get("avx512vnni")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
+QUADS = HAS_VNNI                 # does a decoder multiply int8 in integers?
 DTYPE = faster_dtype(llvm.get_host_cpu_name(), HAS_BF16)
 MR = tile_rows(ARCHITECTURE, BITS)
 TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
@@ -5216,34 +5251,36 @@ def tile(typing, out, base, x, b, m, j, add):
     return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
 
 # ---- the tile of a few rows, as LLVM
-def emit_rows_tile(module, kind, R, NP, dots):
-    """The LLVM function of R rows times NP panels of weights; in NumPy, with flat arrays:
+def emit_rows_tile(module, kind, R, dots):
+    """The LLVM function of R rows times a panel of weights; in NumPy, with flat arrays:
 
-        sums = np.zeros((R, NP, width))
+        sums = np.zeros((R, width))
         for k in range(K):
             for r in range(R):                       # rows past the edge read the last row again
-                sums[r] += x[min(r, rows - 1) * x_row + k] * [panel[k] for panel in w[:NP]]
+                sums[r] += x[min(r, rows - 1) * x_row + k] * panel[k]
         y[:rows, :cols] = scale * sums + (y if add else 0)
 
-    kind is the dtype of the panels: float32, float64, int8 (scale, one a column), or int32, which
-    holds pairs of bfloat16, those of k = 2i and 2i + 1.  k runs in order, and each sum has one
-    chain of multiply-adds, as in `emit_tile`: the bits of a row depend on nothing but the row.
-    dots: x is bfloat16 as well, uint16, and one instruction adds the two products of a pair."""
-    double, pairs = kind == types.float64, kind == types.int32
+    kind is the dtype of the panels: float32, float64, int8 (scale, one a column), int32, which
+    holds pairs of bfloat16, those of k = 2i and 2i + 1, or uint32, four numbers of int8, plus 128.
+    k runs in order, and each sum has one chain of multiply-adds, as in `emit_tile`: the bits of a
+    row depend on nothing but the row.
+    dots: x is bfloat16 as well, uint16, and one instruction adds the two products of a pair; or x
+    is int32, as `in_fixed_point` makes it, and one adds four products of int8, in integers."""
+    double, pairs, quads = (kind == t for t in (types.float64, types.int32, types.uint32))
     scalar, size = (ir.DoubleType(), 8) if double else (ir.FloatType(), 4)
     lanes = BITS // (8 * size)
     vec, words = ir.VectorType(scalar, lanes), ir.VectorType(i32, lanes)
-    entry = {types.int8: i8, types.int32: i32}.get(kind, scalar)
-    x_type = i16 if dots else scalar
-    name = f"nanoeuler_rows_{kind}_{R}_{NP}_{dots}"
+    entry = {types.int8: i8, types.int32: i32, types.uint32: i32}.get(kind, scalar)
+    x_type = i32 if quads else i16 if dots else scalar
+    name = f"nanoeuler_rows_{kind}_{R}_{dots}"
     pointers = [t.as_pointer() for t in (scalar, x_type, entry, scalar)]
     fn = cgutils.get_or_insert_function(
-        module, ir.FunctionType(ir.VoidType(), [*pointers, *[i64] * 8]), name)
+        module, ir.FunctionType(ir.VoidType(), [*pointers, *[i64] * 7]), name)
     if not fn.is_declaration:
         return fn
     fn.linkage = "linkonce_odr"
     fn.attributes.add("noinline")
-    y, x, w, scale, y_row, x_row, panel, K, steps, rows, cols, add = fn.args
+    y, x, w, scale, y_row, x_row, K, steps, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
     width, halves = 2 * lanes, (0, lanes)
     fma = cgutils.get_or_insert_function(
@@ -5266,12 +5303,16 @@ def emit_rows_tile(module, kind, R, NP, dots):
     def weights(offset):
         """What a sum is given of an entry of a panel: one vector, or two of pairs"""
         raw = load(w, offset, entry)
+        if quads:
+            return [raw, raw]                # for the upper bytes of x, and for the lower
         if pairs:
             return [raw] if dots and HAS_BF16 else both(raw)
         return [bd.sitofp(bd.sext(raw, words), vec)] if entry == i8 else [raw]
 
     def numbers(row, k):
         """Those of x that they are multiplied by"""
+        if quads:
+            return [broadcast(bd.load(bd.gep(row, [i]))) for i in (k, bd.add(k, steps))]
         if not pairs:
             return [broadcast(bd.load(bd.gep(row, [k])))]
         first = bd.add(k, k)
@@ -5283,6 +5324,17 @@ def emit_rows_tile(module, kind, R, NP, dots):
         return [broadcast(bd.load(bd.gep(row, [i]))) for i in (first, second)]
 
     def multiply(a, b, total):
+        if quads and HAS_VNNI:
+            dot = cgutils.get_or_insert_function(
+                module, ir.FunctionType(words, [words] * 3),
+                f"llvm.x86.avx512.vpdpbusd.{32 * lanes}")
+            return bd.call(dot, [total, b, a])
+        if quads:                            # the same integers
+            for byte in range(4):
+                x = bd.ashr(bd.shl(a, words([24 - 8 * byte] * lanes)), words([24] * lanes))
+                weight = bd.and_(bd.lshr(b, words([8 * byte] * lanes)), words([255] * lanes))
+                total = bd.add(total, bd.mul(x, weight))
+            return total
         if dots and HAS_BF16:
             dot = cgutils.get_or_insert_function(
                 module, ir.FunctionType(vec, [vec, words, words]),
@@ -5294,33 +5346,40 @@ def emit_rows_tile(module, kind, R, NP, dots):
     for r in range(1, R):
         last = x_rows[-1]
         x_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [x_row]), last))
-    sums = [[[cgutils.alloca_once_value(bd, vec([0.0] * lanes)) for _ in halves]
-             for _ in range(NP)] for _ in range(R)]
+    def behind(row, n):                      # what a row of x in fixed point ends with
+        return bd.load(bd.gep(row, [bd.add(bd.add(steps, steps), i64(n))]))
+
+    zeros = [[vec([0.0] * lanes)]] * R
+    if quads:
+        zeros = [[broadcast(behind(row, n)) for n in range(2)] for row in x_rows]
+    sums = [[[cgutils.alloca_once_value(bd, x) for x in zero] for _ in halves] for zero in zeros]
     with cgutils.for_range(bd, steps) as loop:
         k = loop.index
         start = bd.mul(k, i64(width))
-        starts = [bd.add(start, bd.mul(panel, i64(n))) for n in range(NP)]
-        of_weights = [[weights(bd.add(at, i64(half))) for half in halves] for at in starts]
+        of_weights = [weights(bd.add(start, i64(half))) for half in halves]
         of_x = [numbers(row, k) for row in x_rows]
         for part in range(len(of_x[0])):     # first all of 2k: fewer vectors are held at a time
-            for r, n, h in itertools.product(range(R), range(NP), range(2)):
-                total = bd.load(sums[r][n][h])
-                bd.store(multiply(of_x[r][part], of_weights[n][h][part], total), sums[r][n][h])
+            for r, h in itertools.product(range(R), range(2)):
+                place = sums[r][h][part if quads else 0]
+                bd.store(multiply(of_x[r][part], of_weights[h][part], bd.load(place)), place)
 
-    spare = cgutils.alloca_once(bd, scalar, size=width)  # what is written of a panel at the edge
-    for r, n in itertools.product(range(R), range(NP)):
+    spare = cgutils.alloca_once(bd, scalar, size=width)  # what is written at the edge
+    edge = bd.icmp_signed("<", cols, i64(width))
+    count = bd.select(edge, cols, i64(width))
+    for r in range(R):
         with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
-            column, left = i64(n * width), bd.sub(cols, i64(n * width))
-            at = bd.gep(y, [bd.add(bd.mul(y_row, i64(r)), column)])
-            count = bd.select(bd.icmp_signed("<", left, i64(width)), left, i64(width))
-            edge = bd.icmp_signed("<", left, i64(width))
+            at = bd.gep(y, [bd.mul(y_row, i64(r))])
             with bd.if_then(edge), cgutils.for_range(bd, count) as c:
                 bd.store(bd.load(bd.gep(at, [c.index])), bd.gep(spare, [c.index]))
             to = bd.select(edge, spare, at)
             for h, half in enumerate(halves):
-                total = bd.load(sums[r][n][h])
-                if kind == types.int8:
-                    total = bd.fmul(total, load(scale, bd.add(column, i64(half))))
+                total, *lower = map(bd.load, sums[r][h])
+                if quads:
+                    total, lower = (bd.sitofp(x, vec) for x in (total, *lower))
+                    total = bd.call(fma, [total, vec([256.0] * lanes), lower])
+                    total = bd.fmul(total, broadcast(bd.bitcast(behind(x_rows[r], 2), scalar)))
+                if kind in (types.int8, types.uint32):
+                    total = bd.fmul(total, load(scale, i64(half)))
                 old = load(to, i64(half))
                 plus = bd.select(bd.icmp_signed("!=", add, i64(0)), bd.fadd(total, old), total)
                 place = bd.bitcast(bd.gep(to, [i64(half)]), vec.as_pointer())
@@ -5331,12 +5390,12 @@ def emit_rows_tile(module, kind, R, NP, dots):
     return fn
 
 @intrinsic(prefer_literal=True)
-def rows_tile(typing, y, x, w, scale, r, i, add, R, NP):
-    """y[r:r+R, columns of panels i to i + NP] = scale * (x[r:r+R] W^T), + y if add; R and NP are
-    numbers in the source.     y (.., N), x (.., K) with contiguous rows, w (panels, K, width) of
-    any kind, or (panels, ceil(K / 2), width) of pairs; scale: as many as there are columns"""
+def rows_tile(typing, y, x, w, scale, r, i, add, R):
+    """y[r:r+R, columns of panel i] = scale * (x[r:r+R] W^T), + y if add; R is a number in the
+    source.     y (.., N), x (.., K) with contiguous rows, w (panels, K, width) of any kind, or
+    (panels, ceil(K / 2), width) of pairs, (.. K / 4 ..) of four; scale: one a column"""
     def codegen(context, bd, sig, args):
-        kind, dots = sig.args[2].dtype, sig.args[1].dtype == types.uint16
+        kind, dots = sig.args[2].dtype, sig.args[1].dtype in (types.uint16, types.int32)
         lanes = BITS // max(32, sig.args[0].dtype.bitwidth)
         of_y, of_x, of_w, of_scale = (context.make_array(t)(context, bd, a)
                                       for t, a in zip(sig.args[:4], args))
@@ -5346,15 +5405,15 @@ def rows_tile(typing, y, x, w, scale, r, i, add, R, NP):
             for a, t in zip((of_y, of_x, of_w), sig.args))
         at_r, at_i, add_flag = args[4:7]
         column = bd.mul(at_i, i64(2 * lanes))
-        bd.call(emit_rows_tile(bd.module, kind, R.literal_value, NP.literal_value, dots), [
+        bd.call(emit_rows_tile(bd.module, kind, R.literal_value, dots), [
             bd.gep(of_y.data, [bd.add(bd.mul(at_r, y_row), column)]),
             bd.gep(of_x.data, [bd.mul(at_r, x_row)]),
             bd.gep(of_w.data, [bd.mul(at_i, panel)]),
             bd.gep(of_scale.data, [column]),
-            y_row, x_row, panel, x_shape[1], w_shape[1],
+            y_row, x_row, x_shape[1], w_shape[1],
             bd.sub(y_shape[0], at_r), bd.sub(y_shape[1], column), add_flag])
         return context.get_dummy_value()
-    return types.void(y, x, w, scale, types.intp, types.intp, types.intp, R, NP), codegen
+    return types.void(y, x, w, scale, types.intp, types.intp, types.intp, R), codegen
 
 # ---- other pieces that Numba lacks
 @intrinsic
@@ -5525,12 +5584,12 @@ def _number(x, like):
     return lambda x, like: dtype(x)
 
 def rows_a_row_of(panels):
-    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs."""
-    return 2 if panels.dtype == np.int32 else 1
+    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs, uint32 four."""
+    return {np.dtype(np.int32): 2, np.dtype(np.uint32): 4}.get(panels.dtype, 1)
 
 @overload(rows_a_row_of, inline="always")
 def _rows_a_row_of(panels):
-    n = 2 if panels.dtype == types.int32 else 1
+    n = {types.int32: 2, types.uint32: 4}.get(panels.dtype, 1)
     return lambda panels: n
 
 def pair_of(even, odd, mask, like):
@@ -5546,20 +5605,24 @@ def _pair_of(even, odd, mask, like):
         return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
     return both
 
-def entry_of(x, second, scale):
-    """The number of an entry of panels: of pairs the first or the second one."""
-    return from_bf16(np.array([x >> 16 * second & 0xFFFF], np.uint16))[0] if x.dtype == np.int32 \
+def entry_of(x, nth, scale):
+    """The number of an entry of panels: of pairs or of four the nth, from 0"""
+    if x.dtype == np.uint32:
+        return int(x >> 8 * nth & 255) - 128
+    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if x.dtype == np.int32 \
         else x
 
 @overload(entry_of, inline="always")
-def _entry_of(x, second, scale):
+def _entry_of(x, nth, scale):
     if x == types.int32:
-        def half(x, second, scale):
-            bits = x if second else x << int32(16)
+        def half(x, nth, scale):
+            bits = x if nth else x << int32(16)
             return np.int32(bits & int32(-65536)).view(np.float32)
         return half
+    if x == types.uint32:
+        return lambda x, nth, scale: float32(int32((x >> (8 * nth)) & 255) - int32(128))
     dtype = np.dtype(str(scale.dtype)).type
-    return lambda x, second, scale: dtype(x)
+    return lambda x, nth, scale: dtype(x)
 
 def _as_operand(workspace, x):
     """What `operand` and `turned` are in float32 and float64, where the workspace is empty"""
@@ -5567,6 +5630,8 @@ def _as_operand(workspace, x):
 
 @overload(_as_operand, inline="always")
 def _operand(workspace, x):
+    if getattr(workspace, "dtype", None) == types.int32:
+        return lambda workspace, x: in_fixed_point(workspace, x)
     if getattr(workspace, "dtype", None) != types.uint16:
         return lambda workspace, x: x
 
@@ -5580,6 +5645,33 @@ def _operand(workspace, x):
                 workspace[m, K] = 0
         return workspace[:M, :K]
     return in_workspace
+
+@jit
+def in_fixed_point(workspace, x):
+    """Numbers of 16 bits, and a scale for each row, as products of int8 take them: upper and lower
+    bytes by fours, then -128 times the sum of each, which takes back the 128 that `in_panels` adds,
+    and the scale.     x (M, K), workspace (M, 2 K / 4 + 3 or more) of int32"""
+    M, K = x.shape
+    n = (K + 3) // 4
+    for m in range(M):
+        source, row, largest = x[m], workspace[m], float32(1e-30)
+        for k in range(K):
+            largest = larger(largest, larger(source[k], -source[k]))
+        scale = largest / float32(127 * 256)
+        per_unit = ONE / scale
+        upper, lower = row[:n].view(np.int8), row[n:2 * n].view(np.int8)
+        of_upper = of_lower = int32(0)
+        for k in range(K):
+            unit = int32(math.floor(source[k] * per_unit + HALF))
+            byte = int32((unit + int32(128)) >> int32(8))        # -127 to 127
+            rest = int32(unit - (byte << int32(8)))              # -128 to 127
+            upper[k], lower[k] = byte, rest
+            of_upper, of_lower = int32(of_upper + byte), int32(of_lower + rest)
+        for k in range(K, 4 * n):
+            upper[k] = lower[k] = 0
+        row[2 * n], row[2 * n + 1] = -128 * of_upper, -128 * of_lower
+        row[2 * n + 2] = np.float32(scale).view(np.int32)
+    return workspace[:M, :2 * n + 3]
 
 def _as_turned(workspace, x):
     return x.T
@@ -5671,7 +5763,8 @@ def compile_rest(dtype="f32"):
 # types read: check.py may have left those of float64.  Each holds what it calls.
 SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
                                (decode_step, "Params(array(int32,"),
-                               (decode_step, "Params(array(int8,"), (bpe.encode_range, "")]}
+                               (decode_step, f"Params(array({'uint32' if QUADS else 'int8'},"),
+                               (bpe.encode_range, "")]}
 
 def training_kernels(dtype):
     """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""

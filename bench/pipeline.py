@@ -39,6 +39,7 @@ KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Ad
          "count": "Count the words|How many words", "capitals": "Write the word",
          "first letter": "What is the first letter"}
 MAX_TRIES = 100_000                          # for one more question of a kind
+AT_ONCE = 32                                 # answers
 
 
 class Stage(NamedTuple):
@@ -215,17 +216,24 @@ def unseen(n):
 
 
 # ---- what a stage can do
-def answer(decoder, tokenizer, e, n=100):
-    prompt = tokenizer.encode(ne.prompt_of(e)).tolist()
-    ids = ne.generate(decoder, ne.rewind_to(decoder, prompt), n, None,
-                      ne.Sampling(temperature=0.0), tokenizer.specials["</s>"])
-    return tokenizer.decode(list(ids)).decode("utf-8", "replace")
+def answers(decoder, tokenizer, examples, longest):
+    """The likeliest reply to each example, written together; longest: of each, tokens"""
+    end = tokenizer.specials["</s>"]
+    replies = [ne.Reply(tokenizer.encode(ne.prompt_of(e)),
+                        ne.Sampling(temperature=0.0, tokens=n), None, end)
+               for e, n in zip(examples, longest)]
+    if replies:
+        slots = decoder.with_slots(min(AT_ONCE, len(replies)) if decoder.wide else 1)
+        for _ in ne.generate_many(slots, replies):
+            pass                             # which fills the replies
+    return [tokenizer.decode(reply.tokens).decode("utf-8", "replace") for reply in replies]
 
 
 def exact(decoder, tokenizer, examples):
     """Is the likeliest reply the key, however it is spelled?  A token has a byte or more."""
-    return [answer(decoder, tokenizer, e, len(e["output"].encode()) + 1) == e["output"]
-            for e in examples]
+    longest = [len(e["output"].encode()) + 1 for e in examples]
+    return [said == e["output"]
+            for said, e in zip(answers(decoder, tokenizer, examples, longest), examples)]
 
 
 def of(right):
@@ -286,8 +294,9 @@ def measure(path, engine, run, start, seconds, examples, pairs, more):
         unseen_row = [of(right[k::len(KINDS)]) for k in range(len(KINDS))]
         unseen_row += [of(right), prefers(model, c.tokenizer, more)]
     questions = [examples[i] for i in np.linspace(0, len(examples) - 1, 5).astype(int)]
-    answers = [(e, answer(decoder, c.tokenizer, e)) for e in questions]
-    return Measured(c.cfg, seconds, flags_of(c, run, start), row, unseen_row, answers)
+    said = answers(decoder, c.tokenizer, questions, [100] * len(questions))
+    return Measured(c.cfg, seconds, flags_of(c, run, start), row, unseen_row,
+                    [*zip(questions, said)])
 
 
 def table(head, rows):

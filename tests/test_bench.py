@@ -4,6 +4,7 @@ import re
 import types
 
 import bench_cpu
+import bench_llama
 import common
 import pytest
 from helpers import TEXT, needs
@@ -149,3 +150,28 @@ def test_every_published_result_has_a_command_that_can_be_typed():
     for name, entry in record.entries().items():
         said = [text for key, text in entry.items() if "not recorded" in text]
         assert not said and re.search(r"\b(python|make) ", entry["command"]), name
+
+
+def test_tables_beside_llama_cpp():
+    """A token of int8 in 4 ms, where a plain sum reads 40 GB/s: 33.6 GB/s, 84 %"""
+    def took(seconds):
+        return {"median_s": seconds, "min_s": seconds, "max_s": seconds, "rounds_s": [seconds]}
+
+    quiet = {"others_share": [0.0], "repeated_rounds": 0}
+    token = {"NanoEuler, int8": (0.004, 1), bench_llama.BASE: (0.02, 4)}
+    rows = {row: {**took(seconds), "bytes_per_weight": size, "bits_per_token": 4.8,
+                  "same_text": True} for row, (seconds, size) in token.items()}
+    m = {"gpu": None, "cpu": "A", "cpu_detail": "B", "cores": 2, "threads": 2,
+         "load_average": (0.0, 0.0, 0.0), "date": "today", "llama.cpp": "AVX512 = 1",
+         "versions": {"python": "3"}, "bytes_per_second": 40e9, "memory": took(0.0134),
+         "rows": rows, "prompt": {row: took(0.25) for row in rows},
+         "batch": {row: took(0.016) for row in rows},
+         "others": dict.fromkeys(("token", "prompt", "batch"), quiet)}
+    text = bench_llama.markdown(m)
+    line = "| NanoEuler, int8 | 4.0 | 4.0 - 4.0 | 250.0 | 5.00x | 84% |"
+    assert line in text and "llama.cpp says: AVX512 = 1" in text and "40.0 GB/s" in text
+    assert "| NanoEuler, int8 | 250.0 | 250.0 - 250.0 | 1,024 | 1.00x |" in text
+    assert "| NanoEuler, int8 | 16.0 | 16.0 - 16.0 | 500.0 | 2.00 | 1.00x |" in text
+    alone = {key: value for key, value in m.items() if key not in ("prompt", "batch")}
+    text = bench_llama.markdown({**alone, "gpu": "C", "bytes_per_second": None})
+    assert "texts at once" not in text and "| 5.00x | - |" in text

@@ -120,23 +120,36 @@ def test_a_reply_is_right_however_it_is_spelled(monkeypatch):
     import pipeline
     tokenizer = bpe.train(b"association " * 50, 280)
     one_by_one = [int(tokenizer.encode(bytes([b]))[0]) for b in b"association"]
-    monkeypatch.setattr(ne, "generate", lambda decoder, prompt, n, *_: one_by_one[:n])
+
+    def generate_many(slots, replies):
+        for i, reply in enumerate(replies):
+            reply.tokens = one_by_one[:reply.sampling.tokens]
+            yield i, reply
+
+    monkeypatch.setattr(ne, "generate_many", generate_many)
     asked = dict(instruction="Which?", input="", output="association")
     assert len(tokenizer.encode("association")) < len(one_by_one)
-    decoder = types.SimpleNamespace(tokens=[], truncate=lambda n: None)
+    decoder = types.SimpleNamespace(wide=True, with_slots=lambda n: None)
     assert pipeline.exact(decoder, tokenizer, [
         asked, {**asked, "output": "associations"}]) == [True, False]
 
 
-def test_no_answer_depends_on_the_questions_before_it(monkeypatch):
+def test_no_answer_depends_on_the_questions_beside_it(monkeypatch):
+    """More at once than there are slots, and each as it is by itself"""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import pipeline
     cfg, tokenizer = ne.replace(ne.PRESETS["small"], vocab_size=257), bpe.train(b"a b", 257)
     decoder = ne.Decoder(cfg, 20 * ne.init_params(cfg, 1))
     asked = [dict(instruction=f"Add {i}.", input="", output="1") for i in range(3)]
-    answers = [pipeline.answer(decoder, tokenizer, e, 20) for e in asked]
+    monkeypatch.setattr(pipeline, "AT_ONCE", 2)
+    longest, end = [20, 5, 12], tokenizer.specials["</s>"]
+    answers = pipeline.answers(decoder, tokenizer, asked, longest)
     assert len(set(answers)) > 1             # a model that listens to its prompt
-    assert answers == [pipeline.answer(decoder, tokenizer, e, 20) for e in asked[::-1]][::-1]
+    for e, n, said in zip(asked, longest, answers):
+        alone = ne.generate(ne.Decoder(cfg, 20 * ne.init_params(cfg, 1)),
+                            tokenizer.encode(ne.prompt_of(e)), n, None,
+                            ne.Sampling(temperature=0.0), end)
+        assert tokenizer.decode(list(alone)).decode("utf-8", "replace") == said
 
 
 def test_questions_that_run_out_are_an_error_before_any_training(inside):

@@ -10,7 +10,7 @@ import nanoeuler as ne
 
 pytestmark = pytest.mark.unit
 
-WEIGHTS = ["f32", "bf16", "int8"]
+KINDS = ["f32", "bf16", "int8", "bf16 rounded", "int8 rounded"]
 # long enough for blocks of rows, wide enough for panels at the edge and for shared products
 LONG = replace(TINY, n_embd=40, n_head=6, n_kv_head=2, head_dim=10, n_hidden=77, seq_len=400,
                n_mtp=3)
@@ -79,44 +79,77 @@ def test_a_slot_that_slides_in_the_middle_of_a_part(T, sizes):
 
 
 # ---- the same bits
-def decoder_of(weights, flat):
-    """bf16 rounded: as where the processor multiplies bfloat16 itself, which two multiplications
-    stand in for elsewhere."""
-    decoder = ne.Decoder(LONG, flat, weights.split()[0])
-    if weights == "bf16 rounded":
-        decoder.weights.rounds = True
+def decoder_of(weights, flat, monkeypatch, slots=1):
+    """rounded: x, too, as where the processor multiplies bfloat16 or int8 itself, which other
+    instructions stand in for elsewhere."""
+    kind, *rounded = weights.split()
+    monkeypatch.setattr(ne, "QUADS", bool(rounded))
+    decoder = ne.Decoder(LONG, flat, kind, slots)
+    if kind == "bf16":
+        decoder.weights.rounds = bool(rounded)
         decoder.allocate()
+    assert decoder.work.rounded.dtype == {"bf16 rounded": np.uint16, "int8 rounded": np.int32}.get(
+        weights, np.float32)
     return decoder
 
 
-@pytest.mark.parametrize("weights", [*WEIGHTS, "bf16 rounded"])
-def test_bits_do_not_depend_on_the_number_of_rows(weights):
+@pytest.mark.parametrize("weights", KINDS)
+def test_bits_do_not_depend_on_the_number_of_rows(weights, monkeypatch):
     """One by one, all in one step, and by twos, threes and so on."""
     flat, ids = random_flat(LONG, 2, np.float32, 0.1), tokens_of(LONG, 300).tolist()
-    alone = decoder_of(weights, flat)
+    alone = decoder_of(weights, flat, monkeypatch)
     want = np.array([alone.step(i).copy() for i in ids])
     assert np.isfinite(want).all() and want.std() > 0.1
     for sizes in ([300], [2] * 150, [3] * 100, [4, 5, 6, 7, 8, 9, 12, 13, 31, 32, 33, 64, 76]):
-        got = all_logits(decoder_of(weights, flat), ids, sizes)
+        got = all_logits(decoder_of(weights, flat, monkeypatch), ids, sizes)
         assert np.array_equal(got, want), (sizes[0], np.abs(got - want).max())
 
 
-def test_where_the_processor_multiplies_bfloat16_x_is_rounded():
+@pytest.mark.parametrize("weights, least, most", [("bf16", 1e-4, 0.05), ("int8", 1e-6, 1e-3)])
+def test_where_the_processor_multiplies_such_numbers_x_is_rounded(weights, least, most,
+                                                                  monkeypatch):
     flat, ids = random_flat(LONG, 2, np.float32, 0.1), tokens_of(LONG, 60).tolist()
-    exact, rounded = (all_logits(decoder_of(weights, flat), ids, [60])
-                      for weights in ("bf16", "bf16 rounded"))
-    assert (ne.Decoder(LONG, flat, "bf16").weights.rounds) == ne.HAS_BF16
-    error = np.abs(exact - rounded).max() / np.abs(exact).max()
-    assert error < 0.05 and (error > 1e-4 or ne.HAS_BF16)
+    exact, rounded = (all_logits(decoder_of(kind, flat, monkeypatch), ids, [60])
+                      for kind in (weights, f"{weights} rounded"))
+    assert least < np.abs(exact - rounded).max() / np.abs(exact).max() < most
+    monkeypatch.undo()
+    assert ne.Decoder(LONG, flat, weights).weights.rounds == (
+        ne.HAS_BF16 if weights == "bf16" else ne.HAS_VNNI)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_bits_do_not_depend_on_the_neighbours(weights):
+@pytest.mark.parametrize("R", [1, 2, 3, 4, 7, 8, 19])
+@pytest.mark.parametrize("K", [1, 6, 64, 77])
+def test_products_in_integers(R, K):
+    """x of 16 bits in two bytes, sums of integers: what is left are the roundings of the sum, of
+    the two scales and of what it is added to, 2**-24 each."""
+    rng, N = np.random.default_rng(1), 70
+    x = (rng.standard_normal((R, K)) * 10.0 ** rng.integers(-3, 4, (R, 1))).astype(np.float32)
+    w = rng.standard_normal((N, K)).astype(np.float32)
+    panels, scales = ne.in_panels(w[None], "int8", quads=True)
+    q, scale = ne.stored(w, "int8")
+    quads = -(-K // 4)
+    fixed = ne.operand(ne.aligned((R, 2 * quads + 3), np.int32), x)
+    upper, lower = (np.ascontiguousarray(part).view(np.int8)[:, :K].astype(np.int64)
+                    for part in (fixed[:, :quads], fixed[:, quads:2 * quads]))
+    row_scale = np.ascontiguousarray(fixed[:, -1]).view(np.float32)[:, None]
+    units = 256 * upper + lower
+    assert np.all(np.abs(units).max(1) == 127 * 256)
+    assert np.all(np.abs(units * row_scale - x) <= 0.51 * row_scale)     # half, and x * 1 / scale
+    want = (units @ q.T.astype(np.int64)) * np.float64(row_scale) * scale
+    for base in (0.0, 1.0):
+        y = np.full((R, N), base, np.float32)
+        ne.product(y, fixed, panels[0], scales[0], int(base))
+        limit = 4 * 2.0 ** -24 * (np.abs(want) + base)
+        assert np.all(np.abs(y - (want + base)) <= limit)
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_bits_do_not_depend_on_the_neighbours(weights, monkeypatch):
     """Thirteen texts, of which each step reads some: each text as it is alone."""
     flat = random_flat(LONG, 2, np.float32, 0.1)
     texts = [tokens_of(LONG, 40, seed=i).tolist() for i in range(13)]
-    want = [all_logits(ne.Decoder(LONG, flat, weights), text, [40]) for text in texts]
-    batch, rng = ne.Decoder(LONG, flat, weights, slots=13), np.random.default_rng(1)
+    want = [all_logits(decoder_of(weights, flat, monkeypatch), text, [40]) for text in texts]
+    batch, rng = decoder_of(weights, flat, monkeypatch, slots=13), np.random.default_rng(1)
     while unfinished := [i for i in range(13) if len(batch.texts[i]) < 40]:
         parts, expected = [], []
         for i in rng.permutation(unfinished)[:rng.integers(1, 14)]:

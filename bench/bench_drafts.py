@@ -1,0 +1,148 @@
+"""What drafts bring: texts of a checkpoint with and without them, and what the steps cost.
+
+    python bench/bench_drafts.py [MODEL.bin]             a minute; prints a table
+    python bench/bench_drafts.py MODEL.bin --equal 1000  of random prompts: are texts equal?
+
+Prompts are 16 tokens from random places of the text that was held out, a hundred tokens follow;
+the ways take turns, medians over rounds.  The ceiling is what drafting would bring if Python took
+no time: tokens a step, times a step of one row, over a step of as many rows as there are drafts
+and one, and the guesses.
+"""
+import argparse
+import pathlib
+import statistics
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import nanoeuler as ne
+from common import cpu_model
+
+PROMPT, TOKENS = 16, 100
+
+
+class Way(NamedTuple):
+    """Of so many drafts a step: seconds of all texts, the texts, and what ne.Pace counted"""
+    seconds: float
+    texts: list
+    tokens_a_step: float
+    accepted: list                           # shares, by position
+
+
+def prompts_of(c, n, rng):
+    """n of PROMPT tokens each, from the tail that was held out"""
+    path = ROOT / c.state.options.get("data", "data/shakespeare.txt")
+    data = path.read_bytes()
+    ids = c.tokenizer.encode(data[int(0.9 * len(data)):])
+    starts = rng.integers(0, len(ids) - PROMPT, n)
+    return [ids[i:i + PROMPT].tolist() for i in starts]
+
+
+def write(decoder, prompts, temperature, drafts):
+    """A Way: prompts one after another, or as many at once as the decoder has slots"""
+    sampling = ne.Sampling(temperature=temperature, tokens=TOKENS, speculate=drafts)
+    replies = [ne.Reply(ids, sampling, ne.rng_of(1, i)) for i, ids in enumerate(prompts)]
+    pace, began = ne.Pace(), time.perf_counter()
+    for _ in ne.generate_many(decoder, replies, pace):
+        pass
+    shares = [a / n for a, n in zip(pace.accepted, pace.offered) if n]
+    return Way(time.perf_counter() - began, [reply.tokens for reply in replies],
+               pace.tokens / pace.steps, shares)
+
+
+def seconds_of(call, n=300):
+    found = []
+    for _ in range(n):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def step_seconds(decoder, prompt, rows):
+    """A step of so many rows behind a prompt"""
+    decoder.truncate(0)
+    decoder.read([ne.Part(0, prompt, 1)])
+
+    def step():
+        decoder.truncate(len(prompt))
+        decoder.read([ne.Part(0, prompt[:rows], rows)])
+
+    return seconds_of(step)
+
+
+def report(c, weights, rounds):
+    decoder = ne.Decoder(c.cfg, c.flat, weights)
+    prompts = prompts_of(c, 10, np.random.default_rng(1))
+    counts = [*range(1 + decoder.heads)] if decoder.heads else [0, 2, 4]
+    steps = {k: step_seconds(decoder, prompts[0], 1 + k) for k in counts}
+    guesses = seconds_of(lambda: decoder.guesses(0).argmax(1)) if decoder.heads else 0.0
+    cpu = cpu_model()
+    print(f"{cpu.name} ({cpu.detail}), {ne.get_num_threads()} threads, {ne.n_params(c.cfg):,} "
+          f"parameters, {weights}.\nA step in us, by its rows: "
+          f"{', '.join(f'{1 + k}: {1e6 * t:.0f}' for k, t in steps.items())}; guesses of "
+          f"{decoder.heads} heads {1e6 * guesses:.0f}.\n")
+    print(f"| temperature | drafts | ms for {TOKENS} tokens | lowest - highest | against none | "
+          f"tokens a step | accepted by position | ceiling |")
+    print("|---|---:|---:|---:|---:|---:|---|---:|")
+    for temperature in (0.0, 0.8):
+        ways = [*counts, -1]
+        found = {k: [] for k in ways}
+        for _ in range(rounds):
+            for k in ways:
+                found[k].append(write(decoder, prompts, temperature, k))
+        for k in ways:
+            show(temperature, k, found, steps, guesses)
+
+
+def show(temperature, k, found, steps, guesses):
+    per_text = [1e3 * way.seconds / len(way.texts) for way in found[k]]
+    plain = statistics.median(way.seconds for way in found[0])
+    gain = plain / statistics.median(way.seconds for way in found[k])
+    way = found[k][-1]
+    assert way.texts == found[0][0].texts, "drafts have changed a text"
+    ceiling = f"{way.tokens_a_step * steps[0] / (steps[k] + guesses):.2f}" if k > 0 else ""
+    print(f"| {temperature:g} | {'as many as pay' if k < 0 else k} | "
+          f"{statistics.median(per_text):.2f} | {min(per_text):.2f} - {max(per_text):.2f} | "
+          f"{gain:.2f} | {way.tokens_a_step:.2f} | "
+          f"{', '.join(f'{share:.0%}' for share in way.accepted)} | {ceiling} |", flush=True)
+
+
+def compare(c, weights, n):
+    """n prompts of 1 to 40 random tokens: are the texts equal, with drafts and without?"""
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, c.cfg.vocab_size, rng.integers(1, 41)).tolist() for _ in range(n)]
+    decoder = ne.Decoder(c.cfg, c.flat, weights, slots=16)
+    for temperature in (0.0, 0.8):
+        plain, drafted = (write(decoder, prompts, temperature, k)
+                          for k in (0, decoder.heads or ne.LOOKED_UP))
+        equal = sum(a == b for a, b in zip(plain.texts, drafted.texts))
+        shares = ", ".join(f"{share:.1%}" for share in drafted.accepted)
+        print(f"temperature {temperature:g}: {equal:,} of {n:,} texts are equal; accepted by "
+              f"position: {shares}", flush=True)
+        if equal < n:
+            sys.exit(1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", nargs="?", default="nanoeuler.bin")
+    parser.add_argument("--weights", default="f32", help="f32, bf16 or int8")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--equal", type=int, default=0, metavar="N", help="prompts to compare")
+    args = parser.parse_args()
+    ne.set_num_threads(args.threads)
+    c = ne.read_checkpoint(args.model, moments=False)
+    if args.equal:
+        compare(c, args.weights, args.equal)
+    else:
+        report(c, args.weights, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
