@@ -3345,18 +3345,20 @@ def add_embedding_tests(ops):
         dx, dwte = ops.normal(BT, C), ops.normal(V, C)
         ops.add(embedding_forward, [0 * dx], [tokens, ops.normal(V, C)])
         ops.add(embedding_backward, [as_sum(dwte)], [dx, tokens],
-                lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None]))
+                lambda dwte, dx, tokens: ne.embedding_backward(dwte, dx[None], tokens[None], 0, C))
 
 def add_rmsnorm_tests(ops):
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
         x, w, dy = ops.normal(BT, C), ops.normal(C), ops.normal(BT, C)
         dnext, dw = ops.normal(BT, C), ops.normal(C)
-        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, dw.copy()
+        y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, 0 * dw
         step = nearest_bf16(0.1 * ops.normal(BT, C))
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
         ops.add(rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)],
                 [as_sum(w), 1e-5], [y.copy(), x, rstd, x])
-        ne.rmsnorm_backward(dx, dnext, dgain, dy, x, w, rstd)
+        ne.rmsnorm_backward(dx, dnext, dy, x, w, rstd)
+        ne.gain_gradient(dgain, dy, x, rstd, 0)
+        dgain += dw
         ops.add(rmsnorm_backward, [dnext, as_sum(dw), dy],
                 [as_sum(np.zeros((PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
 
@@ -3395,8 +3397,8 @@ def add_cross_entropy_tests(ops):
         targets, expected = ops.rng.integers(-1, V, (P, BT), dtype=np.int32), logits.copy()
         for k in range(P):
             for t in range(BT):
-                nll[k, t] = ne.cross_entropy(expected[t, k:k + 1], targets[k, t:t + 1],
-                                             weight[t // 2, k])
+                ne.cross_entropy(nll[k, t:t + 1], expected[t, k:k + 1], targets[k, t:t + 1],
+                                 weight[t // 2, k])
         ops.add(cross_entropy_test, [logits.reshape(BT, P * V), as_sum(0 * nll)],
                 [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
 
@@ -3429,15 +3431,17 @@ def decode_test(cfg, flat, tokens, dtype):
 def attention_twin(o, lse, dqkv, do, qkv, T, D):
     """What attention_forward and attention_backward should make, without RoPE: o, lse and dqkv of
     every sequence of T rows, by the functions of nanoeuler.py, which take one."""
-    W, plain = ne.tile_width(np.float64), (do, qkv, dqkv)
+    plain, H = (do, qkv, dqkv), do.shape[1] // D
+    G = (qkv.shape[1] // D - H) // 2
     do, qkv, dqkv = (ne.aligned(x.shape, x.dtype) for x in plain)      # read past their ends
     do[:], qkv[:] = plain[:2]
-    scores, dscores = np.zeros((2, ne.BR, T))
-    kt, vt = np.zeros((2, -(-T // W), D, W))
+    cfg = ne.Config(n_head=H, n_kv_head=G, head_dim=D)
+    shapes = ne.scratch_shapes(cfg, 1, T, np.dtype(np.float64))
+    scratch = ne.scratch_of(0, 0, ne.Scratch(*(ne.aligned(x, np.float64) for x in shapes)))
     for b in range(0, len(qkv), T):
         s, one = slice(b, b + T), np.zeros((len(lse), T))
-        ne.attention_forward(o[s], one, qkv[s], D, scores, kt)
-        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, scores, dscores, kt, vt)
+        ne.attention_forward(o[s], one, qkv[s], D, 0, H, scratch)
+        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, 0, G, scratch)
         lse[:, s] = one
     plain[2][:] = dqkv
 
