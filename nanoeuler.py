@@ -3052,8 +3052,8 @@ def guess_logits(logits, final, w, scale, rounded):
 # ---- weights
 # In float32 a product is one of float32.  So it is in bfloat16 and int8, where only the weights are
 # rounded, unless the processor multiplies these itself: then x is rounded, too, for one row as for
-# many, to bfloat16, or beside int8 to 16 bits (bench/NOTES.md: neither costs the small model a
-# ten-thousandth of a bit a byte).
+# many, to bfloat16, which does not cost the small model a ten-thousandth of a bit a byte
+# (bench/NOTES.md), or beside int8 to 16 bits of the largest of its row.
 LONGEST_QUADS = 1 << 17      # numbers of a row whose products with int8 an int32 still holds
 
 def stored(w, weights):
