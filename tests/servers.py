@@ -18,13 +18,16 @@ CFG = replace(TINY, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=48, s
 
 
 def chat_model(path, tokenizer, cfg=CFG, **state):
-    """A checkpoint that speaks ChatML, as a model that is taught nothing does; its heads are so
-    much alike that some drafts are right."""
+    """A checkpoint that speaks ChatML, as a model that is taught nothing does.  It likes to repeat
+    a token, so that some drafts are right, and knows of no end."""
     flat = random_flat(cfg, 3, np.float32, 0.2)
     p = ne.views(flat, ne.param_table(cfg))
+    p.attn_proj[:] *= 0.3
+    p.down[:] *= 0.3
+    p.lm_head[0] = p.wte + 0.3 * p.lm_head[0]
     for head in p.lm_head[1:]:
         head[:] = 0.9 * p.lm_head[0] + 0.1 * head
-    return str(write(path, cfg, tokenizer, flat, kind="chat", template=CHATML, **state))
+    return str(write(path, cfg, tokenizer, flat, kind="chat", template=CHATML, eos="", **state))
 
 
 @contextlib.contextmanager

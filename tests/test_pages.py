@@ -3,10 +3,11 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from helpers import needs
-from servers import chat_model, serving
+from servers import CFG, chat_model, serving
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -46,7 +47,7 @@ def folder(tmp_path_factory):
 def address(tokenizer, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        file = chat_model(folder / "little.bin", tokenizer)
+        file = chat_model(folder / "little.bin", tokenizer, replace(CFG, seq_len=400))
         with serving(file, speculate=2) as (address, _):
             yield address
 
@@ -73,13 +74,29 @@ def opened(browser):
 
 def ask(page, text, tokens=30):
     page.evaluate("n => localStorage.setItem('nanoeuler.settings', JSON.stringify("
-                  "{max_tokens: n, seed: 1}))", tokens)
+                  "{max_tokens: n, seed: 1, temperature: 0.6}))", tokens)
     page.reload()
     page.wait_for_selector("#open-card")
     page.fill("#box", text)
     page.press("#box", "Enter")
     page.wait_for_selector(".message.assistant .token")
     finished(page)
+
+
+def wait(page, holds):
+    """Until a JavaScript expression holds.  (Playwright's own would need eval, which our policy
+    forbids.)"""
+    for _ in range(3000):
+        if page.evaluate(holds):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(holds)
+
+
+def a_token(page):
+    """The number of a token that can be seen, behind the first: one may be a part of a character"""
+    return page.evaluate("[...document.querySelectorAll('.token')].findIndex("
+                         "(t, i) => i > 0 && t.textContent.trim())")
 
 
 def finished(page):
@@ -96,7 +113,7 @@ def test_a_conversation(opened, address):
     ask(page, "What is a cat?")
     assert page.locator(".message").count() == 2
     [first] = answers(page)
-    assert "tokens/s" in page.inner_text("#pace") and "of 96" in page.inner_text("#context-said")
+    assert "tokens/s" in page.inner_text("#pace") and "of 400" in page.inner_text("#context-said")
     page.click("text=Edit")
     page.fill(".editor", "What is a dog?")
     page.press(".editor", "Enter")
@@ -143,31 +160,31 @@ def test_a_token_its_rivals_and_the_trajectory(opened, address):
     page = opened(address)
     ask(page, "So?")
     [before] = answers(page)
-    page.click(".token[data-i='3']")
+    i = a_token(page)
+    page.click(f".token[data-i='{i}']")
     page.wait_for_selector("#rivals li")
     assert page.locator("#rivals li").count() == 10
-    assert page.inner_text("#inside-title").startswith("Token 4 of ")
+    assert page.inner_text("#inside-title").startswith(f"Token {i + 1} of ")
     assert "rank" in page.inner_text("#chosen")
     assert page.locator("#drafts li").count() >= 2
     page.check("#trajectory")
     page.wait_for_selector("#steps svg")
     assert page.locator("#steps tbody tr").count() == 5  # the embedding, and two layers' halves
     assert page.locator(".token.accepted").count() > 0
+    title = "document.querySelector('#inside-title').textContent"
     page.click("#after")
-    page.wait_for_function("document.querySelector('#inside-title').textContent.startsWith("
-                           "'Token 5')")
+    wait(page, f"{title}.startsWith('Token {i + 2} ')")
     page.click("#before")
-    page.wait_for_function("document.querySelector('#inside-title').textContent.startsWith("
-                           "'Token 4') && document.querySelectorAll('#rivals li').length")
+    wait(page, f"{title}.startsWith('Token {i + 1} ')")
     page.wait_for_selector("#steps svg")
     rival = page.locator("#rivals button:not(.is)").first
-    name = rival.locator(".piece").inner_text()
+    named = rival.get_attribute("aria-label")
     rival.click()
-    finished(page)
     page.wait_for_selector(".message.assistant [aria-label='Previous branch']")
+    finished(page)
     assert "2 of 2" in page.inner_text(".message.assistant .tools")
-    said = page.locator(".token[data-i='3']").text_content()
-    assert name == "∅" or said.strip() == name.strip("␣⏎⇥ ") or "\ufffd" in name
+    said = page.locator(f".token[data-i='{i}']").text_content()
+    assert said.strip() in named and page.locator(".token").count() > i + 5
     page.click("[aria-label='Previous branch']")
     assert answers(page) == [before]
 
@@ -180,7 +197,7 @@ def test_by_keys_alone(opened, address):
     page.wait_for_selector("#rivals li")
     assert page.evaluate("document.activeElement.id") == "inside"
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('#inside-title').textContent.startsWith("
+    wait(page, "document.querySelector('#inside-title').textContent.startsWith("
                            "'Token 2')")
     page.keyboard.press("Escape")
     page.wait_for_selector("#inside", state="hidden")
@@ -217,7 +234,7 @@ def test_export_and_import(opened, address, tmp_path):
     assert answers(page) == shown
     (tmp_path / "bad.json").write_text('{"conversations": [{"id": 1}]}', encoding="utf-8")
     page.set_input_files("#file", tmp_path / "bad.json")
-    page.wait_for_function("document.querySelector('#announce').textContent.includes("
+    wait(page, "document.querySelector('#announce').textContent.includes("
                            "'not imported')")
     assert answers(page) == shown
 
@@ -228,11 +245,11 @@ def test_a_run_is_watched(opened, address, folder):
     assert page.locator("#charts figure").count() == 5
     assert "80" in page.inner_text("#tiles")
     page.check("#runs label:not(:has(:checked)) input")
-    page.wait_for_function("document.querySelector('#charts .legend').children.length === 4")
+    wait(page, "document.querySelector('#charts .legend').children.length === 4")
     with open(folder / "first.jsonl", "a", encoding="utf-8") as f:
         f.write('{"step": 81, "loss": 1.0, "bits_per_byte": 1.0, "lr": 1e-3, "norm": 1.0, '
                 '"ms": 1.0, "tokens_per_s": 1.0}\n{"step": 81, "sample": "And so <b>on</b>"}\n')
-    page.wait_for_function("document.querySelector('#charts svg').ariaLabel.includes('step 81')")
+    wait(page, "document.querySelector('#charts svg').ariaLabel.includes('step 81')")
     page.wait_for_selector("#samples article")
     assert page.inner_text("#samples pre") == "And so <b>on</b>"
 
@@ -274,7 +291,7 @@ def test_axe_finds_nothing(opened, address, axe, what, scheme):
     else:
         ask(page, "So?")
     if what == "inside":
-        page.click(".token[data-i='1']")
+        page.click("text=Look inside")
         page.check("#trajectory")
         page.wait_for_selector("#steps svg")
     if what == "settings":
