@@ -2606,8 +2606,8 @@ class DpoRun(SftRun):
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
-    def prepare(self, start):
-        super().prepare(start)
+    def read_data(self, start):
+        super().read_data(start)
         alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
         n = len(self.encoded)
         need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
@@ -3227,12 +3227,14 @@ class Decoder:
                 if i == len(rounds):
                     rounds.append([])
                 rounds[i].append((n, *piece))
-        found = [[] for _ in parts]
+        found, final = [[] for _ in parts], [[] for _ in parts]
         for pieces in rounds:
             of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
             logits = self.read_pieces([piece for _, *piece in pieces])
-            for n, row in zip(of_parts, logits):
-                found[n].append(row.copy())
+            for i, n in enumerate(of_parts):
+                found[n].append(logits[i].copy())
+                final[n] += [self.final[i]] if self.heads else []
+        self.final = np.array([row for rows in final for row in rows])
         return np.array([row for rows in found for row in rows])
 
     def check(self, parts):
@@ -3270,13 +3272,17 @@ class Decoder:
         """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
         for slot, start, *_ in pieces:
             self.truncate(start, slot)
-        found = []
+        found, final = [], []
         for step in steps_of(pieces):
             if found:
                 found[-1] = found[-1].copy()
             found.append(self.compute(self.rows(step)))
+            if self.heads:                   # `guesses` may be asked for any row of the whole
+                final.append(self.work.final[:len(found[-1])].copy())
             for slot, _, ids, _ in step:
                 self.texts[slot] += ids
+        if self.heads:
+            self.final = final[0] if len(final) == 1 else np.concatenate(final)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def rows(self, pieces):
@@ -3300,7 +3306,8 @@ class Decoder:
         return self.work.logits[:len(rows.wanted)]
 
     def guesses(self, row):
-        guess_logits(self.work.guesses, self.work.final[row:row + 1], *self.weights.others,
+        self.work.final[0] = self.final[row]             # where a product may read beyond it
+        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others,
                      self.work.rounded)
         return self.work.guesses[:, 0]
 
@@ -5748,7 +5755,9 @@ def compile_gradient(dtype="f32"):
 def compile_speech():
     """The decoder of each type of weights, and the tokenizer."""
     for weights in ("f32", "bf16", "int8"):
-        Decoder(SPECK, init_params(SPECK, 0), weights).step(0)
+        decoder = Decoder(SPECK, init_params(SPECK, 0), weights)
+        decoder.step(0)
+        decoder.guesses(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
 def compile_rest(dtype="f32"):

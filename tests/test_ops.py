@@ -108,7 +108,7 @@ def test_aligned_memory(dtype):
 def test_a_model_refuses_arrays_without_room(monkeypatch):
     model = ne.Model(TINY, ne.init_params(TINY, 1))
     monkeypatch.setattr(ne, "aligned", np.zeros)
-    with pytest.raises(AssertionError, match="not made by `aligned`"):
+    with pytest.raises(ne.UserError, match="not made by `aligned`"):
         model.prepare(1, 8)
 
 

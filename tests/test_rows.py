@@ -48,6 +48,19 @@ def test_other_heads_are_those_of_the_forward_pass():
         assert np.abs(got - want[1:, t]).max() <= 1e-4 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("slots, n", [(64, 10), (300, 1), (3, 200)])
+def test_guesses_of_any_row_of_a_step(slots, n):
+    """Also of a step with more rows than are computed at once, or in which a slot slides."""
+    flat = random_flat(LONG, 2, np.float32, 0.1)
+    many, alone = ne.Decoder(LONG, flat, slots=slots), ne.Decoder(LONG, flat)
+    texts = [tokens_of(LONG, n, seed=i).tolist() for i in range(slots)]
+    many.read([ne.Part(i, text, 1) for i, text in enumerate(texts)])
+    for i in (0, slots // 2, slots - 1):
+        alone.truncate(0)
+        alone.read([ne.Part(0, texts[i], 1)])
+        assert np.array_equal(many.guesses(i), alone.guesses(0))
+
+
 def test_slots_of_mixed_lengths():
     """Several texts in one step, each against its own forward pass; some logits are wanted."""
     model = ne.Model(LONG, random_flat(LONG, 2, np.float64, 0.1))
