@@ -2889,7 +2889,7 @@ class Ring(DeviceFunctions):
     when the phase of this parity is over: 0 for pairs 0 and 1, 1 for 2 and 3, 0 for 4 and 5.
 
     pair_at(smem, n)                         its first tile; the second lies behind it
-    wait_pair(barriers, n)                   nobody reads the pair before it any more
+    wait_pair(barriers, n)
     issue_pair(smem, barriers, n, one, col1, other, col2, row, last)
                                              asks for rows row.. of two matrices"""
 
@@ -2911,6 +2911,21 @@ def ring_of(D, hopper):
         way.issue_load(barrier, tile, one, row, last, col1)
         way.issue_load(barrier, tile + u32(TILE_BYTES), other, row, last, col2)
     return Ring(pair_at=pair_at, wait_pair=wait_pair, issue_pair=issue_pair)
+
+@functools.cache
+def advance_pipeline_of(D, hopper):
+    """The device function of forward and dq: waits for pair n of K and V, asks for the next.  For
+    n = -1, only that."""
+    ring = ring_of(D, hopper)
+
+    @inlined
+    def advance_pipeline(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
+        if n >= 0:
+            ring.wait_pair(barriers, n)
+        if n + 1 < count:
+            ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64,
+                            last)
+    return advance_pipeline
 
 @inlined
 def mask(s, first, beyond):
@@ -2982,7 +2997,7 @@ def store_rotated_of(D):
 def tensor_attention_forward(D, hopper):
     CHUNKS, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
     BOTH_SUMS, FRAGMENTS = 2 * SUMS, 2 * A_REGISTERS     # of two tiles
-    way, ring = tiles_of(D, hopper), ring_of(D, hopper)
+    way, ring, advance_pipeline = (f(D, hopper) for f in (tiles_of, ring_of, advance_pipeline_of))
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
     def forward(o, lse, qkv, T, G, scale):
@@ -3002,14 +3017,11 @@ def tensor_attention_forward(D, hopper):
                            h * D)
         way.wait(stationary, 0)              # Q is there
         way.load_fragments(q, smem)
-        v_col = k_col + G * D
-        ring.issue_pair(smem, barriers, 0, qkv, k_col, qkv, v_col, row0, last)
-        for n in range(count):               # the n-th pair of tiles; the next one is on its way
-            ring.wait_pair(barriers, n)
-            if n + 1 < count:
-                ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col,
-                                row0 + 64 * n + 64, last)
+        for n in range(-1, count):           # the n-th pair of tiles; -1 only asks for the first
             k_tile = ring.pair_at(smem, n)
+            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            if n < 0:
+                continue
             s = way.multiply_abt(q, smem, k_tile, k_tile)            # S = Q K^T, both halves of Q
             beyond = i32(n * 64 + first_column() - r)
             online_softmax(s, 0, acc, SUMS, m, l, beyond, scale2)
@@ -3032,7 +3044,7 @@ def tensor_attention_forward(D, hopper):
 def tensor_attention_dq(D, hopper):
     _, SUMS, A_REGISTERS, TILE_BYTES = sizes_of(D)
     FRAGMENTS = 2 * A_REGISTERS              # of two tiles
-    way, ring = tiles_of(D, hopper), ring_of(D, hopper)
+    way, ring, advance_pipeline = (f(D, hopper) for f in (tiles_of, ring_of, advance_pipeline_of))
     load_a, store_rotated = fragments_of(D), store_rotated_of(D)
 
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
@@ -3071,14 +3083,11 @@ def tensor_attention_dq(D, hopper):
                 delta[h, t] = delta_of_row[i]
         way.load_fragments(a, smem)
         cuda.syncthreads()                   # O is read: K may come
-        v_col = k_col + G * D
-        ring.issue_pair(smem, barriers, 0, qkv, k_col, qkv, v_col, row0, last)
-        for n in range(count):
-            ring.wait_pair(barriers, n)
-            if n + 1 < count:
-                ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col,
-                                row0 + 64 * n + 64, last)
+        for n in range(-1, count):           # -1 only asks for the first pair of tiles
             k_tile = ring.pair_at(smem, n)
+            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            if n < 0:
+                continue
             s = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))      # Q K^T, dO V^T
             mask(s, 0, i32(n * 64 + first_column() - r))
             for i in range(32):              # s[i] becomes dS = P (dP - delta); `scale` comes last
@@ -3099,13 +3108,6 @@ def tensor_attention_dkv(D, hopper):
     way, ring, store_rotated = tiles_of(D, hopper), ring_of(D, hopper), store_rotated_of(D)
     load_two, _ = vector(2)
 
-    @inlined
-    def copy_numbers(numbers, my_numbers, n, first, last):
-        """lse and delta of the 64 queries of pair n, from element `first` on: one each thread"""
-        place = n % PLACES * 128 + cuda.threadIdx.x
-        i = min(first + cuda.threadIdx.x % 64, last)
-        cp_async_4(shared_address(numbers) + u32(4 * place), my_numbers + u64(4 * i))
-
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
@@ -3119,6 +3121,7 @@ def tensor_attention_dkv(D, hopper):
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
+        # each thread copies one number for each pair of tiles: half of them lse, half delta
         my_numbers = global_address(lse) if cuda.threadIdx.x < 64 else global_address(delta)
         stationary = tile_barrier(barriers, PLACES)
         for i in range(2):
@@ -3127,22 +3130,25 @@ def tensor_attention_dkv(D, hopper):
         way.wait(stationary, 0)              # K and V are there
         way.load_fragments(a, smem)
         next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        head = next_h * lse.shape[1]         # where lse and delta of the head begin
-        copy_numbers(numbers, my_numbers, 0, head + row0 + k0, head + last)
-        ring.issue_pair(smem, barriers, 0, qkv, next_h * D, do, next_h * D, row0 + k0, last)
-        for n in range(count):               # pairs of one query head after another
+        for n in range(-1, count):           # -1 only asks for the first pair of tiles
             t0 = next_t
-            next_t += 64
-            if next_t >= T:                  # the group's next query head
-                next_h, next_t = next_h + 1, k0
-            ring.wait_pair(barriers, n)
-            if n + 1 < count:
-                head = next_h * lse.shape[1]
-                copy_numbers(numbers, my_numbers, n + 1, head + row0 + next_t, head + last)
-                ring.issue_pair(smem, barriers, n + 1, qkv, next_h * D, do, next_h * D,
-                                row0 + next_t, last)
             q_tile = ring.pair_at(smem, n)
             do_tile = q_tile + u32(TILE_BYTES)
+            if n >= 0:
+                ring.wait_pair(barriers, n)
+                next_t += 64
+                if next_t >= T:              # the group's next query head
+                    next_h, next_t = next_h + 1, k0
+            if n + 1 < count:
+                t = row0 + next_t + cuda.threadIdx.x % 64
+                flat_index = next_h * lse.shape[1] + min(t, last)
+                place = (n + 1) % 2 * 128 + cuda.threadIdx.x
+                cp_async_4(shared_address(numbers) + u32(4 * place),
+                           my_numbers + u64(4 * flat_index))
+                col = next_h * D
+                ring.issue_pair(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
+            if n < 0:
+                continue
             s = way.multiply_abt(a, smem, q_tile, do_tile)           # S^T = K Q^T, dP^T = V dO^T
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
                 ahead = i32(k0 + first_row() - t0 - first_column())  # the first key - first query
