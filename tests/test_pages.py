@@ -178,13 +178,15 @@ def test_a_token_its_rivals_and_the_trajectory(opened, address):
     wait(page, f"{title}.startsWith('Token {i + 1} ')")
     page.wait_for_selector("#steps svg")
     rival = page.locator("#rivals button:not(.is)").first
-    named = rival.get_attribute("aria-label")
+    named = rival.text_content()
     rival.click()
     page.wait_for_selector(".message.assistant [aria-label='Previous branch']")
     finished(page)
     assert "2 of 2" in page.inner_text(".message.assistant .tools")
     said = page.locator(f".token[data-i='{i}']").text_content()
-    assert said.strip() in named and page.locator(".token").count() > i + 5
+    part = "\\x" in named                   # bytes of a character: with the next it is another
+    assert part or said.strip() in named
+    assert page.locator(".token").count() > i + 5
     page.click("[aria-label='Previous branch']")
     assert answers(page) == [before]
 
@@ -230,7 +232,7 @@ def test_export_and_import(opened, address, tmp_path):
     page.click("#list .remove")
     assert page.locator(".message").count() == 0
     page.set_input_files("#file", path)
-    page.wait_for_selector(".message.assistant .token")
+    page.wait_for_selector(".message.assistant .token", state="attached")
     assert answers(page) == shown
     (tmp_path / "bad.json").write_text('{"conversations": [{"id": 1}]}', encoding="utf-8")
     page.set_input_files("#file", tmp_path / "bad.json")

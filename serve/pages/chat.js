@@ -388,7 +388,7 @@ function rivals(node, i, found) {
     const is = rival.id === node.tokens[i][0];
     const bar = drawn("svg", { viewBox: "0 0 100 4", preserveAspectRatio: "none", "aria-hidden": "true" },
       drawn("rect", { class: "track", width: 100, height: 4 }), drawn("rect", { class: "fill", width: 100 * rival.p / most, height: 4 }));
-    return element("li", {}, element("button", { type: "button", class: is ? "is" : "", "aria-label": `Go on from ${visible(rival.text)}, ${percent(rival.p)}`, onclick: () => fromRival(c, node, i, rival) },
+    return element("li", {}, element("button", { type: "button", class: is ? "is" : "", title: "Go on from it", onclick: () => fromRival(c, node, i, rival) },
       element("span", {}, element("span", { class: "piece" }, visible(rival.text)), is ? " said" : ""), bar, element("span", { class: "share" }, percent(rival.p))));
   }));
 }
