@@ -79,7 +79,7 @@ def ask(page, text, tokens=30):
     page.wait_for_selector("#open-card")
     page.fill("#box", text)
     page.press("#box", "Enter")
-    page.wait_for_selector(".message.assistant .token")
+    page.wait_for_selector(".message.assistant .token", state="attached")
     finished(page)
 
 
@@ -132,7 +132,7 @@ def test_a_conversation(opened, address):
     assert page.locator(".token").count() > count
     shown = answers(page)
     page.reload()
-    page.wait_for_selector(".message.assistant .token")
+    page.wait_for_selector(".message.assistant .token", state="attached")
     assert answers(page) == shown
     page.click("#new")
     assert page.locator(".message").count() == 0 and page.locator("#list li").count() == 2
@@ -144,7 +144,7 @@ def test_stop(opened, address):
     page.reload()
     page.fill("#box", "Tell me all.")
     page.press("#box", "Enter")
-    page.wait_for_selector(".message.assistant .token")
+    page.wait_for_selector(".message.assistant .token", state="attached")
     page.click("#stop")
     finished(page)
     assert 0 < page.locator(".token").count() < 4000
