@@ -86,6 +86,7 @@ def kill_at(step, log, *args):
     assert run.wait() == -9 and step <= seen < 60, (run.returncode, seen)
 
 
+@pytest.mark.timeout(900)
 def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
     """Pretraining, fine-tuning and preferences, each killed at step 20 of 60, and resumed."""
     def state(name):
