@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 
+import bench_cpu
 import common
 from bench_cpu import ms
 
@@ -97,7 +98,7 @@ def work(engine, preset, dtype, threads):
         say(seconds)
 
 
-class Worker:
+class Worker(bench_cpu.Worker):
     """An engine in a process of its own, which `ready` waits for: all can start at once."""
 
     def __init__(self, row):
@@ -109,24 +110,8 @@ class Worker:
         self.process = subprocess.Popen(command, env={**os.environ, **limits}, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def read(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"worker stopped: {' '.join(map(str, self.process.args))}")
-        return json.loads(line)
-
     def ready(self):
         self.row["gradient"] = self.read()["gradient"]
-
-    def steps(self, n):
-        """Seconds of each of n steps"""
-        self.process.stdin.write(f"{n}\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
 
 
 # ---- what is measured
@@ -155,10 +140,10 @@ def measure(preset, threads, args):
         began = time.perf_counter()
         for number in range(args.rounds):
             for worker in workers:
-                seconds = worker.steps(1)    # awake, caches warm; of slow ones, all there is
+                seconds = worker.ask(1)    # awake, caches warm; of slow ones, all there is
                 if seconds[0] < args.slow:
                     n = max(2, min(20, int(args.slow / seconds[0])))
-                    seconds = worker.steps(n)
+                    seconds = worker.ask(n)
                 worker.row["rounds"].append(statistics.median(seconds))
                 time.sleep(0.05)             # until its spinning threads sleep
             spent = time.perf_counter() - began

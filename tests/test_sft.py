@@ -405,7 +405,8 @@ def test_validation_is_bits_per_byte_of_the_responses(tuned):
 
 
 def test_micro_batches_train_the_same_weights(base, tuned, tmp_path):
-    """Both in processes of their own: in this one PyTorch may be loaded, whose log is another."""
+    """Both in processes of their own: behind the tests of test_ops.py one in this process ends in
+    other bits."""
     ok(nanoeuler(*RUN, "--micro-batch", 1, cwd=copy_of(base, tmp_path)))
     assert outcome(tmp_path, "nanoeuler_chat").arrays == outcome(tuned, "nanoeuler_chat").arrays
 
