@@ -110,6 +110,7 @@ import numpy as np
 from llvmlite import ir
 from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
 from numba.core import caching, cgutils
+from numba.core.codegen import CPUCodeLibrary
 from numba.extending import intrinsic, overload
 
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
@@ -5697,9 +5698,10 @@ def _turned(workspace, x):
 
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private.  What we change in them and read of them holds for the
-# version that the imports ask for, and stands here (nanoeuler_cuda.py takes `save_compiled` for its
-# own kernels), but for damaged files, which section 2 of bpe.py sees to.
+# files.  The classes that do so are private, and so is the one that links a kernel.  What we change in
+# them and read of them holds for the version that the imports ask for, and stands here
+# (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for damaged files, which
+# section 2 of bpe.py sees to.
 
 # Numba's own, also where this file is loaded a second time
 numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_key)
@@ -5732,8 +5734,29 @@ def save_compiled(self, key, data):
     with locked(self._cache_path):
         self._save_index({**self._load_index(), key: name})
 
+def finalize_alone(self):
+    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared: where
+    two that are loaded hold cross_entropy, both run the copy of the first.  Each was optimized within
+    its kernel, with an order of sums of its own, so that last bits would depend on what a process has
+    run before.  Here a kernel runs its own copies; only what other kernels copy stays open."""
+    if self._shared_module is None:                      # if not loaded from the cache
+        self._shared_module = self._final_module.clone()
+        for f in self._shared_module.functions:
+            if f.linkage == llvm.Linkage.external and not f.is_declaration:
+                f.linkage = "linkonce_odr"               # as Numba's own _get_module_for_linking
+        for f in self._final_module.functions:
+            if f.linkage == llvm.Linkage.linkonce_odr and not f.is_declaration:
+                f.linkage = "internal"
+    numbas_finalize(self)
+
+# Numba's own, as above
+numbas_finalize = getattr(CPUCodeLibrary._finalize_final_module, "numbas",
+                          CPUCodeLibrary._finalize_final_module)
+finalize_alone.numbas = numbas_finalize
+
 caching.Cache._index_key = key_with_width
 caching.IndexDataCacheFile.save = save_compiled
+CPUCodeLibrary._finalize_final_module = finalize_alone
 
 def in_cache(kernel, words):
     """Whether the cache holds a kernel for this processor and argument types that have `words`."""

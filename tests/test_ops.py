@@ -572,6 +572,28 @@ def test_the_cache_keeps_the_kernels_of_each_width_apart():
     assert len({ok(with_bits(bits, "-c", code)) for bits in WIDTHS}) == len(WIDTHS)
 
 
+STEP = """
+import sys, numpy as np, nanoeuler as ne
+if "first" in sys.argv:              # kernels that a training step holds copies of
+    logits = np.zeros((1, 512), np.float32)
+    ne.cross_entropy(np.zeros(1), logits, np.zeros(1, np.int32), 1.0)
+    ne.row_max(logits[0])
+cfg = ne.Config(vocab_size=512)
+tokens = np.random.default_rng(0).integers(512, size=(2, 128)).astype(np.int32)
+model = ne.Model(cfg, ne.init_params(cfg, 0))
+losses = model.run(ne.GRADIENT, tokens, np.stack([tokens] * cfg.n_mtp), 1 / tokens.size)
+print(losses.tobytes().hex(), model.ce.tobytes().hex(), model.g_flat.tobytes().hex())
+"""
+
+
+def test_a_kernel_does_not_run_another_ones_copies():
+    """Of two kernels that are loaded, both hold a copy of cross_entropy, optimized differently."""
+    alone, second = (ok(subprocess.run([sys.executable, "-c", STEP, *first], cwd=ROOT,
+                                       capture_output=True, encoding="utf-8"))
+                     for first in ([], ["first"]))
+    assert alone == second
+
+
 @pytest.mark.parametrize("asked, features, want", [
     ("", {}, 128), ("", dict(avx=True), 128), ("", dict(avx2=True), 256),
     ("", dict(avx2=True, avx512f=True), 512), ("256", dict(avx2=True, avx512f=True), 256),
