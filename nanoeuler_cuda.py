@@ -12,6 +12,7 @@ Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported 
     python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
     python nanoeuler_cuda.py d                learn preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
+    python nanoeuler_cuda.py serve            for browsers and OpenAI's clients; see serve/
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
 Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type.  Section 12 is the same
@@ -3560,6 +3561,8 @@ def add_verbs(add):
         ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
         shape=ne.CONTEXT)
     add("c", on_gpu(ne.chat, decoder=Decoder), "chat", CHAT, settings=speech)
+    add("serve", on_gpu(ne.serve, decoder=Decoder), "answer browsers and OpenAI's clients", CHAT,
+        settings=fields(ne.Serving))
     add("doctor", doctor, "what this machine has, and what it lacks")
 
 def main(argv=None):
