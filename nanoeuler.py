@@ -3150,6 +3150,9 @@ class Reader(Protocol):
     def truncate(self, n, slot=0):
         """Keeps the first n tokens of a slot, as if those after them had never been read."""
 
+    def copy(self, source, slot, n):
+        """Gives a slot the first n tokens of another, as if it had read them itself."""
+
 class Decoder:
     """The weights of a model, a cache of keys and values, and the tokens in it."""
     wide = True
@@ -3213,6 +3216,12 @@ class Decoder:
 
     def truncate(self, n, slot=0):
         del self.texts[slot][n:]             # no row looks behind its position
+
+    def copy(self, source, slot, n):
+        panels = -(-n // self.cache.k.shape[5])
+        self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
+        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
+        self.texts[slot] = self.texts[source][:n]
 
     def read(self, parts):
         """`Reader`'s.  A slot that is full keeps its later half, which is read anew, from position

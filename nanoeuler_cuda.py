@@ -1717,6 +1717,11 @@ class Decoder(ne.Decoder):
     def use(self, slot):
         self.kc, self.vc, self.graph = self.slots[slot]
 
+    def copy(self, source, slot, n):
+        for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
+            to.copy_to_device(of, stream=stream)         # whole: that takes no longer
+        self.texts[slot] = self.texts[source][:n]
+
     def compute(self, rows):
         """nanoeuler.Decoder's, row by row"""
         wanted, found = {*rows.wanted.tolist()}, []
