@@ -18,18 +18,21 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py compile                what these need, before they do
 
 Contents
-    1    Configuration                        5    Model: forward, backward, the parallel driver
-    2    Memory: flat buffers and views       6    Optimizer
-    3    Building blocks                      7    Data: texts, batches, examples
-    4.1  Matmul                               8    Training: from a text, and from examples
-    4.2  Embedding                            9    Inference: rows, sampling, drafts, chat
-    4.3  RMSNorm                              10   Checkpoint
-    4.4  RoPE                                 11   Import and export; templates of strangers
-    4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
-    4.6  SwiGLU                               13   Command line
-    4.7  Cross-entropy
+    1    Configuration                        7    Batches: of a text, and of examples
+    2    Memory: flat buffers and views       8    Training: the loop, fine-tuning, preferences
+    3    Building blocks                      9    Inference: a step, sampling, drafts, replies
+    4.1  Matmul                               10.1 Texts and examples
+    4.2  Embedding                            10.2 Checkpoint
+    4.3  RMSNorm                              10.3 Runs on disk: log, lock, --resume, plots
+    4.4  RoPE                                 10.4 Import and export
+    4.5  Attention                            11.1 Conversation
+    4.6  SwiGLU                               11.2 Templates of strangers
+    4.7  Cross-entropy                        11.3 Prompts in a file, the lens, the server
+    5    Model: forward, backward, threads    12   Machinery: the tile in LLVM, kernels on disk
+    6    Optimizer                            13   Command line
 
-    Who wants to understand reads 1 to 9.  What follows is files, and how it is made fast.
+    Who wants to understand reads 1 to 9.  What follows is files, terminals and strangers, and how
+    it is made fast.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -1337,7 +1340,7 @@ def adamw(p, g, m, v, n_decay, hyper):
 # in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
 # q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
-# `llama_tensors` of section 10 has apart.  The embedding, whose rows are met one at a time, the
+# `llama_tensors` of 10.2 has apart.  The embedding, whose rows are met one at a time, the
 # heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
 # add to it from the first step on, and learns faster; the heads and what writes to the residual
 # stream start at zero (bench/NOTES.md has what each of these brought).
@@ -1459,118 +1462,8 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
                         m[start:end].reshape(rows, columns), hyper, scale, s)
             n = next_task(taken[0], 0)
 
-# ==== 7 Data ====
-# ---- texts
-LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
-
-def beside_program(path):
-    """A path as it is, or beside this program if only there is something.  There pip names data/
-    nanoeuler_data/: all programs of everybody stand in one folder."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
-    return next(filter(os.path.exists, places), path)
-
-def need_regular(path):
-    """A pipe would be waited for, and a device read, without an end."""
-    need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
-
-def marks_of_editors(text):
-    """What an editor may have put into a text, which is learned like the rest of it; in words."""
-    found = []
-    if text[:3] == codecs.BOM_UTF8:
-        found.append("begins with a byte order mark")
-    if text.find(b"\r\n") >= 0:
-        found.append("ends lines as Windows does, by CR LF")
-    return " and ".join(found)
-
-def read_text(path):
-    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
-    with reading(path, "name a text with --data"):
-        need_regular(path)
-        need(os.path.getsize(path), "it is empty")       # of nothing there is no map
-        with open(path, "rb") as f:
-            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is empty")
-        zero = text.find(b"\0")
-        need(zero < 0, f"it is not text, byte {zero} is zero")
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for i in range(0, len(text), LARGE):
-            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
-    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
-        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
-              f"bytes are learned as they are", file=sys.stderr)
-    if found := marks_of_editors(text):
-        print(f"note: {path} {found}, which is learned as it is; dos2unix takes it out",
-              file=sys.stderr)
-    return text
-
-def split_text(text, holdout):
-    """(training part, validation part): the tail is held out, cut where a character starts."""
-    cut = int(len(text) * (1 - holdout))
-    while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
-        cut -= 1
-    return text[:cut], text[cut:]
-
-def excerpt(text, pieces=256):
-    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
-    if len(text) <= LARGE:
-        return text
-    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
-    parts = [bytes(text[i:i + n]) for i in starts]
-    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
-
-def encode_cut(tokenizer, text, share, rng):
-    """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
-    of it, must begin a token: so each word is met in many spellings, also in that of the beginning
-    of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
-    has, and the ids of these are left out; those of the text's own zeros stay."""
-    if not share:
-        return tokenizer.encode(text)
-    x = np.frombuffer(text, np.uint8)
-    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one such place:
-    after_blank = x[at - 1] == 32                                    # that behind its blank
-    begins_character = x[at] & 0xC0 != 0x80
-    at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
-    at = np.unique(at)
-    cut = np.insert(x, at, 0)
-    ids = tokenizer.encode(cut.tobytes())
-    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
-    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
-    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
-        return tokenizer.encode(text)
-    return np.delete(ids, zeros[inserted])
-
-def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
-    """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
-    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
-    train, val = parts
-
-    def encoded():
-        train_ids = encode_cut(tokenizer, train, cuts, np.random.default_rng(seed))
-        return train_ids, tokenizer.encode(val)
-
-    if len(train) + len(val) <= LARGE:
-        return encoded()
-    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
-            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
-            "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
-    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
-    remedy = "free space, or move the text to where there is some"
-    with contextlib.suppress(UserError), reading(cache, remedy):
-        kept_meta, tensors = map_tensors(cache)
-        need(meta.items() <= kept_meta.items(), "it belongs to another text")
-        return tensors["train"], tensors["val"]
-    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    train_ids, val_ids = (ids.astype(dtype) for ids in encoded())
-    try:
-        write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
-    except UserError as e:                   # a folder of others, or another run that fills it
-        print(f"note: {e}", file=sys.stderr)
-    return train_ids, val_ids
-
-# ---- batches
+# ==== 7 Batches ====
+# ---- windows of a text
 def targets_of(rows, P):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
     T = rows.shape[1] - P
@@ -1622,168 +1515,6 @@ class Batches(Epochs):
         starts = [window * self.T + phase for _, window, phase in entries]
         return windows(self.tokens, starts, self.T, self.P)
 
-# ---- examples
-# Stanford Alpaca's templates; what follows them is the response
-PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
-          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
-PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
-                "further context. Write a response that appropriately completes the request.\n\n"
-                "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
-
-def prompt_of(example):
-    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
-
-def is_conversation(example):
-    """Does it consist of messages, (role, text)?  Others have one question and texts as answers."""
-    return "asked" in example
-
-def asked_in(example):
-    """The messages before the answer"""
-    question = "\n\n".join(filter(None, (example["instruction"], example["input"])))
-    return example.get("asked", [("user", question)])
-
-def answered_in(example, key):
-    """The messages of an answer; those of a whole conversation are several, and not all its own"""
-    answer = example[key]
-    return [("assistant", answer)] if isinstance(answer, str) else answer
-
-def words_of(messages):
-    """The texts of the answers among messages"""
-    return [text for role, text in messages if role == "assistant"]
-
-def question_hash(example):
-    asked = [example["instruction"]]
-    if is_conversation(example):
-        asked = [text for _, text in example["asked"]]
-    question = "\0".join((*asked, example["input"])).encode()
-    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
-
-def held_out(example, share=0.02):
-    """About this share of all examples, one in 50, by a hash of 32 bits: the same question is
-    always on the same side."""
-    one_in = round(1 / share) if share else 0
-    if one_in and math.isclose(one_in * share, 1):
-        return question_hash(example) % one_in == 0
-    return question_hash(example) < share * (1 << 32)
-
-# ---- the files they come in
-ROLES = "system", "user", "assistant", "tool"
-
-def messages_in(listed, name):
-    """[(role, text)] of a list of {"role": ..., "content": ...}"""
-    need(isinstance(listed, list) and listed, f"{name} is {listed!r:.40}, expected messages")
-    messages = []
-    for message in listed:
-        need(isinstance(message, dict), f"{name} holds {message!r:.40}, expected an object with "
-             f"role and content")
-        role, text = message.get("role"), message.get("content")
-        need(role in ROLES, f"a role in {name} is {role!r:.40}, expected {', '.join(ROLES)}")
-        need(isinstance(text, str), f"a content in {name} is {text!r:.40}, expected text")
-        messages.append((role, text))
-    return messages
-
-def conversation(asked, answers):
-    """The example of messages before the answer, and {key: messages of an answer}"""
-    for messages in answers.values():
-        need(words_of(messages), "it has no message of the assistant: nothing is to be learned")
-    questions = [text for role, text in asked if role == "user"]
-    return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
-
-def begin_alike(conversations):
-    """The messages with which all of them begin, without the last one of each"""
-    alike = []
-    for messages in zip(*(x[:-1] for x in conversations)):
-        if len({*messages}) > 1:
-            break
-        alike.append(messages[0])
-    return alike
-
-def as_conversation(e, answers):
-    """The example of an entry that consists of messages: {"messages"} of a whole conversation; or
-    {"prompt", answers}; or answers that begin with the same messages, which are what was asked."""
-    key = "messages" if "messages" in e else "output"
-    if answers == ("output",) and not isinstance(e.get("instruction"), list):
-        messages = messages_in(e.get(key), key)
-        roles = [role for role, _ in messages] + ["assistant"]
-        first = roles.index("assistant")
-        return conversation(messages[:first], {"output": messages[first:]})
-    said = {key: messages_in(e.get(key), key) for key in answers}
-    question = e.get("instruction")          # also called prompt
-    if isinstance(question, list):
-        return conversation(messages_in(question, "prompt"), said)
-    asked = begin_alike(said.values())
-    said = {key: messages[len(asked):] for key, messages in said.items()}
-    if not asked and isinstance(question, str):
-        asked = [("user", question)]
-    return conversation(asked, said)
-
-# What others call the fields of an example -> Alpaca's names
-ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
-
-def as_example(entry, answers):
-    """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
-    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
-    lists of messages."""
-    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
-    for theirs, ours in ALSO_CALLED.items():
-        if theirs in e and ours not in e:
-            e[ours] = e.pop(theirs)
-    e = {"input": "", **e}
-    of_messages = answers == ("output",) and "messages" in e and "output" not in e
-    if of_messages or any(isinstance(e.get(key), list) for key in answers):
-        return as_conversation(e, answers)
-    for key in ("instruction", "input", *answers):
-        need(key in e, f"{key} is missing, or null; it has "
-             f"{', '.join(map(str, entry)) or 'nothing':.80}")
-        need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
-    return e
-
-def parse_json(text):
-    """The value of a JSON text; the commonest mistakes are called by their names."""
-    try:
-        return json.loads(text)
-    except UnicodeDecodeError as e:
-        raise ValueError(f"it is not UTF-8 at byte {e.start}") from None
-    except json.JSONDecodeError as e:
-        comma = " (behind a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
-        raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None
-
-def read_entries(path, remedy):
-    """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
-    with reading(path, remedy):
-        need_regular(path)
-        text = pathlib.Path(path).read_bytes()
-        digest = hashlib.sha256(text).hexdigest()
-        if os.fspath(path).endswith(".parquet"):
-            import pyarrow.parquet
-            rows = pyarrow.parquet.read_table(path).to_pylist()
-            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(rows, 1)], digest
-        if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
-            entries = parse_json(text)
-            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(entries, 1)], digest
-        lines = enumerate(text.splitlines(), 1)
-        return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
-
-def read_examples(path, *answers):
-    """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
-    fields = f"instruction, input, {', '.join(answers)}"
-    others = "messages" if answers == ("output",) else "prompt, chosen, rejected"
-    remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
-    entries, digest = read_entries(path, remedy)
-    examples = []
-    for name, entry in entries:
-        with reading(f"{path}, {name}", remedy):
-            e = entry()
-            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
-            e = as_example(e, answers)
-            texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
-            texts += [text for key in answers for _, text in answered_in(e, key)]
-            for text in texts:
-                text.encode()                # half a surrogate pair is no text
-            examples.append(e)
-    need(examples, f"{path}: it is empty; {remedy}")
-    return examples, digest
-
 # ---- rows of examples
 class Examples(Epochs):
     """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
@@ -1829,7 +1560,7 @@ class Examples(Epochs):
 
 @dataclass
 class DataSet:
-    """What a run learns, and what it is measured on: `load` of section 8 returns it."""
+    """What a run learns, and what it is measured on: `load` of a run returns it."""
     path: str                  # the file it was read from, and its digest
     sha256: str
     tokenizer: bpe.Tokenizer
@@ -1839,14 +1570,231 @@ class DataSet:
     steps: int | None          # length of the run; None: the clock decides
     rows: list                 # of the table that is printed: (name, value)
 
-@dataclass
-class ExampleSet(DataSet):
-    """What fine-tuning needs besides: responses are held out with the questions they answer."""
-    held: str                  # "a held-out", or what is learned has to stand in for it
-    questions: list            # examples, held out
-    responses: Examples        # all R responses to each of them
-
 # ==== 8 Training ====
+# ---- loss and validation
+def loss_weights(targets, mtp_weight):
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    targets (P, ...) -> (P,)"""
+    P = len(targets)
+    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
+    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(heads) / count
+
+def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
+    """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
+    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
+    takes `batch` of them at a time."""
+    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
+    parts = np.split(pick, range(batch, len(pick), batch))
+    nats = sum(model.losses(tokens[part], targets[part]).sum()
+               for part in with_progress(parts, "validation"))
+    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
+    return float(nats / math.log(2) / (n_bytes * share))
+
+# ---- the training loop
+MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
+RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
+
+class TrainingLoop:
+    """What a run does, step by step; `Run` in 10.3 prepares and surrounds it.
+
+    model: an Engine; data: a DataSet; options: Options; state: a State, the numbers that a
+    checkpoint keeps; B, T: rows and tokens of a batch, `next` the one to come."""
+    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
+    R = 1                                    # so many rows of a batch stay together
+
+    def learn(self, caught):
+        """The training loop.  It ends with the last step, or with the one that a signal met."""
+        o, s, first, told = self.options, self.state, self.state.step, self.elapsed()
+        seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
+        while s.step < (s.n_steps or math.inf) and not caught:
+            resting = self.heads_rest()
+            r = self.advance()
+            self.record(**r)
+            done = s.step - first            # in this sitting
+            if done == 1:
+                after_first = self.elapsed()             # which compiles what no cache has
+            else:
+                seconds[resting].append(r["ms"] / 1e3)
+            if done > 1:
+                everything = self.elapsed() - after_first            # with validations, samples
+                pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
+            else:
+                pace = r["ms"] / 1e3
+            often = done == 5 or (done > 5 and s.step % 20 == 0)
+            in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
+            if often and not self.data.steps and not in_last_tenth:
+                self.plan(pace)
+            if often or self.elapsed() - told > MOST_SILENT:
+                told = self.elapsed()
+                self.report(r, pace)
+            if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
+                if s.step % o.eval_every == 0:
+                    estimate, sample = self.validate(rows=64), self.sample(40)
+                    self.record(step=s.step, sample=sample)
+                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
+                          flush=True)
+                if s.step % o.save_every == 0:
+                    self.save()
+
+    def advance(self):
+        """One step: gradient, clip, AdamW.  Returns its log record."""
+        began, s, model = time.perf_counter(), self.state, self.model
+        tokens, targets = self.next
+        hyper = self.hyper()
+        weight, measures = self.ce_weights(tokens, targets)
+        micro = s.micro_batch
+        for b in range(0, self.B, micro):
+            part = slice(b, b + micro)
+            model.gradient(tokens[part], targets[:, part], weight[part])
+        t = s.step + 1
+        self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
+        losses, norm = model.update(hyper)
+        ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
+        if not (math.isfinite(norm) and np.isfinite(ce).all()):
+            raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
+                            f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.step = t                           # now: what is saved has its parameters
+        trained = weight.any(0)              # of the heads
+        s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
+        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
+        return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
+                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
+
+    def hyper(self):
+        """The Hyper of the next step."""
+        o, s = self.options, self.state
+
+        def rate(highest):
+            n_steps = s.n_steps or math.inf  # there is no plan yet
+            return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
+
+        muon_settings = {}
+        if o.optimizer == "muon":
+            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
+            muon_settings["muon_lr"] = rate(o.muon_lr)
+        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
+                        weight_decay=o.weight_decay, **muon_settings)
+
+    def ce_weights(self, tokens, targets):
+        """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
+        mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
+        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
+
+    def heads_rest(self):
+        """Is the next step one of those without the other heads?  They help in the beginning, and
+        what the model has become until the end they learn in a tenth of the run."""
+        o, s = self.options, self.state
+        return s.n_steps > 0 and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
+
+    def validate(self, rows=None):
+        """Measures held-out text, or so many rows of it; returns the result in words."""
+        s = self.state
+        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
+        return f"{s.bits_per_byte:.4f} bits/byte"
+
+    def plan(self, pace):
+        """As many steps as the minutes left allow at this pace, seconds a step."""
+        s, tokens = self.state, self.data.validation[0]
+        check = pace * tokens.size / (3 * self.next[0].size)     # at the end: forward alone
+        left = 60 * self.options.minutes - self.elapsed() - check
+        s.n_steps = s.step + max(1, int(left / pace))
+
+    def pace(self, seconds):
+        """Seconds that a step takes, the mean of those to come, by those that were."""
+        o, s = self.options, self.state
+        full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
+        full = full or resting / RESTING     # there was none of its kind
+        resting = resting or full * RESTING
+        share = s.step / s.n_steps if s.n_steps else 0.0
+        to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
+        return to_rest * resting + (1 - to_rest) * full
+
+    def report(self, r, pace):
+        """The line of a step: r is its record."""
+        s = self.state
+        left = max(0, int((s.n_steps - s.step) * pace))
+        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
+              f"ETA {left // 60}:{left % 60:02d}", flush=True)
+
+    def elapsed(self):
+        return time.perf_counter() - self.began
+
+    def initial(self, cfg):
+        """Parameters to begin with."""
+        flat = init_params(cfg, self.options.seed)
+        if self.options.optimizer == "muon":
+            p = views(flat, param_table(cfg))
+            p.wte[:] *= np.float32(EMBEDDING_INIT)
+            for written in (p.attn_proj, p.down, p.lm_head):
+                written[:] = 0
+        return flat
+
+# ---- fine-tuning
+# The loop is the same, and so is the loss.  A row is an example, and targets are the answers alone:
+# `Examples` of section 7.  How a conversation is written is said in 11.1.
+def chatml_row(messages, learned_from, tokenizer, encode):
+    """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
+    messages.  Answered are the answers from this message on, each with the token that ends it."""
+    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
+    row, asked = [], []
+    for i, (role, text) in enumerate(messages):
+        if role == "assistant" and i >= learned_from:
+            asked += [start, *encode("assistant\n")]
+            row += [asked, [*encode(text), end]]
+            asked = [*encode("\n")]
+        else:
+            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
+    return [np.array(part, np.int32) for part in row]    # what is asked at the end has no answer
+
+# ---- preferences
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
+    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
+
+class PreferenceLoop(TrainingLoop):
+    """The loop on pairs of responses, of which `dpo_loss` is the loss."""
+
+    def losses(self, examples, rows):
+        """-log pi of the responses in these rows, (B,), computed a micro-batch at a time."""
+        ce, micro = [], self.state.micro_batch
+        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
+            tokens, targets = examples.batch(rows[b:b + micro])
+            ce.append(self.model.losses(tokens, targets[0]))
+        return np.concatenate(ce)
+
+    def all_losses(self, examples):
+        return self.losses(examples, range(len(examples.rows)))
+
+    def ce_weights(self, tokens, targets):
+        """A forward pass of its own: the weight of a row depends on both responses of its pair."""
+        o, learned = self.options, self.data.batches
+        rows = learned.pick(self.state.step * self.B, self.B)
+        ce = self.losses(learned, rows)
+        weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
+        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
+        chosen = slice(None, None, 2)
+        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
+        return weight, measures
+
 # ---- settings
 @dataclass
 class Optimization(Settings):
@@ -1967,897 +1915,6 @@ class DpoOptions(TuningOptions):
     lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
     beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
-
-# ---- losses
-def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
-    targets (P, ...) -> (P,)"""
-    P = len(targets)
-    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
-
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> means over the pairs, d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
-    if y were ref's own; it costs no sampling, and may be negative."""
-    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
-
-# ---- validation
-def with_progress(parts, what):
-    """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
-    told = time.perf_counter()
-    for i, part in enumerate(parts):
-        if time.perf_counter() - told > MOST_SILENT:
-            told = time.perf_counter()
-            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
-        yield part
-
-def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
-    """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
-    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
-    takes `batch` of them at a time."""
-    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
-    parts = np.split(pick, range(batch, len(pick), batch))
-    nats = sum(model.losses(tokens[part], targets[part]).sum()
-               for part in with_progress(parts, "validation"))
-    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
-    return float(nats / math.log(2) / (n_bytes * share))
-
-# ---- the log, and locks
-def parse_record(line):
-    """The record of a step in a line of a log; None if a killed run left it unfinished."""
-    try:
-        r = json.loads(line)
-        return {**r, "step": int(r["step"])}             # a TypeError unless it is an object
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-
-def read_log(path):
-    """The records of a JSON-lines log."""
-    with reading(path, "name a log that train, sft or dpo wrote"):
-        need_regular(path)
-        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-        records = [r for r in map(parse_record, lines) if r]
-        need(records or not lines, "no line of it is the record of a step")
-    return records
-
-def log_path(out, data):
-    """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
-    that name must be one, --force or not."""
-    name = out.removesuffix(".bin")
-    log = f"{name}.jsonl"
-    other = f"{name}.bin" if out == name else name       # it would have the same log
-    need(os.path.realpath(out) != os.path.realpath(data),
-         f"{out} would replace {data}; choose another --out")
-    need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
-         f"the log of {out} would replace {log}; choose another --out")
-    need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
-         f"--out, or rename one of them")
-    if os.path.exists(log):
-        need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
-             f"--out")
-        with open(log, "rb") as f:
-            first = f.readline(1 << 20)
-        r = parse_record(first) or {}        # of a step, or of a validation
-        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
-             f"and that of {out} would replace it; choose another --out")
-    return log
-
-@contextlib.contextmanager
-def alone(out):
-    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
-    the name that links lead to, so that another link is no way around it, and not the checkpoint
-    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
-    what is there can be read all the same."""
-    folder, name = os.path.split(os.path.realpath(out))
-    path = os.path.join(folder, f".{name}.lock")
-    with contextlib.ExitStack() as end:
-        while True:
-            try:
-                f = end.enter_context(open(path, "ab"))
-            except OSError as e:
-                yield f"cannot write {out}: {e.strerror}; choose another --out"
-                return
-            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
-            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
-                if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
-                    break
-        try:
-            yield ""
-        finally:
-            with contextlib.suppress(OSError):
-                os.remove(path)              # before it is unlocked: the next run makes its own
-
-@contextlib.contextmanager
-def open_log(path, step):
-    """The log of a run that goes on after this step, to append to; no other run may have it open,
-    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
-    cut off: all of it if the step is 0."""
-    with open(path, "ab+") as f:
-        need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
-        f.seek(0)
-        end = size = 0
-        for line in f:
-            size += len(line)
-            r = parse_record(line)
-            if r and r["step"] <= step and line.endswith(b"\n"):
-                end = size
-        f.truncate(end)
-        yield f
-
-def lock(f):
-    """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
-    try:
-        import fcntl
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):           # Windows; a file system of another machine
-        return True
-    return True
-
-# ---- the training loop
-MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
-RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
-
-class Run:
-    """One training run: model, data, clock and log, fresh or from a checkpoint."""
-    verb = "train"                           # of the command line
-    Options = TrainOptions                   # what its flags set
-    preset = "small"                         # where none is named
-    begins_with = None                       # the checkpoint, where none is named
-    larger_data = ""                         # which goes before that of Options where it is there
-    scope = "the whole held-out tail"        # of the last validation
-    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
-    R = 1                                    # so many rows of a batch stay together
-
-    def __init__(self, out, start, options, engine=Model):
-        """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
-        model to begin with, or of a shape alone; engine: the class of the model"""
-        self.began = time.perf_counter() - start.state.elapsed     # of all sittings
-        self.out, self.options = out, options
-        self.state = s = replace(start.state, options=asdict(options))
-        self.log = log_path(out, self.data_file())
-        self.lr = options.lr * 128 / start.cfg.n_embd
-
-        # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
-        self.read_data(start)
-        self.T = self.row_length(start)
-        self.B = self.R * max(1, round(options.batch / self.T / self.R))
-        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
-        self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
-        self.tokenizer = self.data.tokenizer
-        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
-        s.text_sha256 = self.data.sha256
-        if self.data.steps:                  # else `plan` decides how many they are
-            s.n_steps = max(s.step, self.data.steps)
-
-        # what learns it: nothing is compiled before all of the above is known to be well
-        compiling = time.perf_counter()
-        engine.ready(options)
-        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
-        flat = self.initial(cfg) if start.flat is None else start.flat
-        self.model = engine(cfg, flat, start.moments, options)
-        self.next = self.data.batches.take(s.step * self.B, self.B)
-        self.print_settings()
-        # of all passes: on a GPU the order of sums depends on the most that was taken at once
-        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
-
-    def print_settings(self):
-        cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
-        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
-            ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
-                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
-                      f"{counted(cfg.n_mtp, 'output head')}"),
-            *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
-            *self.rows_of_optimizer(),
-            ("length", counted(steps, "step") if steps else
-                       f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
-            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
-        if steps and steps < o.warmup:
-            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
-                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
-                  file=sys.stderr)
-
-    def initial(self, cfg):
-        """Parameters to begin with."""
-        flat = init_params(cfg, self.options.seed)
-        if self.options.optimizer == "muon":
-            p = views(flat, param_table(cfg))
-            p.wte[:] *= np.float32(EMBEDDING_INIT)
-            for written in (p.attn_proj, p.down, p.lm_head):
-                written[:] = 0
-        return flat
-
-    def rows_of_optimizer(self):
-        """What the table says of it."""
-        o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
-                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
-        if o.optimizer == "adamw":
-            return [("AdamW", f"{of_adamw}, {rest}")]
-        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
-                ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
-                          f"others"),
-                ("both", rest)]
-
-    def hyper(self):
-        """The Hyper of the next step."""
-        o, s = self.options, self.state
-
-        def rate(highest):
-            n_steps = s.n_steps or math.inf  # there is no plan yet
-            return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
-
-        muon_settings = {}
-        if o.optimizer == "muon":
-            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
-            muon_settings["muon_lr"] = rate(o.muon_lr)
-        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
-                        weight_decay=o.weight_decay, **muon_settings)
-
-    def data_file(self):
-        return self.data_path(self.options)
-
-    @classmethod
-    def data_path(cls, options):
-        """Where --data is.  The files of the defaults are also found beside the program."""
-        shipped = options.data in (cls.larger_data, cls.Options.data)
-        return beside_program(options.data) if shipped else options.data
-
-    def read_data(self, start):
-        """Reads what decides the shape of a batch: nothing, of a text."""
-
-    def row_length(self, start):
-        """Tokens of a sequence in a batch: those of the context."""
-        return start.cfg.seq_len
-
-    def load(self, cfg, tokenizer):
-        """The DataSet of a text; it trains the tokenizer if there is none yet."""
-        o, T, path = self.options, cfg.seq_len, self.data_file()
-        text = read_text(path)
-        digest = self.same_data(hashlib.sha256(text).hexdigest())
-        parts = split_text(memoryview(text), o.holdout)
-        train, val = parts
-        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
-        tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
-        batches = Batches(tokens, T, cfg.n_mtp, o.seed)
-        need(len(tail), f"{path}: its last {o.holdout:.0%}, held out, has no token to predict; use "
-             f"a longer text with --data, or another --holdout")
-        tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
-        x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
-        bytes_per_token = len(train) / len(tokens)
-        fewer = ""
-        if tokenizer.vocab_size < cfg.vocab_size:
-            fewer = f" of {cfg.vocab_size:,}, the text has no more"
-        rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
-                ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
-                              f"bytes a token")]
-        return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
-                       validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps or None, rows=rows)
-
-    def same_data(self, digest):
-        """A resumed run must find the data it was started with."""
-        old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
-             f"{old[:12]}; restore it, or start with --out NAME")
-        return digest
-
-    def elapsed(self):
-        return time.perf_counter() - self.began
-
-    def ce_weights(self, tokens, targets):
-        """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
-        mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
-        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
-
-    def heads_rest(self):
-        """Is the next step one of those without the other heads?  They help in the beginning, and
-        what the model has become until the end they learn in a tenth of the run."""
-        o, s = self.options, self.state
-        return s.n_steps > 0 and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
-
-    def advance(self):
-        """One step: gradient, clip, AdamW.  Returns its log record."""
-        began, s, model = time.perf_counter(), self.state, self.model
-        tokens, targets = self.next
-        hyper = self.hyper()
-        weight, measures = self.ce_weights(tokens, targets)
-        micro = s.micro_batch
-        for b in range(0, self.B, micro):
-            part = slice(b, b + micro)
-            model.gradient(tokens[part], targets[:, part], weight[part])
-        t = s.step + 1
-        self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
-        losses, norm = model.update(hyper)
-        ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
-        if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
-                            f"{self.out} is as it was; start with a lower --lr and another --out")
-        s.step = t                           # now: what is saved has its parameters
-        trained = weight.any(0)              # of the heads
-        s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
-        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
-        return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
-                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
-
-    def validate(self, rows=None):
-        """Measures held-out text, or so many rows of it; returns the result in words."""
-        s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
-        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
-        return f"{s.bits_per_byte:.4f} bits/byte"
-
-    def save(self):
-        self.state.elapsed = self.elapsed()
-        flat, *moments = self.model.buffers()
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
-
-    def say(self, n, prompt, **sampling):
-        """What the model says after a prompt's ids, up to </s>: n tokens at most."""
-        rng = np.random.default_rng(self.state.step)
-        stop = self.tokenizer.specials.get(self.state.eos)
-        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), stop)
-        return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
-
-    def sample(self, n):
-        """What it says of its own accord."""
-        return self.say(n, self.tokenizer.encode("\n"))
-
-    def record(self, **values):
-        self.log_file.write(json.dumps(values).encode() + b"\n")
-        self.log_file.flush()
-
-    def go(self):
-        """The run, from where it is to its end, or to Ctrl-C, and what is said then."""
-        s = self.state
-        with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
-            try:
-                self.learn(caught)
-                complete = s.step >= s.n_steps > 0
-                final = self.validate() if complete else ""
-                self.save()
-            except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
-                self.save()
-                raise
-        if complete:
-            print(f"\n{for_terminal(self.sample(160))}\n\nvalidation {final} on {self.scope}, "
-                  f"after {self.elapsed() / 60:.1f} minutes")
-            print_done(self.out, s, self.model)
-        else:
-            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
-                  f"\n    {typed(self.model.program)} {self.verb} --resume --out "
-                  f"{shlex.quote(self.out)}")
-
-    def learn(self, caught):
-        """The training loop.  It ends with the last step, or with the one that a signal met."""
-        o, s, first, told = self.options, self.state, self.state.step, self.elapsed()
-        seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
-        while s.step < (s.n_steps or math.inf) and not caught:
-            resting = self.heads_rest()
-            r = self.advance()
-            self.record(**r)
-            done = s.step - first            # in this sitting
-            if done == 1:
-                after_first = self.elapsed()             # which compiles what no cache has
-            else:
-                seconds[resting].append(r["ms"] / 1e3)
-            if done > 1:
-                everything = self.elapsed() - after_first            # with validations, samples
-                pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
-            else:
-                pace = r["ms"] / 1e3
-            often = done == 5 or (done > 5 and s.step % 20 == 0)
-            in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-            if often and not self.data.steps and not in_last_tenth:
-                self.plan(pace)
-            if often or self.elapsed() - told > MOST_SILENT:
-                told = self.elapsed()
-                self.report(r, pace)
-            if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
-                if s.step % o.eval_every == 0:
-                    estimate, sample = self.validate(rows=64), self.sample(40)
-                    self.record(step=s.step, sample=sample)
-                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
-                          flush=True)
-                if s.step % o.save_every == 0:
-                    self.save()
-
-    def pace(self, seconds):
-        """Seconds that a step takes, the mean of those to come, by those that were."""
-        o, s = self.options, self.state
-        full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
-        full = full or resting / RESTING     # there was none of its kind
-        resting = resting or full * RESTING
-        share = s.step / s.n_steps if s.n_steps else 0.0
-        to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
-        return to_rest * resting + (1 - to_rest) * full
-
-    def plan(self, pace):
-        """As many steps as the minutes left allow at this pace, seconds a step."""
-        s, tokens = self.state, self.data.validation[0]
-        check = pace * tokens.size / (3 * self.next[0].size)     # at the end: forward alone
-        left = 60 * self.options.minutes - self.elapsed() - check
-        s.n_steps = s.step + max(1, int(left / pace))
-
-    def report(self, r, pace):
-        """The line of a step: r is its record."""
-        s = self.state
-        left = max(0, int((s.n_steps - s.step) * pace))
-        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
-              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
-              f"ETA {left // 60}:{left % 60:02d}", flush=True)
-
-@contextlib.contextmanager
-def signals_caught():
-    """Yields a list of the signals that came: Ctrl-C or SIGTERM once, so that a step can end.
-    The second time each does what it does to a program that knows of none: it kills."""
-    caught = []
-
-    def catch(number, frame):
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError):   # print may be at work
-            os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
-
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-# ---- fine-tuning
-MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
-
-def tokens_of(rows):
-    """Of the longest row; its last token is a target only."""
-    return max(sum(map(len, parts)) - 1 for parts in rows)
-
-def has_chatml(tokenizer):
-    return tokenizer.specials.keys() >= {*CHATML_TOKENS}
-
-def chatml_row(messages, learned_from, tokenizer, encode):
-    """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
-    messages.  Answered are the answers from this message on, each with the token that ends it."""
-    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
-    row, asked = [], []
-    for i, (role, text) in enumerate(messages):
-        if role == "assistant" and i >= learned_from:
-            asked += [start, *encode("assistant\n")]
-            row += [asked, [*encode(text), end]]
-            asked = [*encode("\n")]
-        else:
-            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
-    return [np.array(part, np.int32) for part in row]    # what is asked at the end has no answer
-
-class SftRun(Run):
-    """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
-    verb = "sft"
-    Options = SftOptions
-    begins_with = "nanoeuler.bin"
-    larger_data = "data/alpaca.json"
-    scope = "all held-out responses"
-    answers = ["output"]                     # the keys of the R responses
-
-    def read_data(self, start):
-        """Reads the examples and encodes them: they decide how long a row is."""
-        o, s, tokenizer = self.options, self.state, start.tokenizer
-        self.cut_rng = np.random.default_rng(o.seed)
-        self.path = self.data_file()
-        examples, self.digest = read_examples(self.path, *self.answers)
-        self.same_data(self.digest)
-        if not s.text_sha256:                # a run that goes on keeps its own
-            own, s.template = s.template, self.template_for(examples, tokenizer)
-            left = own and not is_alpaca(own) and not s.template
-            if left and not getattr(o, "template", ""):          # dpo has none
-                print("note: the model has a chat template of its own, and these answers are "
-                      "learned in Alpaca's; --template chatml, or messages, keep ChatML",
-                      file=sys.stderr)
-            s.eos = CHATML_TOKENS[1] if s.template else s.eos
-        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
-        self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
-
-    def template_for(self, examples, tokenizer):
-        """That which --template names.  Else ChatML, the model's own if it is that, for messages,
-        and "", Alpaca's, for others, and for single questions where ChatML's tokens are missing."""
-        own, asked = self.state.template, self.options.template
-        there = has_chatml(tokenizer)
-        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
-             f"of which ChatML is made; drop --template, or begin with another")
-        if asked == "alpaca" or not (there and (asked or any(map(is_conversation, examples)))):
-            return ""
-        return own if is_chatml(own) else CHATML
-
-    def row_length(self, start):
-        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
-        o, s = self.options, self.state
-        if o.row_len or s.step:              # runs begun before had rows of the context's length
-            return o.row_len or start.cfg.seq_len
-        lengths = [tokens_of(rows) for _, rows in self.encoded]
-        longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
-        T = -(-max(1, longest) // 32) * 32
-        s.options["row_len"] = self.options.row_len = T
-        return T
-
-    def rows_of(self, example, tokenizer, cuts=0.0):
-        """For each of its R responses [asked, answered, ...] as ids: the tokens that end answers
-        are targets only"""
-        def encode(text):
-            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
-
-        asked = asked_in(example)
-        answers = [answered_in(example, key) for key in self.answers]
-        if self.state.template:
-            default = default_system(self.state.template, asked)
-            return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
-                               encode) for answer in answers]
-        single = [role for role, _ in asked] == ["user"] and all(len(x) == 1 for x in answers)
-        need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
-             f"Alpaca's template, which knows one question and one answer: its model has no tokens "
-             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another")
-        prompt = encode(prompt_of(example))
-        end = np.int32(tokenizer.specials[self.state.eos])
-        return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
-
-    def is_empty(self, example):
-        """Is nothing asked, or an answer nothing?"""
-        asked = "".join(text for _, text in asked_in(example))
-        answers = [words_of(answered_in(example, key)) for key in self.answers]
-        return not (asked and all(map(all, answers)))
-
-    def split(self):
-        """((example, its rows) to learn, those held out, how many are too long, and empty)"""
-        train, val = [], []
-        n_long = n_empty = 0
-        for example, rows in self.encoded:
-            if tokens_of(rows) > self.T:
-                n_long += 1
-            elif self.is_empty(example) or not all(len(asked) for asked, *_ in rows):
-                n_empty += 1
-            elif held_out(example, self.options.holdout):
-                val.append((example, rows))
-            else:
-                train.append((example, rows))
-        count = counted(len(self.encoded), "example")
-        need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
-             f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
-        train, val = train or val, val or train          # of one question alone
-        if val is train and self.options.holdout and len(train) > 1:
-            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
-            train = [x for x in train if x is not val[0]]
-        return train, val, n_long, n_empty
-
-    def load(self, cfg, tokenizer):
-        """The ExampleSet of a file: examples too long for a row, or empty, are left out."""
-        o, T, R = self.options, self.T, self.R
-        train, val, n_long, n_empty = self.split()
-        n = len(train)
-        steps = o.steps or math.ceil(o.epochs * R * n / self.B)
-        if not self.state.text_sha256 and "warmup" not in o.given:
-            o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
-
-        def copied(cuts, copies):
-            """The rows to learn, anew in each copy; whole where a cut makes them too long."""
-            for _ in range(copies):
-                for example, whole in train:
-                    rows = self.rows_of(example, tokenizer, cuts)
-                    yield from rows if tokens_of(rows) <= T else whole
-
-        learned, copies = [row for _, rows in train for row in rows], 1
-        if o.cuts:                           # up to 16 epochs, each cut elsewhere
-            copies = min(16, math.ceil(steps * self.B / R / n))
-            learned = list(copied(o.cuts, copies))
-        batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
-        responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
-
-        def n_bytes(part, keys):
-            answers = [answered_in(example, key) for example, _ in part for key in keys]
-            return sum(len(text.encode()) for answer in answers for text in words_of(answer))
-
-        learned_bytes = n_bytes(train, self.answers) * copies
-        tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
-        held = "none" if val is train else f"{len(val):,}"
-        held += " held out" + ("; validation is on what is learned" if val is train else "")
-        return ExampleSet(
-            path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
-            validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
-            bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
-            rows=[("examples", f"{self.path}, {n:,} and {held}"),
-                  ("template", "ChatML" if self.state.template else "Alpaca's"),
-                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
-                               f"{n_empty:,} empty")],
-            held="a learned" if val is train else "a held-out",
-            questions=[example for example, _ in val], responses=responses)
-
-    def sample(self, n):
-        """The likeliest answer to a held-out question."""
-        data, i = self.data, self.state.step % len(self.data.questions)
-        e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
-                f"{self.say(n, asked, temperature=0.0)}")
-
-# ---- preferences
-class DpoRun(SftRun):
-    """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
-    The reference is the model at step 0.  It never changes, so its cross-entropies are computed
-    then, once, and kept in the checkpoint: there is no second model."""
-    verb = "dpo"
-    Options = DpoOptions
-    begins_with = "nanoeuler_chat.bin"
-    larger_data = "data/preferences.jsonl"
-    scope = "all held-out pairs"
-    answers = ["chosen", "rejected"]
-    R = 2
-    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
-
-    def read_data(self, start):
-        super().read_data(start)
-        alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
-        n = len(self.encoded)
-        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
-             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
-        if alike:
-            print(f"note: {self.path}: chosen and rejected are the same in "
-                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
-                  f"there is nothing to prefer", file=sys.stderr)
-
-    def template_for(self, examples, tokenizer):
-        """The model's own: it knows its questions by that."""
-        own = self.state.template
-        return own if has_chatml(tokenizer) and is_chatml(own) else ""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        learned, tested = self.data.batches, self.data.responses
-        if not self.state.reference:
-            print("the reference reads every pair once\n", flush=True)
-            ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
-            self.state.reference = ce.tolist()
-        n = len(learned.rows)
-        reference = np.array(self.state.reference, object)
-        need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
-             f"{self.out} has a reference of {len(reference)} responses, which are not those of "
-             f"{self.path}; start with --out NAME")
-        self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
-        self.tested_reference = np.array(self.state.reference[n:])
-
-    def losses(self, examples, rows):
-        """-log pi of the responses in these rows, (B,), computed a micro-batch at a time."""
-        ce, micro = [], self.state.micro_batch
-        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
-            tokens, targets = examples.batch(rows[b:b + micro])
-            ce.append(self.model.losses(tokens, targets[0]))
-        return np.concatenate(ce)
-
-    def all_losses(self, examples):
-        return self.losses(examples, range(len(examples.rows)))
-
-    def ce_weights(self, tokens, targets):
-        """A forward pass of its own: the weight of a row depends on both responses of its pair."""
-        o, learned = self.options, self.data.batches
-        rows = learned.pick(self.state.step * self.B, self.B)
-        ce = self.losses(learned, rows)
-        weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
-        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
-        chosen = slice(None, None, 2)
-        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
-        return weight, measures
-
-    def validate(self, rows=None):
-        """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
-        text = super().validate(rows)
-        ce = self.all_losses(self.data.responses)
-        measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
-        self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
-        return f"{self.line.format(**measures)}  {text} of the chosen"
-
-# ---- begin, and go on
-def print_done(out, s, engine):
-    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
-          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
-
-LENGTH = {"steps", "minutes", "epochs"}
-ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
-FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
-
-def sha256_of(path):
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-def need_source(file, out, state):
-    """A run that goes on began with `file`, if that is named."""
-    need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
-    began_with = state.source_sha256         # "": nobody wrote it down then
-    need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
-         f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
-
-def resumed(run, out, preset, file, chosen):
-    """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
-    model, shape and settings than file, flags and preset say, apart from FREE."""
-    start = read_checkpoint(out)
-    if file is not None:
-        need_source(file, out, start.state)
-    stored = Optimization.unsaid | run.Options.unsaid | start.state.options
-    has = {f.name for f in fields(run.Options)}
-    optimizer = stored.get("optimizer", "adamw")
-    settings = {name: value for name, value in stored.items()
-                if name in has or name not in ENGINE_SETTINGS}
-    need(start.state.options and settings.keys() <= has,
-         f"{out} was not made by {run.verb}; start with --out NAME")
-    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        old = run.Options(**settings).check()
-    need("optimizer" in has or optimizer == "adamw",
-         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
-    if "data" in chosen:
-        digest = sha256_of(chosen["data"])
-        need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
-             f"something else; start with --out NAME")
-    asked = dict(chosen)
-    if preset:
-        shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in shape}
-        asked = of_preset | chosen
-    for name, value in (asdict(start.cfg) | asdict(old)).items():
-        need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
-             f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
-    new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
-    free = {name: value for name, value in chosen.items() if name in FREE}
-    if new_length:
-        free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
-    options = replace(old, **free).check()
-    if new_length:
-        done = start.state.step
-        if start.state.n_steps and done >= start.state.n_steps:
-            print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
-                  f"the learning rate rises again", file=sys.stderr)
-        n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
-        start = start._replace(state=replace(start.state, n_steps=n_steps))
-    return start, options
-
-def steps_planned(state, options):
-    """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
-    if not state.elapsed:
-        return 0
-    at_this_pace = state.step * 60 * options.minutes / state.elapsed
-    return max(state.step, int(min(at_this_pace, 1 << 40)))
-
-def fresh(run, preset, file, chosen):
-    """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
-    if run.larger_data and os.path.exists(beside_program(run.larger_data)):
-        chosen = {"data": run.larger_data, **chosen}
-    if file is not None:
-        start = read_checkpoint(file)
-        if issubclass(run, DpoRun) and start.state.kind == "base":
-            print(f"note: {file} is a base model, which sft has not taught to answer: dpo teaches "
-                  f"only which of two answers is the better one", file=sys.stderr)
-        bos, eos = start.state.bos, start.state.eos
-        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
-        start = start._replace(moments=(), state=State(
-            kind="chat", bos=bos, eos=eos, template=start.state.template,
-            source_sha256=sha256_of(file)))
-    else:
-        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
-    shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
-    settings = {k: v for k, v in chosen.items() if k not in shape}
-    if file and "seq_len" in chosen:
-        settings.setdefault("row_len", chosen["seq_len"])
-    options = run.Options.chosen(**settings)
-    return start._replace(cfg=replace(start.cfg, **shape).check()), options
-
-def need_data(path, out):
-    """Refuses what no run can read, before anything is compiled."""
-    remedy = f"{out} is to learn it: name another with --data"
-    need(path, f"the name of the data is empty; {remedy}")
-    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
-    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
-
-def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **chosen):
-    """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
-    was started with.  All that can be refused is, before a kernel is compiled."""
-    if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
-        chosen.setdefault("steps", 0)
-    if "data" in chosen:                     # what is named is not looked for elsewhere
-        need_data(chosen["data"], out)
-    with alone(out) as refusal:              # before it is read: its run may be about to end
-        need(resume or not refusal, refusal)
-        if resume:
-            start, options = resumed(run, out, preset, file, chosen)
-            s = start.state
-            if s.step >= (options.steps or s.n_steps or math.inf):
-                return print_done(out, s, engine)
-            need(not refusal, refusal)
-            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
-        else:
-            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
-            file = file or run.begins_with
-            replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
-            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
-                 f"--out")
-            start, options = fresh(run, preset, file, chosen)
-        need_data(run.data_path(options), out)
-        if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
-            print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
-        run(out, start, options, engine).go()
-
-# ---- loss curves
-LETTERS = string.ascii_letters               # a curve in the terminal
-
-def read_curve(path, key):
-    """[(step, value)] of the records of a log whose value is a number that can be drawn."""
-    values = [(r["step"], r.get(key)) for r in read_log(path)]
-    return [(step, x) for step, x in values
-            if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
-
-def plot(logs, out):
-    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
-    curves = {}                              # (path, key) -> (n, 2): step, bits per byte
-    for path in logs:
-        for key in ("bits_per_byte", "val_bits_per_byte"):
-            points = read_curve(path, key)
-            if points:
-                curves[path, key] = np.array(points, float)
-    if not curves:
-        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
-    points = np.concatenate(list(curves.values()))
-    last_step = points[:, 0].max()
-    low = points[:, 1].min()
-    high = min(points[:, 1].max(), low + 3)  # the first steps would squeeze the rest into a line
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
-              file=sys.stderr)
-        return plot_terminal(curves, last_step, low, high)
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
-    for (path, key), xy in curves.items():
-        marker = "o" if key.startswith("val_") else None
-        axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend(framealpha=1)                # PostScript has no transparency
-    try:
-        figure.savefig(out, dpi=120, bbox_inches="tight")
-    except (ValueError, RuntimeError) as e:  # a format that it does not know, or not without TeX
-        raise UserError(f"{out}: {e}") from None
-    print(f"wrote {out}")
-
-def plot_terminal(curves, last_step, low, high, width=72, height=20):
-    """One letter a curve; a column shows the mean of its steps."""
-    if len(curves) > len(LETTERS):
-        raise UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
-                           f"or install matplotlib for a picture")
-    grid = np.full((height, width), " ")
-    for letter, xy in zip(LETTERS, curves.values()):
-        column = np.minimum(width - 1, xy[:, 0] / max(last_step, 1) * width).astype(int)
-        for c in np.unique(column):
-            mean = xy[column == c, 1].mean()
-            row = (high - mean) / max(high - low, 1e-9) * (height - 1)
-            grid[int(np.clip(np.rint(row), 0, height - 1)), c] = letter
-    for i, row in enumerate(grid):
-        value = high - (high - low) * i / (height - 1)
-        print(f"{value:8.3f} |{''.join(row)}")
-    print(f"bits/byte +{'-' * width}")
-    first, last = "step 0", str(int(last_step))          # below the two ends of the line
-    print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
-    for letter, (path, key) in zip(LETTERS, curves):
-        print(f"    {letter}  {path} {key}")
 
 # ==== 9 Inference ====
 # A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
@@ -3050,6 +2107,325 @@ def guess_logits(logits, final, w, scale, rounded):
     for k in range(len(w)):
         head_logits(logits[k], final, w[k], scale[k], rounded)
 
+# ---- sampling
+@dataclass
+class Sampling(Settings):
+    """How a text is drawn, and how long it is."""
+    temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
+    top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
+    top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
+    min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
+    presence_penalty: float = setting(0.0, -100, 100, "off the logit of what was said already")
+    frequency_penalty: float = setting(0.0, -100, 100, "off it, each time that it was said")
+    tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    stop: list = field(default_factory=list, metadata={
+        "help": "a text before which a reply ends; may be given several times"})
+    logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
+    seed: int = setting(1, 0, 1 << 60, "of the sampling")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+    def check(self):
+        super().check()
+        need(all(isinstance(text, str) and text for text in self.stop),
+             f"stop is {self.stop}, expected texts that are not empty")
+        return self
+
+def rng_of(seed, prompt=0, answer=0):
+    """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
+    not depend on what else is generated; a prompt alone has those of the first of many."""
+    return np.random.default_rng([seed, prompt, answer] if prompt or answer else seed)
+
+def of_the_largest(x, n):
+    """Where the n largest of x are; of equal ones those that come first."""
+    least = np.partition(x, len(x) - n)[len(x) - n]
+    chosen = x > least
+    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
+    return chosen
+
+def sample(logits, rng, o):
+    """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
+    likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
+    if not math.isfinite(logits[likeliest]):
+        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
+                        f"weights are too large to compute with; name another checkpoint")
+    if o.temperature == 0:
+        return likeliest
+    z = logits.astype(np.float64)
+    p = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))       # the likeliest has 1
+    n = min(o.top_k or len(p), len(p))
+    if o.top_p < 1:                          # until those before reach top_p of all
+        total = np.sort(p)[::-1].cumsum()
+        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+    if n < len(p):
+        p[~of_the_largest(p, n)] = 0
+    p[p < o.min_p] = 0
+    total = p.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max()
+    return z - math.log(np.exp(z).sum())
+
+# ---- what reads
+Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
+
+class Reader(Protocol):
+    """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
+    cfg: Config
+    length: int                              # the longest context, tokens
+    texts: list                              # of each slot: the tokens that are in its cache
+    heads: int                               # auxiliary heads that `guesses` has
+    wide: bool                               # do a few rows take about as long as one?
+
+    @staticmethod
+    def ready():
+        """What must happen before the first decoder of a process is made."""
+
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them;
+        length: of each slot's memory, tokens, at most and if 0 cfg.seq_len"""
+
+    def with_slots(self, slots, length=0):
+        """Another one of the same weights, with a cache of its own"""
+
+    def read(self, parts):
+        """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
+        the last of them the logits are wanted.  A full slot slides.
+        Returns these logits (n, V), on the host, valid until the next call."""
+
+    def guesses(self, row):
+        """(heads, V): for a row of the last logits, those of heads 1 and on"""
+
+    def step(self, token):
+        """Appends a token to slot 0, and returns the logits (V,) of the next one."""
+
+    def truncate(self, n, slot=0):
+        """Keeps the first n tokens of a slot, as if those after them had never been read."""
+
+# ---- a reply
+NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+
+class Reply:
+    """A text that is being written: what its prompt is, what was drawn, and why it ends."""
+
+    def __init__(self, ids, sampling, rng, end=None, vocab=None):
+        """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
+        token that ends it; vocab: bytes of each token, which stop texts need"""
+        need(len(ids), NO_TOKEN)
+        self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
+        self.pending = [int(i) for i in ids]             # to be read next
+        self.tokens, self.logprobs, self.counts = [], [], {}
+        self.finish = "" if sampling.tokens else "length"
+        self.text = b""                      # of the tokens, if there is a vocabulary
+        self.stops = [text.encode() for text in sampling.stop]
+        need(vocab or not self.stops, "stop texts need a vocabulary")
+        self.drafts, self.slot, self.told = [], 0, 0
+
+    def draw(self, logits):
+        """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
+        the reply is no part of it."""
+        o = self.sampling
+        z = logits
+        if self.counts and (o.presence_penalty or o.frequency_penalty):
+            z = logits.copy()
+            for token, n in self.counts.items():
+                z[token] -= o.presence_penalty + n * o.frequency_penalty
+        token = sample(z, self.rng, o)
+        if token == self.end:
+            self.finish = "stop"
+            return token
+        self.tokens.append(token)
+        self.counts[token] = self.counts.get(token, 0) + 1
+        if o.logprobs:
+            p = log_softmax(logits)
+            top = np.argsort(-p, kind="stable")[:o.logprobs]
+            self.logprobs.append((float(p[token]), [(int(i), float(p[i])) for i in top]))
+        if len(self.tokens) == o.tokens:
+            self.finish = "length"
+        if self.vocab:
+            self.append(self.vocab[token])
+        return token
+
+    def append(self, piece):
+        """A stop text may begin in one token and end in another."""
+        longest = max(map(len, self.stops), default=0)
+        start = max(0, len(self.text) - longest)
+        self.text += piece
+        places = [place for stop in self.stops if (place := self.text.find(stop, start)) >= 0]
+        if places:
+            self.text = self.text[:min(places)]
+            self.finish = "stop"
+
+    @property
+    def answer(self):
+        """What was said, as text"""
+        return self.text.decode("utf-8", "replace")
+
+    def news(self):
+        """The bytes that have come since the last call, but for what may begin a stop text."""
+        end = len(self.text)
+        if not self.finish:
+            for stop in self.stops:
+                for n in range(min(len(stop), len(self.text)), 0, -1):
+                    if self.text.endswith(stop[:n]):
+                        end = min(end, len(self.text) - n)
+                        break
+        end = max(end, self.told)
+        piece, self.told = self.text[self.told:end], end
+        return piece
+
+# ---- drafts
+# Reading a few rows takes hardly longer than reading one, because the weights come from memory once
+# for all of them.  So a cheap guess of the next tokens is read together with the token that was
+# drawn; where the model then draws the same, a step has brought several tokens.  A guess that is
+# wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
+# logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
+# draft is the simplest case of Leviathan et al. 2023).
+MOST_DRAFTS = 15
+LOOKED_UP = 4                # drafts by look-up, where nobody says how many
+
+def draft(reader, reply, row, k):
+    """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
+    by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
+    if reader.heads:
+        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
+    return looked_up(reader.texts[reply.slot] + reply.pending, k)
+
+LONGEST_MATCH = 3
+
+def looked_up(tokens, k):
+    """What followed the last few tokens where they stood before, the latest place of the longest
+    match (prompt look-up decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
+    text = np.array(tokens, np.int32)
+    for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
+        matches = np.ones(len(text) - n, bool)           # of windows that end before the last
+        for i in range(n):
+            matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
+        places = np.flatnonzero(matches)
+        if len(places):
+            start = places[-1] + n
+            return tokens[start:start + k]
+    return []
+
+# ---- generation
+@dataclass
+class Pace:
+    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
+    began: float = field(default_factory=time.perf_counter)
+    first: float = 0.0                       # seconds to the first token
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
+    accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
+
+    def count(self, tokens, seconds, drafted, reading):
+        """A step; one that reads prompts says nothing of either way."""
+        self.seconds = time.perf_counter() - self.began
+        self.first = self.first or self.seconds
+        self.tokens += tokens
+        self.steps += 1
+        if not reading:
+            way = self.ways[drafted]
+            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
+
+    def drafts(self, reader, sampling):
+        """How many to make for the next step: where nobody says, as many as have paid of late.
+        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
+        a draft changes when a token comes, never which."""
+        if sampling.speculate >= 0 or not reader.wide:
+            return max(0, sampling.speculate) if reader.wide else 0
+        most, tried = reader.heads or LOOKED_UP, self.steps % 64
+        if tried < 8:
+            return most if tried < 4 else 0
+        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
+                                self.ways.values())
+        return most if with_drafts < without else 0
+
+    def __str__(self):
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} a second, the first after "
+                f"{self.first:.2f} s")
+        if any(self.offered):
+            shares = [f"{a / n:.0%}" for a, n in zip(self.accepted, self.offered) if n]
+            text += (f"; {self.tokens / self.steps:.2f} a step, drafts accepted by position: "
+                     f"{', '.join(shares)}")
+        return text
+
+def advance(reader, replies, pace, also=()):
+    """One step of some replies, each in a slot of its own: reads what each has to read, draws the
+    next token, and if that is the draft that was read behind it, one more, and so on.
+    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
+    Returns the tokens drawn for each."""
+    began = time.perf_counter()
+    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
+    for reply in replies:
+        held = len(reader.texts[reply.slot]) + len(reply.pending)
+        room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
+        del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
+    drafted = any(reply.drafts for reply in replies)
+    k = pace.drafts(reader, replies[0].sampling)         # for the next step
+    logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
+                          for reply in replies] + [*also])
+    at, drawn = 0, []
+    for reply in replies:
+        row, drafts, new = at, reply.drafts, []
+        for guess in (*drafts, None):
+            token = reply.draw(logits[row])
+            if token != reply.end:
+                new.append(token)
+            if reply.finish or token != guess:
+                break
+            row += 1
+        wrong = len(drafts) - (row - at)
+        reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
+        for i in range(len(drafts)):
+            pace.offered[i] += 1
+            pace.accepted[i] += i < row - at
+        reply.pending, reply.drafts = [token], []
+        if k and not reply.finish:
+            reply.drafts = draft(reader, reply, row, k)
+        at += 1 + len(drafts)
+        drawn.append(new)
+    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
+    return drawn
+
+def generate(decoder, prompt, n, rng, sampling, stop=None):
+    """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
+    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
+    pace = Pace()
+    while not reply.finish:
+        [tokens] = advance(decoder, [reply], pace)
+        yield from tokens
+
+def generate_many(reader, replies, pace=None):
+    """Yields (its number, a Reply) as each of many ends.  A slot that is free takes the next one.
+    replies: an iterable; each has what it needs when its turn comes"""
+    waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
+    pace = pace or Pace()
+    while True:
+        while free:
+            number, reply = next(waiting, (None, None))
+            if reply is None:
+                break
+            reply.slot = free.pop()
+            reader.truncate(0, reply.slot)
+            active[number] = reply
+        running = [reply for reply in active.values() if not reply.finish]
+        if running:
+            advance(reader, running, pace)
+        elif not active:
+            return
+        for number in [number for number, reply in active.items() if reply.finish]:
+            reply = active.pop(number)
+            free.append(reply.slot)
+            yield number, reply
+
 # ---- weights
 # In float32 a product is one of float32.  So it is in bfloat16 and int8, where only the weights are
 # rounded, unless the processor multiplies these itself: then x is rounded, too, for one row as for
@@ -3115,41 +2491,6 @@ class Weights:
         self.rounds = weights == "bf16" and HAS_BF16 or quads
 
 # ---- slots
-Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
-
-class Reader(Protocol):
-    """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
-    cfg: Config
-    length: int                              # the longest context, tokens
-    texts: list                              # of each slot: the tokens that are in its cache
-    heads: int                               # auxiliary heads that `guesses` has
-    wide: bool                               # do a few rows take about as long as one?
-
-    @staticmethod
-    def ready():
-        """What must happen before the first decoder of a process is made."""
-
-    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them;
-        length: of each slot's memory, tokens, at most and if 0 cfg.seq_len"""
-
-    def with_slots(self, slots, length=0):
-        """Another one of the same weights, with a cache of its own"""
-
-    def read(self, parts):
-        """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
-        the last of them the logits are wanted.  A full slot slides.
-        Returns these logits (n, V), on the host, valid until the next call."""
-
-    def guesses(self, row):
-        """(heads, V): for a row of the last logits, those of heads 1 and on"""
-
-    def step(self, token):
-        """Appends a token to slot 0, and returns the logits (V,) of the next one."""
-
-    def truncate(self, n, slot=0):
-        """Keeps the first n tokens of a slot, as if those after them had never been read."""
-
 class Decoder:
     """The weights of a model, a cache of keys and values, and the tokens in it."""
     wide = True
@@ -3327,826 +2668,280 @@ def steps_of(pieces):
         room -= len(ids)
     yield step
 
-# ---- sampling
-@dataclass
-class Sampling(Settings):
-    """How a text is drawn, and how long it is."""
-    temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
-    top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
-    top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
-    min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
-    presence_penalty: float = setting(0.0, -100, 100, "off the logit of what was said already")
-    frequency_penalty: float = setting(0.0, -100, 100, "off it, each time that it was said")
-    tokens: int = setting(200, 0, 1 << 40, "longest reply")
-    stop: list = field(default_factory=list, metadata={
-        "help": "a text before which a reply ends; may be given several times"})
-    logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
-    seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+# ==== 10.1 Texts and examples ====
+# ---- texts
+LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
-    def check(self):
-        super().check()
-        need(all(isinstance(text, str) and text for text in self.stop),
-             f"stop is {self.stop}, expected texts that are not empty")
-        return self
+def beside_program(path):
+    """A path as it is, or beside this program if only there is something.  There pip names data/
+    nanoeuler_data/: all programs of everybody stand in one folder."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
+    return next(filter(os.path.exists, places), path)
 
-def rng_of(seed, prompt=0, answer=0):
-    """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
-    not depend on what else is generated; a prompt alone has those of the first of many."""
-    return np.random.default_rng([seed, prompt, answer] if prompt or answer else seed)
+def need_regular(path):
+    """A pipe would be waited for, and a device read, without an end."""
+    need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
 
-def of_the_largest(x, n):
-    """Where the n largest of x are; of equal ones those that come first."""
-    least = np.partition(x, len(x) - n)[len(x) - n]
-    chosen = x > least
-    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
-    return chosen
-
-def sample(logits, rng, o):
-    """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
-    likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
-    if not math.isfinite(logits[likeliest]):
-        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
-                        f"weights are too large to compute with; name another checkpoint")
-    if o.temperature == 0:
-        return likeliest
-    z = logits.astype(np.float64)
-    p = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))       # the likeliest has 1
-    n = min(o.top_k or len(p), len(p))
-    if o.top_p < 1:                          # until those before reach top_p of all
-        total = np.sort(p)[::-1].cumsum()
-        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(p):
-        p[~of_the_largest(p, n)] = 0
-    p[p < o.min_p] = 0
-    total = p.cumsum()
-    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
-
-def log_softmax(logits):
-    z = logits.astype(np.float64)
-    z -= z.max()
-    return z - math.log(np.exp(z).sum())
-
-class Reply:
-    """A text that is being written: what its prompt is, what was drawn, and why it ends."""
-
-    def __init__(self, ids, sampling, rng, end=None, vocab=None):
-        """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
-        token that ends it; vocab: bytes of each token, which stop texts need"""
-        need(len(ids), NO_TOKEN)
-        self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
-        self.pending = [int(i) for i in ids]             # to be read next
-        self.tokens, self.logprobs, self.counts = [], [], {}
-        self.finish = "" if sampling.tokens else "length"
-        self.text = b""                      # of the tokens, if there is a vocabulary
-        self.stops = [text.encode() for text in sampling.stop]
-        need(vocab or not self.stops, "stop texts need a vocabulary")
-        self.drafts, self.slot, self.told = [], 0, 0
-
-    def draw(self, logits):
-        """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
-        the reply is no part of it."""
-        o = self.sampling
-        z = logits
-        if self.counts and (o.presence_penalty or o.frequency_penalty):
-            z = logits.copy()
-            for token, n in self.counts.items():
-                z[token] -= o.presence_penalty + n * o.frequency_penalty
-        token = sample(z, self.rng, o)
-        if token == self.end:
-            self.finish = "stop"
-            return token
-        self.tokens.append(token)
-        self.counts[token] = self.counts.get(token, 0) + 1
-        if o.logprobs:
-            p = log_softmax(logits)
-            top = np.argsort(-p, kind="stable")[:o.logprobs]
-            self.logprobs.append((float(p[token]), [(int(i), float(p[i])) for i in top]))
-        if len(self.tokens) == o.tokens:
-            self.finish = "length"
-        if self.vocab:
-            self.append(self.vocab[token])
-        return token
-
-    def append(self, piece):
-        """A stop text may begin in one token and end in another."""
-        longest = max(map(len, self.stops), default=0)
-        start = max(0, len(self.text) - longest)
-        self.text += piece
-        places = [place for stop in self.stops if (place := self.text.find(stop, start)) >= 0]
-        if places:
-            self.text = self.text[:min(places)]
-            self.finish = "stop"
-
-    @property
-    def answer(self):
-        """What was said, as text"""
-        return self.text.decode("utf-8", "replace")
-
-    def news(self):
-        """The bytes that have come since the last call, but for what may begin a stop text."""
-        end = len(self.text)
-        if not self.finish:
-            for stop in self.stops:
-                for n in range(min(len(stop), len(self.text)), 0, -1):
-                    if self.text.endswith(stop[:n]):
-                        end = min(end, len(self.text) - n)
-                        break
-        end = max(end, self.told)
-        piece, self.told = self.text[self.told:end], end
-        return piece
-
-# ---- generation
-NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
-
-@dataclass
-class Pace:
-    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
-    began: float = field(default_factory=time.perf_counter)
-    first: float = 0.0                       # seconds to the first token
-    seconds: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
-    accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
-
-    def count(self, tokens, seconds, drafted, reading):
-        """A step; one that reads prompts says nothing of either way."""
-        self.seconds = time.perf_counter() - self.began
-        self.first = self.first or self.seconds
-        self.tokens += tokens
-        self.steps += 1
-        if not reading:
-            way = self.ways[drafted]
-            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
-
-    def drafts(self, reader, sampling):
-        """How many to make for the next step: where nobody says, as many as have paid of late.
-        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
-        a draft changes when a token comes, never which."""
-        if sampling.speculate >= 0 or not reader.wide:
-            return max(0, sampling.speculate) if reader.wide else 0
-        most, tried = reader.heads or LOOKED_UP, self.steps % 64
-        if tried < 8:
-            return most if tried < 4 else 0
-        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
-                                self.ways.values())
-        return most if with_drafts < without else 0
-
-    def __str__(self):
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} a second, the first after "
-                f"{self.first:.2f} s")
-        if any(self.offered):
-            shares = [f"{a / n:.0%}" for a, n in zip(self.accepted, self.offered) if n]
-            text += (f"; {self.tokens / self.steps:.2f} a step, drafts accepted by position: "
-                     f"{', '.join(shares)}")
-        return text
-
-def advance(reader, replies, pace, also=()):
-    """One step of some replies, each in a slot of its own: reads what each has to read, draws the
-    next token, and if that is the draft that was read behind it, one more, and so on.
-    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
-    Returns the tokens drawn for each."""
-    began = time.perf_counter()
-    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
-    for reply in replies:
-        held = len(reader.texts[reply.slot]) + len(reply.pending)
-        room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
-        del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
-    drafted = any(reply.drafts for reply in replies)
-    k = pace.drafts(reader, replies[0].sampling)         # for the next step
-    logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-                          for reply in replies] + [*also])
-    at, drawn = 0, []
-    for reply in replies:
-        row, drafts, new = at, reply.drafts, []
-        for guess in (*drafts, None):
-            token = reply.draw(logits[row])
-            if token != reply.end:
-                new.append(token)
-            if reply.finish or token != guess:
-                break
-            row += 1
-        wrong = len(drafts) - (row - at)
-        reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
-        for i in range(len(drafts)):
-            pace.offered[i] += 1
-            pace.accepted[i] += i < row - at
-        reply.pending, reply.drafts = [token], []
-        if k and not reply.finish:
-            reply.drafts = draft(reader, reply, row, k)
-        at += 1 + len(drafts)
-        drawn.append(new)
-    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
-    return drawn
-
-def generate(decoder, prompt, n, rng, sampling, stop=None):
-    """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
-    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
-    pace = Pace()
-    while not reply.finish:
-        [tokens] = advance(decoder, [reply], pace)
-        yield from tokens
-
-def generate_many(reader, replies, pace=None):
-    """Yields (its number, a Reply) as each of many ends.  A slot that is free takes the next one.
-    replies: an iterable; each has what it needs when its turn comes"""
-    waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
-    pace = pace or Pace()
-    while True:
-        while free:
-            number, reply = next(waiting, (None, None))
-            if reply is None:
-                break
-            reply.slot = free.pop()
-            reader.truncate(0, reply.slot)
-            active[number] = reply
-        running = [reply for reply in active.values() if not reply.finish]
-        if running:
-            advance(reader, running, pace)
-        elif not active:
-            return
-        for number in [number for number, reply in active.items() if reply.finish]:
-            reply = active.pop(number)
-            free.append(reply.slot)
-            yield number, reply
-
-# ---- drafts
-# Reading a few rows takes hardly longer than reading one, because the weights come from memory once
-# for all of them.  So a cheap guess of the next tokens is read together with the token that was
-# drawn; where the model then draws the same, a step has brought several tokens.  A guess that is
-# wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
-# logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
-# draft is the simplest case of Leviathan et al. 2023).
-MOST_DRAFTS = 15
-LOOKED_UP = 4                # drafts by look-up, where nobody says how many
-
-def draft(reader, reply, row, k):
-    """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
-    by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
-    if reader.heads:
-        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
-    return looked_up(reader.texts[reply.slot] + reply.pending, k)
-
-LONGEST_MATCH = 3
-
-def looked_up(tokens, k):
-    """What followed the last few tokens where they stood before, the latest place of the longest
-    match (prompt look-up decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
-    text = np.array(tokens, np.int32)
-    for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
-        matches = np.ones(len(text) - n, bool)           # of windows that end before the last
-        for i in range(n):
-            matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
-        places = np.flatnonzero(matches)
-        if len(places):
-            start = places[-1] + n
-            return tokens[start:start + k]
-    return []
-
-# ---- chat
-# What a chat model reads is one text: all that was said, and what begins its answer.  A template
-# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
-#
-#     <|im_start|>user
-#     What is a cat?<|im_end|>
-#     <|im_start|>assistant
-#
-# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
-# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
-# was it said?), and names are looked for only in those that were not.  An imported model brings a
-# template that is a program; section 11 makes pieces of what it writes.
-
-# Ours as such programs, for others who read an export
-ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
-    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
-    "{% endif %}{% endfor %}")
-CHATML_TOKENS = bpe.SPECIALS[1:]
-CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-
-def is_alpaca(template):
-    return template in ("", "alpaca", ALPACA)
-
-def alpaca_pieces(messages):
-    """Those of the last question"""
-    before, after = PROMPT.split("{instruction}")
-    _, question = messages[-1]
-    return [(before, False), (question, True), (after, False)]
-
-def chatml_pieces(template, messages):
-    """Some spellings of ChatML begin with a system message of their own."""
-    pieces, ended = [], ""
-    for _, text in default_system(template, messages):
-        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
-    for role, text in messages:
-        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
-        ended = "<|im_end|>\n"
-    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
-
-def own_pieces(template, messages):
-    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
-    if is_alpaca(template):
-        return alpaca_pieces(messages)
-    return chatml_pieces(template, messages) if is_chatml(template) else None
-
-def special_names(tokenizer):
-    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
-    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
-
-def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation, with what begins the next answer
-    sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    messages = [(role, unmarked(text)) for role, text in messages]
-    pieces = (own_pieces(template, messages) or
-              strangers_pieces(template, messages, state, tokenizer))
-    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
-    for piece, said in pieces:
-        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
-            if said and sampled and part in sampled:
-                new = sampled[part]
-            elif not said and part in tokenizer.specials:
-                new = [tokenizer.specials[part]]
-            else:
-                text += part
-                continue
-            ids += [*tokenizer.encode(text).tolist(), *new]
-            text = ""
-    ids += tokenizer.encode(text).tolist()
-    need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
-    return ids
-
-def rewind_to(decoder, ids):
-    """Takes back what the decoder has read, from where it begins to differ from ids.  Returns the
-    ids that it has to read then: at least the last, whose logits are wanted."""
-    n = 0
-    for held, token in zip(decoder.tokens, ids[:-1]):
-        if held != token:
-            break
-        n += 1
-    decoder.truncate(n)
-    return ids[n:]
-
-def for_terminal(text):
-    """What a model says, as it is; a terminal it must not command: there, control characters but
-    for tabs and line ends are shown as U+FFFD."""
-    if not (sys.stdout and sys.stdout.isatty()):
-        return text
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
-
-class Speaker:
-    """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
-    continues."""
-
-    def __init__(self, file, decoder, options):
-        need(options.template in TEMPLATES,
-             f"--template {options.template} is not alpaca or chatml")
-        c = read_checkpoint(file, moments=False)
-        decoder.ready()
-        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
-        self.decoder = decoder(c.cfg, c.flat, options.weights)
-        self.template = options.template or c.state.template
-        self.answers = c.state.kind == "chat" or options.template != ""
-        self.stop = c.tokenizer.specials.get(c.state.eos)
-        self.rng = np.random.default_rng(options.seed)
-        self.said = []                       # (role, text), user and assistant in turn
-        self.last, self.pace = None, None    # the latest Reply, and its Pace
-        self.sampled = {}                    # the ids of each answer, by its text
-
-    def forget(self):
-        self.decoder.truncate(0)
-        self.said.clear()
-        self.sampled.clear()
-
-    def ids_after(self, question):
-        """The ids to continue, the question's alone, or to answer: those of the conversation with
-        what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
-        room: it may take half of the context, or as much as it may be long."""
-        if not self.answers:
-            ids = self.tokenizer.encode(question)
-            need(len(ids), NO_TOKEN)
-            return ids
-        T = self.cfg.seq_len
-        room = T - min(self.options.tokens, T // 2)
-        said, forgotten = [*self.said, ("user", question)], 0
-        while True:
-            ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
-            if len(ids) <= room or len(said) == 1:
-                break
-            said = said[2:]                  # without the first question and its answer
-            forgotten += 1
-        if forgotten and not is_alpaca(self.template):   # which knows of one question anyway
-            print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
-                  file=sys.stderr)
-        if len(ids) > T:
-            print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
-                  f"forgotten", file=sys.stderr)
-        self.said = [*said, ("assistant", "")]           # not before all has gone well
-        return rewind_to(self.decoder, ids)
-
-    def new_reply(self, ids, options, rng):
-        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
-
-    def pieces(self, reply, pace, reader=None):
-        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
-        no part of the conversation"""
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        while not reply.finish:
-            advance(reader or self.decoder, [reply], pace)
-            if piece := decode(reply.news(), bool(reply.finish)):
-                yield piece
-
-    def answer_pieces(self, ids):
-        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
-        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
-        try:
-            for piece in self.pieces(self.last, self.pace):
-                answer += piece
-                if self.answers:             # now, because Ctrl-C may end it here
-                    self.said[-1] = "assistant", answer
-                yield piece
-        finally:
-            self.keep_ids(answer, self.last.tokens)
-
-    def reply(self, ids):
-        """Prints the reply as it comes.  Returns how many tokens it had."""
-        for piece in self.answer_pieces(ids):
-            print(for_terminal(piece), end="", flush=True)
-        print()
-        return len(self.last.tokens)
-
-    # what Python uses: nothing is printed
-    def say(self, question):
-        """The answer to what is said next in the conversation, or its continuation."""
-        return "".join(self.answer_pieces(self.ids_after(question)))
-
-    def ids_of(self, prompt):
-        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
-        if isinstance(prompt, str) and not self.answers:
-            ids = self.tokenizer.encode(prompt)
-        else:
-            need(self.answers, "messages are for a chat model, and this one continues texts")
-            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
-            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
-        need(len(ids), NO_TOKEN)
-        return [int(i) for i in ids]
-
-    def shortened(self, ids, truncate):
-        """A prompt that fits into the context; cut from the left where that is allowed."""
-        T = self.cfg.seq_len
-        if truncate and len(ids) > T:
-            return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
-        need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
-             f"or let --truncate cut it from the left")
-        return ids
-
-    def stream(self, prompt, **sampling):
-        """Yields the text that follows a prompt by itself, as it comes."""
-        options = replace(self.options, **sampling).check()
-        ids = self.shortened(self.ids_of(prompt), False)
-        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
-        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
-
-    def generate(self, prompts, batch=64, truncate=False, **sampling):
-        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
-        written at a time.  Reply.answer is its text."""
-        options = replace(self.options, **sampling).check()
-        ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
-        found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
-        replies = [found[i] for i in range(len(ids))]
-        return replies if options.n > 1 else [reply for [reply] in replies]
-
-    def answers_to(self, prompts, options, batch, pace, first=0):
-        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
-        prompts: ids of each"""
-        if not prompts:
-            return
-        n, longest = options.n, max(map(len, prompts))
-        reader = self.decoder.with_slots(min(batch, n * len(prompts)), longest + options.tokens)
-        replies = (self.new_reply(ids, options, rng_of(options.seed, first + i, j))
-                   for i, ids in enumerate(prompts) for j in range(n))
-        waiting = {}
-        for number, reply in generate_many(reader, replies, pace):
-            answers = waiting.setdefault(number // n, {})
-            answers[number % n] = reply
-            if len(answers) == n:
-                del waiting[number // n]
-                yield first + number // n, [answers[j] for j in range(n)]
-
-    def keep_ids(self, answer, sampled):
-        """The model's next turn begins with the ids that it said, and the decoder holds them.  An
-        answer with a special token is read as text: there, its name is ordinary tokens."""
-        special = set(sampled) & set(self.tokenizer.specials.values())
-        whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
-        if answer and whole and not special:             # Ctrl-C may end it within a character
-            self.sampled[answer] = sampled
-
-    def converse(self):
-        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
-        clears the line, a second one leaves."""
-        with contextlib.suppress(ImportError):           # arrow keys
-            importlib.import_module("readline")
-        cleared = False
-        while True:
-            try:
-                text = input("\n> ")
-            except EOFError:
-                break
-            except KeyboardInterrupt:
-                if cleared:
-                    break
-                cleared = True
-                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
-                continue
-            cleared = False
-            if text.strip() == "/quit":
-                break
-            with contextlib.suppress(KeyboardInterrupt):
-                self.obey(text)
-        print()
-
-    def obey(self, text):
-        """Does what a line asks for: a command, or a reply."""
-        command = text.strip()
-        if command == "/reset":
-            self.forget()
-        elif command == "/help":
-            print(HELP)
-        elif command.split()[:1] == ["/temperature"]:
-            self.warm(command.removeprefix("/temperature").strip())
-        elif re.fullmatch("/[a-z]+( .*)?", command):
-            print(f"there is no {command.split()[0]}; /help lists what there is")
-        elif command:
-            self.answer_line(text)
-
-    def warm(self, number):
-        """/temperature: sets it, or says what it is."""
-        try:
-            if number:
-                self.options = replace(self.options, temperature=float(number)).check()
-            print(f"temperature {self.options.temperature:g}")
-        except ValueError:                   # a UserError, too
-            print(f"/temperature {number}: expected a number, 0 to 100")
-
-    def answer_line(self, text):
-        """A reply, or in a line why these words can have none."""
-        try:
-            ids = self.ids_after(text)
-        except UserError as e:
-            print(f"note: {e}", file=sys.stderr)
-        else:
-            self.reply(ids)
-
-HELP = """/help     this list
-/reset    forgets what was said
-/quit     leaves, as Ctrl-D does
-/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
-Ctrl-C    stops a reply; clears a line that is being typed"""
-
-def said_or_read(prompt):
-    """A prompt; that of `-` is read from standard input, without the end of its last line."""
-    if prompt != "-":
-        return prompt
-    need(sys.stdin, "standard input is closed; name the prompt")
-    if sys.stdin.isatty():
-        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
-    return sys.stdin.read().removesuffix("\n")
-
-def load(file, decoder=Decoder, **sampling):
-    """A Speaker of a checkpoint, to talk to from Python:
-
-        model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
-        for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
-            print(reply.answer)
-        print(*model.stream("Tell me of the sea.", temperature=0), sep="")
-        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
-    return Speaker(file, decoder, Sampling(**sampling).check())
-
-def shown_logprobs(reply):
-    """Of each token: the text, its log-probability, and those of the likeliest"""
-    def text(token):
-        return reply.vocab[token].decode("utf-8", "backslashreplace")
-
-    return [{"token": text(token), "logprob": round(p, 4),
-             "top": [[text(i), round(q, 4)] for i, q in top]}
-            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
-
-def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
-                  force=False, **chosen):
-    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
-    options = Sampling(**chosen).check()
-    if prompts:                              # then a word that stands alone names the checkpoint
-        need(out, "name a file for the answers: --out answers.jsonl")
-        need(not prompt or file == FILE.options["default"],
-             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
-        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
-    need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
-    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
-    prompt = said_or_read(prompt)
-    speaker = Speaker(file, decoder, options)
-    for i in range(options.n):
-        speaker.rng = rng_of(options.seed, 0, i)
-        speaker.said.clear()
-        if not speaker.answers:
-            print(prompt, end="", flush=True)          # reading it may take a while
-            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
-        else:
-            rewound = speaker.ids_after(prompt)
-        n, most = speaker.reply(rewound), options.tokens
-        if n < most and not speaker.answers and not options.stop:
-            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
-                  f"{printable(speaker.state.eos)}", file=sys.stderr)
-        for row in shown_logprobs(speaker.last):
-            top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
-            print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
-        if sys.stderr and sys.stderr.isatty():
-            print(f"note: {speaker.pace}", file=sys.stderr)
-
-def chat(file, decoder=Decoder, **chosen):
-    """`chat`: a conversation."""
-    need(sys.stdin, "standard input is closed; see generate")
-    speaker = Speaker(file, decoder, Sampling(**chosen).check())
-    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
-          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
-          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    speaker.converse()
-
-# ---- a file of prompts
-# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
-# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
-# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
-# all before it are there.
-def prompts_in(path, speaker, truncate):
-    """[(record, ids)] of the lines of a file"""
-    with reading(path, "name a file of JSON lines"):
-        need_regular(path)
-        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
+def marks_of_editors(text):
+    """What an editor may have put into a text, which is learned like the rest of it; in words."""
     found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = parse_json(line)
-            record = {"prompt": record} if isinstance(record, str) else record
-            need(isinstance(record, dict), "it is no object")
-            if "messages" in record:
-                prompt = [(m["role"], m["content"]) for m in record["messages"]]
-                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
-            else:
-                prompt = record["prompt"]
-                need(isinstance(prompt, str), "its prompt is no text")
-            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
-        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
-            said = f"it has no {e}" if isinstance(e, KeyError) else e
-            raise UserError(f"{path}, line {number}: {said}") from None
-    need(found, f"{path} has no line")
-    return found
+    if text[:3] == codecs.BOM_UTF8:
+        found.append("begins with a byte order mark")
+    if text.find(b"\r\n") >= 0:
+        found.append("ends lines as Windows does, by CR LF")
+    return " and ".join(found)
 
-def answers_there(f, keys, out):
-    """How many answers an open file holds, if they are those that would be written; a line that was
-    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
-    f.seek(0)
-    n = end = 0
-    for line in f:
-        record, whole = object_in(line), line.endswith(b"\n")
-        cut_short = record is None and not whole and line.startswith(b"{")
-        is_next = n < len(keys) and (record or {}).get("key") == keys[n]
-        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
-             f"with these settings; choose another --out, or --force to begin anew")
-        if whole:
-            n, end = n + 1, end + len(line)
-    f.truncate(end)
-    return n
+def read_text(path):
+    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
+    with reading(path, "name a text with --data"):
+        need_regular(path)
+        need(os.path.getsize(path), "it is empty")       # of nothing there is no map
+        with open(path, "rb") as f:
+            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        need(text[:LARGE].strip(), "it is empty")
+        zero = text.find(b"\0")
+        need(zero < 0, f"it is not text, byte {zero} is zero")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for i in range(0, len(text), LARGE):
+            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
+    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
+        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
+              f"bytes are learned as they are", file=sys.stderr)
+    if found := marks_of_editors(text):
+        print(f"note: {path} {found}, which is learned as it is; dos2unix takes it out",
+              file=sys.stderr)
+    return text
 
-def object_in(line):
-    """That of JSON, or None"""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        return record if isinstance(record, dict) else None
+def split_text(text, holdout):
+    """(training part, validation part): the tail is held out, cut where a character starts."""
+    cut = int(len(text) * (1 - holdout))
+    while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
+        cut -= 1
+    return text[:cut], text[cut:]
 
-def generate_file(path, file, out, decoder, batch, truncate, force, options):
-    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
-    that are there."""
-    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
-    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
-         f"{out} would be replaced; choose another --out")
-    speaker = Speaker(file, decoder, options)
-    records = prompts_in(path, speaker, truncate)
-    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
-    base = json.dumps([sha256_of(file), settings], sort_keys=True)
-    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
-            for i, (record, _) in enumerate(records)]
-    if os.path.exists(out):
-        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
-    with open(out, "ab+") as f:
-        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
-        if force:
-            f.truncate(0)
-        done = answers_there(f, keys, out)
-        if done:
-            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
-                  f"follow", file=sys.stderr, flush=True)
-        waiting, pace, told = {}, Pace(), time.perf_counter()
-        ids = [ids for _, ids in records[done:]]
-        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
-            waiting[number] = replies
-            while done in waiting:
-                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
-                          "key": keys[done]}
-                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
-                f.flush()
-                done += 1
-            if time.perf_counter() - told > MOST_SILENT:
-                told = time.perf_counter()
-                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
-                      flush=True)
-        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+def excerpt(text, pieces=256):
+    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
+    if len(text) <= LARGE:
+        return text
+    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
+    parts = [bytes(text[i:i + n]) for i in starts]
+    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
 
-def told_of(reply):
-    """What a line of answers has of one."""
-    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
-    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
+def encode_cut(tokenizer, text, share, rng):
+    """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
+    of it, must begin a token: so each word is met in many spellings, also in that of the beginning
+    of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
+    has, and the ids of these are left out; those of the text's own zeros stay."""
+    if not share:
+        return tokenizer.encode(text)
+    x = np.frombuffer(text, np.uint8)
+    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one such place:
+    after_blank = x[at - 1] == 32                                    # that behind its blank
+    begins_character = x[at] & 0xC0 != 0x80
+    at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
+    at = np.unique(at)
+    cut = np.insert(x, at, 0)
+    ids = tokenizer.encode(cut.tobytes())
+    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
+    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
+    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
+        return tokenizer.encode(text)
+    return np.delete(ids, zeros[inserted])
 
-# ---- the lens
-def euler_steps(model, tokens):
-    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
+    """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
+    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
+    train, val = parts
 
-    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
-    that there is first, whose length and angle are None, and after each step.  p is what head 0
-    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
-    cfg, p = model.cfg, model.p
-    model.logits(tokens[None])
-    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
-    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+    def encoded():
+        train_ids = encode_cut(tokenizer, train, cuts, np.random.default_rng(seed))
+        return train_ids, tokenizer.encode(val)
 
-    def said(x):
-        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
-        e = np.exp(z - z.max())
-        return e / e.sum()
+    if len(train) + len(val) <= LARGE:
+        return encoded()
+    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
+            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
+            "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
+    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
+    remedy = "free space, or move the text to where there is some"
+    with contextlib.suppress(UserError), reading(cache, remedy):
+        kept_meta, tensors = map_tensors(cache)
+        need(meta.items() <= kept_meta.items(), "it belongs to another text")
+        return tensors["train"], tensors["val"]
+    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    train_ids, val_ids = (ids.astype(dtype) for ids in encoded())
+    try:
+        write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
+    except UserError as e:                   # a folder of others, or another run that fills it
+        print(f"note: {e}", file=sys.stderr)
+    return train_ids, val_ids
 
-    yield "embedding", None, None, said(states[0])
-    for i, (before, after) in enumerate(zip(states, states[1:])):
-        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
-        length = np.linalg.norm(after - before) / norm
-        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
-        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
-        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
-        yield name, float(length), angle, said(after)
+# ---- examples
+# Stanford Alpaca's templates; what follows them is the response
+PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
+          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
+PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
+                "further context. Write a response that appropriately completes the request.\n\n"
+                "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
 
-def lens(file, prompt):
-    """`lens`: the Euler steps of a prompt's last token."""
-    prompt = said_or_read(prompt)
-    c = read_checkpoint(file, moments=False)
-    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
-    need(len(tokens), "the prompt is empty; give at least one character")
-    Model.ready()
-    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
+def prompt_of(example):
+    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
 
-    def text(token):
-        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
+def is_conversation(example):
+    """Does it consist of messages, (role, text)?  Others have one question and texts as answers."""
+    return "asked" in example
 
-    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for name, length, angle, p in euler_steps(model, tokens):
-        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
-        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
-        print(f"{name:<14}{numbers}   {likeliest}")
+def asked_in(example):
+    """The messages before the answer"""
+    question = "\n\n".join(filter(None, (example["instruction"], example["input"])))
+    return example.get("asked", [("user", question)])
 
-# ---- the server
-@dataclass
-class Serving(Settings):
-    """How `serve` listens, and how much it does at once."""
-    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
-    port: int = setting(8000, 0, 65_535, "0: one that is free")
-    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
-    origin: list = field(default_factory=list, metadata={
-        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
-    log: list = field(default_factory=list, metadata={
-        "help": "a log for /learn beside those in this folder; may be given several times"})
-    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
-    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
-    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
-    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
-    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
-    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
-    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+def answered_in(example, key):
+    """The messages of an answer; those of a whole conversation are several, and not all its own"""
+    answer = example[key]
+    return [("assistant", answer)] if isinstance(answer, str) else answer
 
-def serve(file, decoder=Decoder, **chosen):
-    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
-    options = Serving(**chosen).check()
-    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
-        import nanoeuler_serve as server
-    else:
-        import serve as server
-    return server.run(file, decoder, options)
+def words_of(messages):
+    """The texts of the answers among messages"""
+    return [text for role, text in messages if role == "assistant"]
 
-# ==== 10 Checkpoint ====
+def question_hash(example):
+    asked = [example["instruction"]]
+    if is_conversation(example):
+        asked = [text for _, text in example["asked"]]
+    question = "\0".join((*asked, example["input"])).encode()
+    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
+
+def held_out(example, share=0.02):
+    """About this share of all examples, one in 50, by a hash of 32 bits: the same question is
+    always on the same side."""
+    one_in = round(1 / share) if share else 0
+    if one_in and math.isclose(one_in * share, 1):
+        return question_hash(example) % one_in == 0
+    return question_hash(example) < share * (1 << 32)
+
+# ---- the files they come in
+ROLES = "system", "user", "assistant", "tool"
+
+def messages_in(listed, name):
+    """[(role, text)] of a list of {"role": ..., "content": ...}"""
+    need(isinstance(listed, list) and listed, f"{name} is {listed!r:.40}, expected messages")
+    messages = []
+    for message in listed:
+        need(isinstance(message, dict), f"{name} holds {message!r:.40}, expected an object with "
+             f"role and content")
+        role, text = message.get("role"), message.get("content")
+        need(role in ROLES, f"a role in {name} is {role!r:.40}, expected {', '.join(ROLES)}")
+        need(isinstance(text, str), f"a content in {name} is {text!r:.40}, expected text")
+        messages.append((role, text))
+    return messages
+
+def conversation(asked, answers):
+    """The example of messages before the answer, and {key: messages of an answer}"""
+    for messages in answers.values():
+        need(words_of(messages), "it has no message of the assistant: nothing is to be learned")
+    questions = [text for role, text in asked if role == "user"]
+    return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
+
+def begin_alike(conversations):
+    """The messages with which all of them begin, without the last one of each"""
+    alike = []
+    for messages in zip(*(x[:-1] for x in conversations)):
+        if len({*messages}) > 1:
+            break
+        alike.append(messages[0])
+    return alike
+
+def as_conversation(e, answers):
+    """The example of an entry that consists of messages: {"messages"} of a whole conversation; or
+    {"prompt", answers}; or answers that begin with the same messages, which are what was asked."""
+    key = "messages" if "messages" in e else "output"
+    if answers == ("output",) and not isinstance(e.get("instruction"), list):
+        messages = messages_in(e.get(key), key)
+        roles = [role for role, _ in messages] + ["assistant"]
+        first = roles.index("assistant")
+        return conversation(messages[:first], {"output": messages[first:]})
+    said = {key: messages_in(e.get(key), key) for key in answers}
+    question = e.get("instruction")          # also called prompt
+    if isinstance(question, list):
+        return conversation(messages_in(question, "prompt"), said)
+    asked = begin_alike(said.values())
+    said = {key: messages[len(asked):] for key, messages in said.items()}
+    if not asked and isinstance(question, str):
+        asked = [("user", question)]
+    return conversation(asked, said)
+
+# What others call the fields of an example -> Alpaca's names
+ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
+
+def as_example(entry, answers):
+    """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
+    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
+    lists of messages."""
+    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
+    for theirs, ours in ALSO_CALLED.items():
+        if theirs in e and ours not in e:
+            e[ours] = e.pop(theirs)
+    e = {"input": "", **e}
+    of_messages = answers == ("output",) and "messages" in e and "output" not in e
+    if of_messages or any(isinstance(e.get(key), list) for key in answers):
+        return as_conversation(e, answers)
+    for key in ("instruction", "input", *answers):
+        need(key in e, f"{key} is missing, or null; it has "
+             f"{', '.join(map(str, entry)) or 'nothing':.80}")
+        need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
+    return e
+
+def parse_json(text):
+    """The value of a JSON text; the commonest mistakes are called by their names."""
+    try:
+        return json.loads(text)
+    except UnicodeDecodeError as e:
+        raise ValueError(f"it is not UTF-8 at byte {e.start}") from None
+    except json.JSONDecodeError as e:
+        comma = " (behind a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
+        raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None
+
+def read_entries(path, remedy):
+    """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
+    with reading(path, remedy):
+        need_regular(path)
+        text = pathlib.Path(path).read_bytes()
+        digest = hashlib.sha256(text).hexdigest()
+        if os.fspath(path).endswith(".parquet"):
+            import pyarrow.parquet
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(rows, 1)], digest
+        if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
+            entries = parse_json(text)
+            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(entries, 1)], digest
+        lines = enumerate(text.splitlines(), 1)
+        return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
+
+def read_examples(path, *answers):
+    """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
+    fields = f"instruction, input, {', '.join(answers)}"
+    others = "messages" if answers == ("output",) else "prompt, chosen, rejected"
+    remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
+    entries, digest = read_entries(path, remedy)
+    examples = []
+    for name, entry in entries:
+        with reading(f"{path}, {name}", remedy):
+            e = entry()
+            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
+            e = as_example(e, answers)
+            texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
+            texts += [text for key in answers for _, text in answered_in(e, key)]
+            for text in texts:
+                text.encode()                # half a surrogate pair is no text
+            examples.append(e)
+    need(examples, f"{path}: it is empty; {remedy}")
+    return examples, digest
+
+# ==== 10.2 Checkpoint ====
 # A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
 # little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
 # flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
@@ -4423,7 +3218,695 @@ def info(file):
         ("moments", "yes" if c.moments else "no"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
-# ==== 11 Import and export ====
+# ==== 10.3 Runs on disk ====
+# ---- the log, and locks
+def parse_record(line):
+    """The record of a step in a line of a log; None if a killed run left it unfinished."""
+    try:
+        r = json.loads(line)
+        return {**r, "step": int(r["step"])}             # a TypeError unless it is an object
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+def read_log(path):
+    """The records of a JSON-lines log."""
+    with reading(path, "name a log that train, sft or dpo wrote"):
+        need_regular(path)
+        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        records = [r for r in map(parse_record, lines) if r]
+        need(records or not lines, "no line of it is the record of a step")
+    return records
+
+def log_path(out, data):
+    """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
+    that name must be one, --force or not."""
+    name = out.removesuffix(".bin")
+    log = f"{name}.jsonl"
+    other = f"{name}.bin" if out == name else name       # it would have the same log
+    need(os.path.realpath(out) != os.path.realpath(data),
+         f"{out} would replace {data}; choose another --out")
+    need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
+         f"the log of {out} would replace {log}; choose another --out")
+    need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
+         f"--out, or rename one of them")
+    if os.path.exists(log):
+        need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
+             f"--out")
+        with open(log, "rb") as f:
+            first = f.readline(1 << 20)
+        r = parse_record(first) or {}        # of a step, or of a validation
+        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
+             f"and that of {out} would replace it; choose another --out")
+    return log
+
+@contextlib.contextmanager
+def alone(out):
+    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
+    the name that links lead to, so that another link is no way around it, and not the checkpoint
+    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
+    what is there can be read all the same."""
+    folder, name = os.path.split(os.path.realpath(out))
+    path = os.path.join(folder, f".{name}.lock")
+    with contextlib.ExitStack() as end:
+        while True:
+            try:
+                f = end.enter_context(open(path, "ab"))
+            except OSError as e:
+                yield f"cannot write {out}: {e.strerror}; choose another --out"
+                return
+            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
+                if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
+                    break
+        try:
+            yield ""
+        finally:
+            with contextlib.suppress(OSError):
+                os.remove(path)              # before it is unlocked: the next run makes its own
+
+@contextlib.contextmanager
+def open_log(path, step):
+    """The log of a run that goes on after this step, to append to; no other run may have it open,
+    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
+    cut off: all of it if the step is 0."""
+    with open(path, "ab+") as f:
+        need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
+        f.seek(0)
+        end = size = 0
+        for line in f:
+            size += len(line)
+            r = parse_record(line)
+            if r and r["step"] <= step and line.endswith(b"\n"):
+                end = size
+        f.truncate(end)
+        yield f
+
+def lock(f):
+    """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
+    try:
+        import fcntl
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):           # Windows; a file system of another machine
+        return True
+    return True
+
+# ---- a run
+def with_progress(parts, what):
+    """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
+    told = time.perf_counter()
+    for i, part in enumerate(parts):
+        if time.perf_counter() - told > MOST_SILENT:
+            told = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part
+
+class Run(TrainingLoop):
+    """One training run: model, data, clock and log, fresh or from a checkpoint."""
+    verb = "train"                           # of the command line
+    Options = TrainOptions                   # what its flags set
+    preset = "small"                         # where none is named
+    begins_with = None                       # the checkpoint, where none is named
+    larger_data = ""                         # which goes before that of Options where it is there
+    scope = "the whole held-out tail"        # of the last validation
+
+    def __init__(self, out, start, options, engine=Model):
+        """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
+        model to begin with, or of a shape alone; engine: the class of the model"""
+        self.began = time.perf_counter() - start.state.elapsed     # of all sittings
+        self.out, self.options = out, options
+        self.state = s = replace(start.state, options=asdict(options))
+        self.log = log_path(out, self.data_file())
+        self.lr = options.lr * 128 / start.cfg.n_embd
+
+        # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
+        self.read_data(start)
+        self.T = self.row_length(start)
+        self.B = self.R * max(1, round(options.batch / self.T / self.R))
+        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
+        self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
+        self.tokenizer = self.data.tokenizer
+        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
+        s.text_sha256 = self.data.sha256
+        if self.data.steps:                  # else `plan` decides how many they are
+            s.n_steps = max(s.step, self.data.steps)
+
+        # what learns it: nothing is compiled before all of the above is known to be well
+        compiling = time.perf_counter()
+        engine.ready(options)
+        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
+        flat = self.initial(cfg) if start.flat is None else start.flat
+        self.model = engine(cfg, flat, start.moments, options)
+        self.next = self.data.batches.take(s.step * self.B, self.B)
+        self.print_settings()
+        # of all passes: on a GPU the order of sums depends on the most that was taken at once
+        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
+
+    def print_settings(self):
+        cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
+        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
+            ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
+                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
+                      f"{counted(cfg.n_mtp, 'output head')}"),
+            *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
+            *self.rows_of_optimizer(),
+            ("length", counted(steps, "step") if steps else
+                       f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
+            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+        if steps and steps < o.warmup:
+            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
+                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
+                  file=sys.stderr)
+
+    def rows_of_optimizer(self):
+        """What the table says of it."""
+        o, of_adamw = self.options, f"lr {self.lr:.2g}"
+        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
+                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
+        if o.optimizer == "adamw":
+            return [("AdamW", f"{of_adamw}, {rest}")]
+        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
+                ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
+                          f"others"),
+                ("both", rest)]
+
+    def data_file(self):
+        return self.data_path(self.options)
+
+    @classmethod
+    def data_path(cls, options):
+        """Where --data is.  The files of the defaults are also found beside the program."""
+        shipped = options.data in (cls.larger_data, cls.Options.data)
+        return beside_program(options.data) if shipped else options.data
+
+    def read_data(self, start):
+        """Reads what decides the shape of a batch: nothing, of a text."""
+
+    def row_length(self, start):
+        """Tokens of a sequence in a batch: those of the context."""
+        return start.cfg.seq_len
+
+    def load(self, cfg, tokenizer):
+        """The DataSet of a text; it trains the tokenizer if there is none yet."""
+        o, T, path = self.options, cfg.seq_len, self.data_file()
+        text = read_text(path)
+        digest = self.same_data(hashlib.sha256(text).hexdigest())
+        parts = split_text(memoryview(text), o.holdout)
+        train, val = parts
+        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
+        tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
+        batches = Batches(tokens, T, cfg.n_mtp, o.seed)
+        need(len(tail), f"{path}: its last {o.holdout:.0%}, held out, has no token to predict; use "
+             f"a longer text with --data, or another --holdout")
+        tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
+        x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
+        bytes_per_token = len(train) / len(tokens)
+        fewer = ""
+        if tokenizer.vocab_size < cfg.vocab_size:
+            fewer = f" of {cfg.vocab_size:,}, the text has no more"
+        rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
+                ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
+                              f"bytes a token")]
+        return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
+                       validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
+                       steps=o.steps or None, rows=rows)
+
+    def same_data(self, digest):
+        """A resumed run must find the data it was started with."""
+        old = self.state.text_sha256 or digest
+        need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
+             f"{old[:12]}; restore it, or start with --out NAME")
+        return digest
+
+    def save(self):
+        self.state.elapsed = self.elapsed()
+        flat, *moments = self.model.buffers()
+        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+
+    def say(self, n, prompt, **sampling):
+        """What the model says after a prompt's ids, up to </s>: n tokens at most."""
+        rng = np.random.default_rng(self.state.step)
+        stop = self.tokenizer.specials.get(self.state.eos)
+        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), stop)
+        return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
+
+    def sample(self, n):
+        """What it says of its own accord."""
+        return self.say(n, self.tokenizer.encode("\n"))
+
+    def record(self, **values):
+        self.log_file.write(json.dumps(values).encode() + b"\n")
+        self.log_file.flush()
+
+    def go(self):
+        """The run, from where it is to its end, or to Ctrl-C, and what is said then."""
+        s = self.state
+        with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
+            try:
+                self.learn(caught)
+                complete = s.step >= s.n_steps > 0
+                final = self.validate() if complete else ""
+                self.save()
+            except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
+                self.save()
+                raise
+        if complete:
+            print(f"\n{for_terminal(self.sample(160))}\n\nvalidation {final} on {self.scope}, "
+                  f"after {self.elapsed() / 60:.1f} minutes")
+            print_done(self.out, s, self.model)
+        else:
+            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
+                  f"\n    {typed(self.model.program)} {self.verb} --resume --out "
+                  f"{shlex.quote(self.out)}")
+
+@contextlib.contextmanager
+def signals_caught():
+    """Yields a list of the signals that came: Ctrl-C or SIGTERM once, so that a step can end.
+    The second time each does what it does to a program that knows of none: it kills."""
+    caught = []
+
+    def catch(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):   # print may be at work
+            os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+# ---- on examples
+@dataclass
+class ExampleSet(DataSet):
+    """What fine-tuning needs besides: responses are held out with the questions they answer."""
+    held: str                  # "a held-out", or what is learned has to stand in for it
+    questions: list            # examples, held out
+    responses: Examples        # all R responses to each of them
+
+MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
+
+def tokens_of(rows):
+    """Of the longest row; its last token is a target only."""
+    return max(sum(map(len, parts)) - 1 for parts in rows)
+
+def has_chatml(tokenizer):
+    return tokenizer.specials.keys() >= {*CHATML_TOKENS}
+
+class SftRun(Run):
+    """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
+    verb = "sft"
+    Options = SftOptions
+    begins_with = "nanoeuler.bin"
+    larger_data = "data/alpaca.json"
+    scope = "all held-out responses"
+    answers = ["output"]                     # the keys of the R responses
+
+    def read_data(self, start):
+        """Reads the examples and encodes them: they decide how long a row is."""
+        o, s, tokenizer = self.options, self.state, start.tokenizer
+        self.cut_rng = np.random.default_rng(o.seed)
+        self.path = self.data_file()
+        examples, self.digest = read_examples(self.path, *self.answers)
+        self.same_data(self.digest)
+        if not s.text_sha256:                # a run that goes on keeps its own
+            own, s.template = s.template, self.template_for(examples, tokenizer)
+            left = own and not is_alpaca(own) and not s.template
+            if left and not getattr(o, "template", ""):          # dpo has none
+                print("note: the model has a chat template of its own, and these answers are "
+                      "learned in Alpaca's; --template chatml, or messages, keep ChatML",
+                      file=sys.stderr)
+            s.eos = CHATML_TOKENS[1] if s.template else s.eos
+        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
+        self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
+
+    def template_for(self, examples, tokenizer):
+        """That which --template names.  Else ChatML, the model's own if it is that, for messages,
+        and "", Alpaca's, for others, and for single questions where ChatML's tokens are missing."""
+        own, asked = self.state.template, self.options.template
+        there = has_chatml(tokenizer)
+        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
+             f"of which ChatML is made; drop --template, or begin with another")
+        if asked == "alpaca" or not (there and (asked or any(map(is_conversation, examples)))):
+            return ""
+        return own if is_chatml(own) else CHATML
+
+    def row_length(self, start):
+        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
+        o, s = self.options, self.state
+        if o.row_len or s.step:              # runs begun before had rows of the context's length
+            return o.row_len or start.cfg.seq_len
+        lengths = [tokens_of(rows) for _, rows in self.encoded]
+        longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
+        T = -(-max(1, longest) // 32) * 32
+        s.options["row_len"] = self.options.row_len = T
+        return T
+
+    def rows_of(self, example, tokenizer, cuts=0.0):
+        """For each of its R responses [asked, answered, ...] as ids: the tokens that end answers
+        are targets only"""
+        def encode(text):
+            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
+
+        asked = asked_in(example)
+        answers = [answered_in(example, key) for key in self.answers]
+        if self.state.template:
+            default = default_system(self.state.template, asked)
+            return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
+                               encode) for answer in answers]
+        single = [role for role, _ in asked] == ["user"] and all(len(x) == 1 for x in answers)
+        need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
+             f"Alpaca's template, which knows one question and one answer: its model has no tokens "
+             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another")
+        prompt = encode(prompt_of(example))
+        end = np.int32(tokenizer.specials[self.state.eos])
+        return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
+
+    def is_empty(self, example):
+        """Is nothing asked, or an answer nothing?"""
+        asked = "".join(text for _, text in asked_in(example))
+        answers = [words_of(answered_in(example, key)) for key in self.answers]
+        return not (asked and all(map(all, answers)))
+
+    def split(self):
+        """((example, its rows) to learn, those held out, how many are too long, and empty)"""
+        train, val = [], []
+        n_long = n_empty = 0
+        for example, rows in self.encoded:
+            if tokens_of(rows) > self.T:
+                n_long += 1
+            elif self.is_empty(example) or not all(len(asked) for asked, *_ in rows):
+                n_empty += 1
+            elif held_out(example, self.options.holdout):
+                val.append((example, rows))
+            else:
+                train.append((example, rows))
+        count = counted(len(self.encoded), "example")
+        need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
+             f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
+        train, val = train or val, val or train          # of one question alone
+        if val is train and self.options.holdout and len(train) > 1:
+            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
+            train = [x for x in train if x is not val[0]]
+        return train, val, n_long, n_empty
+
+    def load(self, cfg, tokenizer):
+        """The ExampleSet of a file: examples too long for a row, or empty, are left out."""
+        o, T, R = self.options, self.T, self.R
+        train, val, n_long, n_empty = self.split()
+        n = len(train)
+        steps = o.steps or math.ceil(o.epochs * R * n / self.B)
+        if not self.state.text_sha256 and "warmup" not in o.given:
+            o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
+
+        def copied(cuts, copies):
+            """The rows to learn, anew in each copy; whole where a cut makes them too long."""
+            for _ in range(copies):
+                for example, whole in train:
+                    rows = self.rows_of(example, tokenizer, cuts)
+                    yield from rows if tokens_of(rows) <= T else whole
+
+        learned, copies = [row for _, rows in train for row in rows], 1
+        if o.cuts:                           # up to 16 epochs, each cut elsewhere
+            copies = min(16, math.ceil(steps * self.B / R / n))
+            learned = list(copied(o.cuts, copies))
+        batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
+        responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
+
+        def n_bytes(part, keys):
+            answers = [answered_in(example, key) for example, _ in part for key in keys]
+            return sum(len(text.encode()) for answer in answers for text in words_of(answer))
+
+        learned_bytes = n_bytes(train, self.answers) * copies
+        tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
+        held = "none" if val is train else f"{len(val):,}"
+        held += " held out" + ("; validation is on what is learned" if val is train else "")
+        return ExampleSet(
+            path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
+            validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
+            bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
+            rows=[("examples", f"{self.path}, {n:,} and {held}"),
+                  ("template", "ChatML" if self.state.template else "Alpaca's"),
+                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
+                               f"{n_empty:,} empty")],
+            held="a learned" if val is train else "a held-out",
+            questions=[example for example, _ in val], responses=responses)
+
+    def sample(self, n):
+        """The likeliest answer to a held-out question."""
+        data, i = self.data, self.state.step % len(self.data.questions)
+        e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
+        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
+                f"{self.say(n, asked, temperature=0.0)}")
+
+# ---- on pairs of responses
+class DpoRun(PreferenceLoop, SftRun):
+    """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
+    The reference is the model at step 0.  It never changes, so its cross-entropies are computed
+    then, once, and kept in the checkpoint: there is no second model."""
+    verb = "dpo"
+    Options = DpoOptions
+    begins_with = "nanoeuler_chat.bin"
+    larger_data = "data/preferences.jsonl"
+    scope = "all held-out pairs"
+    answers = ["chosen", "rejected"]
+    R = 2
+    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+
+    def read_data(self, start):
+        super().read_data(start)
+        alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
+        n = len(self.encoded)
+        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
+             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
+        if alike:
+            print(f"note: {self.path}: chosen and rejected are the same in "
+                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
+                  f"there is nothing to prefer", file=sys.stderr)
+
+    def template_for(self, examples, tokenizer):
+        """The model's own: it knows its questions by that."""
+        own = self.state.template
+        return own if has_chatml(tokenizer) and is_chatml(own) else ""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        learned, tested = self.data.batches, self.data.responses
+        if not self.state.reference:
+            print("the reference reads every pair once\n", flush=True)
+            ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
+            self.state.reference = ce.tolist()
+        n = len(learned.rows)
+        reference = np.array(self.state.reference, object)
+        need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
+             f"{self.out} has a reference of {len(reference)} responses, which are not those of "
+             f"{self.path}; start with --out NAME")
+        self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
+        self.tested_reference = np.array(self.state.reference[n:])
+
+    def validate(self, rows=None):
+        """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
+        text = super().validate(rows)
+        ce = self.all_losses(self.data.responses)
+        measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
+        self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
+        return f"{self.line.format(**measures)}  {text} of the chosen"
+
+# ---- begin, and go on
+def print_done(out, s, engine):
+    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
+          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
+
+LENGTH = {"steps", "minutes", "epochs"}
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
+FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
+
+def sha256_of(path):
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+def need_source(file, out, state):
+    """A run that goes on began with `file`, if that is named."""
+    need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
+    began_with = state.source_sha256         # "": nobody wrote it down then
+    need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
+         f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
+
+def resumed(run, out, preset, file, chosen):
+    """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
+    model, shape and settings than file, flags and preset say, apart from FREE."""
+    start = read_checkpoint(out)
+    if file is not None:
+        need_source(file, out, start.state)
+    stored = Optimization.unsaid | run.Options.unsaid | start.state.options
+    has = {f.name for f in fields(run.Options)}
+    optimizer = stored.get("optimizer", "adamw")
+    settings = {name: value for name, value in stored.items()
+                if name in has or name not in ENGINE_SETTINGS}
+    need(start.state.options and settings.keys() <= has,
+         f"{out} was not made by {run.verb}; start with --out NAME")
+    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+        old = run.Options(**settings).check()
+    need("optimizer" in has or optimizer == "adamw",
+         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
+    if "data" in chosen:
+        digest = sha256_of(chosen["data"])
+        need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
+             f"something else; start with --out NAME")
+    asked = dict(chosen)
+    if preset:
+        shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in shape}
+        asked = of_preset | chosen
+    for name, value in (asdict(start.cfg) | asdict(old)).items():
+        need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
+             f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
+    new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
+    free = {name: value for name, value in chosen.items() if name in FREE}
+    if new_length:
+        free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
+    options = replace(old, **free).check()
+    if new_length:
+        done = start.state.step
+        if start.state.n_steps and done >= start.state.n_steps:
+            print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
+                  f"the learning rate rises again", file=sys.stderr)
+        n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
+        start = start._replace(state=replace(start.state, n_steps=n_steps))
+    return start, options
+
+def steps_planned(state, options):
+    """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
+    if not state.elapsed:
+        return 0
+    at_this_pace = state.step * 60 * options.minutes / state.elapsed
+    return max(state.step, int(min(at_this_pace, 1 << 40)))
+
+def fresh(run, preset, file, chosen):
+    """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
+    if run.larger_data and os.path.exists(beside_program(run.larger_data)):
+        chosen = {"data": run.larger_data, **chosen}
+    if file is not None:
+        start = read_checkpoint(file)
+        if issubclass(run, DpoRun) and start.state.kind == "base":
+            print(f"note: {file} is a base model, which sft has not taught to answer: dpo teaches "
+                  f"only which of two answers is the better one", file=sys.stderr)
+        bos, eos = start.state.bos, start.state.eos
+        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
+        start = start._replace(moments=(), state=State(
+            kind="chat", bos=bos, eos=eos, template=start.state.template,
+            source_sha256=sha256_of(file)))
+    else:
+        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
+    shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
+    settings = {k: v for k, v in chosen.items() if k not in shape}
+    if file and "seq_len" in chosen:
+        settings.setdefault("row_len", chosen["seq_len"])
+    options = run.Options.chosen(**settings)
+    return start._replace(cfg=replace(start.cfg, **shape).check()), options
+
+def need_data(path, out):
+    """Refuses what no run can read, before anything is compiled."""
+    remedy = f"{out} is to learn it: name another with --data"
+    need(path, f"the name of the data is empty; {remedy}")
+    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
+    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
+
+def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **chosen):
+    """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
+    was started with.  All that can be refused is, before a kernel is compiled."""
+    if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
+        chosen.setdefault("steps", 0)
+    if "data" in chosen:                     # what is named is not looked for elsewhere
+        need_data(chosen["data"], out)
+    with alone(out) as refusal:              # before it is read: its run may be about to end
+        need(resume or not refusal, refusal)
+        if resume:
+            start, options = resumed(run, out, preset, file, chosen)
+            s = start.state
+            if s.step >= (options.steps or s.n_steps or math.inf):
+                return print_done(out, s, engine)
+            need(not refusal, refusal)
+            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
+        else:
+            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
+            file = file or run.begins_with
+            replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
+            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
+                 f"--out")
+            start, options = fresh(run, preset, file, chosen)
+        need_data(run.data_path(options), out)
+        if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
+            print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+        run(out, start, options, engine).go()
+
+# ---- loss curves
+LETTERS = string.ascii_letters               # a curve in the terminal
+
+def read_curve(path, key):
+    """[(step, value)] of the records of a log whose value is a number that can be drawn."""
+    values = [(r["step"], r.get(key)) for r in read_log(path)]
+    return [(step, x) for step, x in values
+            if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
+
+def plot(logs, out):
+    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
+    curves = {}                              # (path, key) -> (n, 2): step, bits per byte
+    for path in logs:
+        for key in ("bits_per_byte", "val_bits_per_byte"):
+            points = read_curve(path, key)
+            if points:
+                curves[path, key] = np.array(points, float)
+    if not curves:
+        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
+    points = np.concatenate(list(curves.values()))
+    last_step = points[:, 0].max()
+    low = points[:, 1].min()
+    high = min(points[:, 1].max(), low + 3)  # the first steps would squeeze the rest into a line
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
+              file=sys.stderr)
+        return plot_terminal(curves, last_step, low, high)
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    for (path, key), xy in curves.items():
+        marker = "o" if key.startswith("val_") else None
+        axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
+    axes.legend(framealpha=1)                # PostScript has no transparency
+    try:
+        figure.savefig(out, dpi=120, bbox_inches="tight")
+    except (ValueError, RuntimeError) as e:  # a format that it does not know, or not without TeX
+        raise UserError(f"{out}: {e}") from None
+    print(f"wrote {out}")
+
+def plot_terminal(curves, last_step, low, high, width=72, height=20):
+    """One letter a curve; a column shows the mean of its steps."""
+    if len(curves) > len(LETTERS):
+        raise UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
+                           f"or install matplotlib for a picture")
+    grid = np.full((height, width), " ")
+    for letter, xy in zip(LETTERS, curves.values()):
+        column = np.minimum(width - 1, xy[:, 0] / max(last_step, 1) * width).astype(int)
+        for c in np.unique(column):
+            mean = xy[column == c, 1].mean()
+            row = (high - mean) / max(high - low, 1e-9) * (height - 1)
+            grid[int(np.clip(np.rint(row), 0, height - 1)), c] = letter
+    for i, row in enumerate(grid):
+        value = high - (high - low) * i / (height - 1)
+        print(f"{value:8.3f} |{''.join(row)}")
+    print(f"bits/byte +{'-' * width}")
+    first, last = "step 0", str(int(last_step))          # below the two ends of the line
+    print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
+    for letter, (path, key) in zip(LETTERS, curves):
+        print(f"    {letter}  {path} {key}")
+
+# ==== 10.4 Import and export ====
 # Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF).  Both know the model of
 # this file as a Llama; a field of Config has a name in config.json and one in GGUF.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
@@ -4751,7 +4234,376 @@ def export(file, folder, gguf, matrices, force):
     if folder:
         export_folder(c, folder)
 
-# ---- chat templates of strangers
+# ==== 11.1 Conversation ====
+# What a chat model reads is one text: all that was said, and what begins its answer.  A template
+# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
+#
+#     <|im_start|>user
+#     What is a cat?<|im_end|>
+#     <|im_start|>assistant
+#
+# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
+# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
+# was it said?), and names are looked for only in those that were not.  An imported model brings a
+# template that is a program; 11.2 makes pieces of what it writes.
+
+# Ours as such programs, for others who read an export
+ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
+    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}")
+CHATML_TOKENS = bpe.SPECIALS[1:]
+CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+def is_alpaca(template):
+    return template in ("", "alpaca", ALPACA)
+
+def alpaca_pieces(messages):
+    """Those of the last question"""
+    before, after = PROMPT.split("{instruction}")
+    _, question = messages[-1]
+    return [(before, False), (question, True), (after, False)]
+
+def chatml_pieces(template, messages):
+    """Some spellings of ChatML begin with a system message of their own."""
+    pieces, ended = [], ""
+    for _, text in default_system(template, messages):
+        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for role, text in messages:
+        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
+        ended = "<|im_end|>\n"
+    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
+
+def own_pieces(template, messages):
+    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
+    if is_alpaca(template):
+        return alpaca_pieces(messages)
+    return chatml_pieces(template, messages) if is_chatml(template) else None
+
+def special_names(tokenizer):
+    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
+    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
+
+def chat_ids(template, messages, state, tokenizer, sampled=None):
+    """The ids of a conversation, with what begins the next answer
+    sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
+    messages = [(role, unmarked(text)) for role, text in messages]
+    pieces = (own_pieces(template, messages) or
+              strangers_pieces(template, messages, state, tokenizer))
+    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
+    for piece, said in pieces:
+        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
+            if said and sampled and part in sampled:
+                new = sampled[part]
+            elif not said and part in tokenizer.specials:
+                new = [tokenizer.specials[part]]
+            else:
+                text += part
+                continue
+            ids += [*tokenizer.encode(text).tolist(), *new]
+            text = ""
+    ids += tokenizer.encode(text).tolist()
+    need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
+    return ids
+
+def rewind_to(decoder, ids):
+    """Takes back what the decoder has read, from where it begins to differ from ids.  Returns the
+    ids that it has to read then: at least the last, whose logits are wanted."""
+    n = 0
+    for held, token in zip(decoder.tokens, ids[:-1]):
+        if held != token:
+            break
+        n += 1
+    decoder.truncate(n)
+    return ids[n:]
+
+# ---- at a terminal, and from Python
+def for_terminal(text):
+    """What a model says, as it is; a terminal it must not command: there, control characters but
+    for tabs and line ends are shown as U+FFFD."""
+    if not (sys.stdout and sys.stdout.isatty()):
+        return text
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
+
+class Speaker:
+    """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
+    continues."""
+
+    def __init__(self, file, decoder, options):
+        need(options.template in TEMPLATES,
+             f"--template {options.template} is not alpaca or chatml")
+        c = read_checkpoint(file, moments=False)
+        decoder.ready()
+        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
+        self.decoder = decoder(c.cfg, c.flat, options.weights)
+        self.template = options.template or c.state.template
+        self.answers = c.state.kind == "chat" or options.template != ""
+        self.stop = c.tokenizer.specials.get(c.state.eos)
+        self.rng = np.random.default_rng(options.seed)
+        self.said = []                       # (role, text), user and assistant in turn
+        self.last, self.pace = None, None    # the latest Reply, and its Pace
+        self.sampled = {}                    # the ids of each answer, by its text
+
+    def forget(self):
+        self.decoder.truncate(0)
+        self.said.clear()
+        self.sampled.clear()
+
+    def ids_after(self, question):
+        """The ids to continue, the question's alone, or to answer: those of the conversation with
+        what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
+        room: it may take half of the context, or as much as it may be long."""
+        if not self.answers:
+            ids = self.tokenizer.encode(question)
+            need(len(ids), NO_TOKEN)
+            return ids
+        T = self.cfg.seq_len
+        room = T - min(self.options.tokens, T // 2)
+        said, forgotten = [*self.said, ("user", question)], 0
+        while True:
+            ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
+            if len(ids) <= room or len(said) == 1:
+                break
+            said = said[2:]                  # without the first question and its answer
+            forgotten += 1
+        if forgotten and not is_alpaca(self.template):   # which knows of one question anyway
+            print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
+                  file=sys.stderr)
+        if len(ids) > T:
+            print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
+                  f"forgotten", file=sys.stderr)
+        self.said = [*said, ("assistant", "")]           # not before all has gone well
+        return rewind_to(self.decoder, ids)
+
+    def new_reply(self, ids, options, rng):
+        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
+
+    def pieces(self, reply, pace, reader=None):
+        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
+        no part of the conversation"""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        while not reply.finish:
+            advance(reader or self.decoder, [reply], pace)
+            if piece := decode(reply.news(), bool(reply.finish)):
+                yield piece
+
+    def answer_pieces(self, ids):
+        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
+        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
+        try:
+            for piece in self.pieces(self.last, self.pace):
+                answer += piece
+                if self.answers:             # now, because Ctrl-C may end it here
+                    self.said[-1] = "assistant", answer
+                yield piece
+        finally:
+            self.keep_ids(answer, self.last.tokens)
+
+    def reply(self, ids):
+        """Prints the reply as it comes.  Returns how many tokens it had."""
+        for piece in self.answer_pieces(ids):
+            print(for_terminal(piece), end="", flush=True)
+        print()
+        return len(self.last.tokens)
+
+    # what Python uses: nothing is printed
+    def say(self, question):
+        """The answer to what is said next in the conversation, or its continuation."""
+        return "".join(self.answer_pieces(self.ids_after(question)))
+
+    def ids_of(self, prompt):
+        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
+        if isinstance(prompt, str) and not self.answers:
+            ids = self.tokenizer.encode(prompt)
+        else:
+            need(self.answers, "messages are for a chat model, and this one continues texts")
+            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
+            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
+        need(len(ids), NO_TOKEN)
+        return [int(i) for i in ids]
+
+    def shortened(self, ids, truncate):
+        """A prompt that fits into the context; cut from the left where that is allowed."""
+        T = self.cfg.seq_len
+        if truncate and len(ids) > T:
+            return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
+        need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
+             f"or let --truncate cut it from the left")
+        return ids
+
+    def stream(self, prompt, **sampling):
+        """Yields the text that follows a prompt by itself, as it comes."""
+        options = replace(self.options, **sampling).check()
+        ids = self.shortened(self.ids_of(prompt), False)
+        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
+
+    def generate(self, prompts, batch=64, truncate=False, **sampling):
+        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
+        written at a time.  Reply.answer is its text."""
+        options = replace(self.options, **sampling).check()
+        ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
+        found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
+        replies = [found[i] for i in range(len(ids))]
+        return replies if options.n > 1 else [reply for [reply] in replies]
+
+    def answers_to(self, prompts, options, batch, pace, first=0):
+        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
+        prompts: ids of each"""
+        if not prompts:
+            return
+        n, longest = options.n, max(map(len, prompts))
+        reader = self.decoder.with_slots(min(batch, n * len(prompts)), longest + options.tokens)
+        replies = (self.new_reply(ids, options, rng_of(options.seed, first + i, j))
+                   for i, ids in enumerate(prompts) for j in range(n))
+        waiting = {}
+        for number, reply in generate_many(reader, replies, pace):
+            answers = waiting.setdefault(number // n, {})
+            answers[number % n] = reply
+            if len(answers) == n:
+                del waiting[number // n]
+                yield first + number // n, [answers[j] for j in range(n)]
+
+    def keep_ids(self, answer, sampled):
+        """The model's next turn begins with the ids that it said, and the decoder holds them.  An
+        answer with a special token is read as text: there, its name is ordinary tokens."""
+        special = set(sampled) & set(self.tokenizer.specials.values())
+        whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
+        if answer and whole and not special:             # Ctrl-C may end it within a character
+            self.sampled[answer] = sampled
+
+    def converse(self):
+        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
+        clears the line, a second one leaves."""
+        with contextlib.suppress(ImportError):           # arrow keys
+            importlib.import_module("readline")
+        cleared = False
+        while True:
+            try:
+                text = input("\n> ")
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if cleared:
+                    break
+                cleared = True
+                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
+                continue
+            cleared = False
+            if text.strip() == "/quit":
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                self.obey(text)
+        print()
+
+    def obey(self, text):
+        """Does what a line asks for: a command, or a reply."""
+        command = text.strip()
+        if command == "/reset":
+            self.forget()
+        elif command == "/help":
+            print(HELP)
+        elif command.split()[:1] == ["/temperature"]:
+            self.warm(command.removeprefix("/temperature").strip())
+        elif re.fullmatch("/[a-z]+( .*)?", command):
+            print(f"there is no {command.split()[0]}; /help lists what there is")
+        elif command:
+            self.answer_line(text)
+
+    def warm(self, number):
+        """/temperature: sets it, or says what it is."""
+        try:
+            if number:
+                self.options = replace(self.options, temperature=float(number)).check()
+            print(f"temperature {self.options.temperature:g}")
+        except ValueError:                   # a UserError, too
+            print(f"/temperature {number}: expected a number, 0 to 100")
+
+    def answer_line(self, text):
+        """A reply, or in a line why these words can have none."""
+        try:
+            ids = self.ids_after(text)
+        except UserError as e:
+            print(f"note: {e}", file=sys.stderr)
+        else:
+            self.reply(ids)
+
+HELP = """/help     this list
+/reset    forgets what was said
+/quit     leaves, as Ctrl-D does
+/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
+Ctrl-C    stops a reply; clears a line that is being typed"""
+
+def said_or_read(prompt):
+    """A prompt; that of `-` is read from standard input, without the end of its last line."""
+    if prompt != "-":
+        return prompt
+    need(sys.stdin, "standard input is closed; name the prompt")
+    if sys.stdin.isatty():
+        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n")
+
+def load(file, decoder=Decoder, **sampling):
+    """A Speaker of a checkpoint, to talk to from Python:
+
+        model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
+        for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
+            print(reply.answer)
+        print(*model.stream("Tell me of the sea.", temperature=0), sep="")
+        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
+    return Speaker(file, decoder, Sampling(**sampling).check())
+
+def shown_logprobs(reply):
+    """Of each token: the text, its log-probability, and those of the likeliest"""
+    def text(token):
+        return reply.vocab[token].decode("utf-8", "backslashreplace")
+
+    return [{"token": text(token), "logprob": round(p, 4),
+             "top": [[text(i), round(q, 4)] for i, q in top]}
+            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
+
+def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
+                  force=False, **chosen):
+    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
+    options = Sampling(**chosen).check()
+    if prompts:                              # then a word that stands alone names the checkpoint
+        need(out, "name a file for the answers: --out answers.jsonl")
+        need(not prompt or file == FILE.options["default"],
+             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
+        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
+    need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
+    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
+    prompt = said_or_read(prompt)
+    speaker = Speaker(file, decoder, options)
+    for i in range(options.n):
+        speaker.rng = rng_of(options.seed, 0, i)
+        speaker.said.clear()
+        if not speaker.answers:
+            print(prompt, end="", flush=True)          # reading it may take a while
+            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
+        else:
+            rewound = speaker.ids_after(prompt)
+        n, most = speaker.reply(rewound), options.tokens
+        if n < most and not speaker.answers and not options.stop:
+            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
+                  f"{printable(speaker.state.eos)}", file=sys.stderr)
+        for row in shown_logprobs(speaker.last):
+            top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
+            print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
+        if sys.stderr and sys.stderr.isatty():
+            print(f"note: {speaker.pace}", file=sys.stderr)
+
+def chat(file, decoder=Decoder, **chosen):
+    """`chat`: a conversation."""
+    need(sys.stdin, "standard input is closed; see generate")
+    speaker = Speaker(file, decoder, Sampling(**chosen).check())
+    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
+          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
+          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+    speaker.converse()
+
+# ==== 11.2 Templates of strangers ====
 # An imported model brings the template of its chat: a program, which says how messages become text.
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
@@ -5005,6 +4857,176 @@ def conversation_text(template, messages, state, tokenizer):
     need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
     need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
     return text
+
+# ==== 11.3 Prompts in a file, the lens, the server ====
+# ---- a file of prompts
+# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
+# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
+# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
+# all before it are there.
+def prompts_in(path, speaker, truncate):
+    """[(record, ids)] of the lines of a file"""
+    with reading(path, "name a file of JSON lines"):
+        need_regular(path)
+        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+            record = {"prompt": record} if isinstance(record, str) else record
+            need(isinstance(record, dict), "it is no object")
+            if "messages" in record:
+                prompt = [(m["role"], m["content"]) for m in record["messages"]]
+                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
+            else:
+                prompt = record["prompt"]
+                need(isinstance(prompt, str), "its prompt is no text")
+            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
+            said = f"it has no {e}" if isinstance(e, KeyError) else e
+            raise UserError(f"{path}, line {number}: {said}") from None
+    need(found, f"{path} has no line")
+    return found
+
+def answers_there(f, keys, out):
+    """How many answers an open file holds, if they are those that would be written; a line that was
+    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
+    f.seek(0)
+    n = end = 0
+    for line in f:
+        record, whole = object_in(line), line.endswith(b"\n")
+        cut_short = record is None and not whole and line.startswith(b"{")
+        is_next = n < len(keys) and (record or {}).get("key") == keys[n]
+        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
+             f"with these settings; choose another --out, or --force to begin anew")
+        if whole:
+            n, end = n + 1, end + len(line)
+    f.truncate(end)
+    return n
+
+def object_in(line):
+    """That of JSON, or None"""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+
+def generate_file(path, file, out, decoder, batch, truncate, force, options):
+    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
+    that are there."""
+    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
+    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
+         f"{out} would be replaced; choose another --out")
+    speaker = Speaker(file, decoder, options)
+    records = prompts_in(path, speaker, truncate)
+    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
+    base = json.dumps([sha256_of(file), settings], sort_keys=True)
+    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
+            for i, (record, _) in enumerate(records)]
+    if os.path.exists(out):
+        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
+    with open(out, "ab+") as f:
+        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        if force:
+            f.truncate(0)
+        done = answers_there(f, keys, out)
+        if done:
+            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
+                  f"follow", file=sys.stderr, flush=True)
+        waiting, pace, told = {}, Pace(), time.perf_counter()
+        ids = [ids for _, ids in records[done:]]
+        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
+            waiting[number] = replies
+            while done in waiting:
+                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
+                          "key": keys[done]}
+                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
+                f.flush()
+                done += 1
+            if time.perf_counter() - told > MOST_SILENT:
+                told = time.perf_counter()
+                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
+                      flush=True)
+        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+
+def told_of(reply):
+    """What a line of answers has of one."""
+    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
+    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
+
+# ---- the lens
+def euler_steps(model, tokens):
+    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
+    that there is first, whose length and angle are None, and after each step.  p is what head 0
+    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    cfg, p = model.cfg, model.p
+    model.logits(tokens[None])
+    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+
+    def said(x):
+        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
+        e = np.exp(z - z.max())
+        return e / e.sum()
+
+    yield "embedding", None, None, said(states[0])
+    for i, (before, after) in enumerate(zip(states, states[1:])):
+        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
+        length = np.linalg.norm(after - before) / norm
+        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
+        yield name, float(length), angle, said(after)
+
+def lens(file, prompt):
+    """`lens`: the Euler steps of a prompt's last token."""
+    prompt = said_or_read(prompt)
+    c = read_checkpoint(file, moments=False)
+    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
+    need(len(tokens), "the prompt is empty; give at least one character")
+    Model.ready()
+    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
+
+    def text(token):
+        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
+
+    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
+    for name, length, angle, p in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
+        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
+        print(f"{name:<14}{numbers}   {likeliest}")
+
+# ---- the server
+@dataclass
+class Serving(Settings):
+    """How `serve` listens, and how much it does at once."""
+    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
+    port: int = setting(8000, 0, 65_535, "0: one that is free")
+    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
+    origin: list = field(default_factory=list, metadata={
+        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
+    log: list = field(default_factory=list, metadata={
+        "help": "a log for /learn beside those in this folder; may be given several times"})
+    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
+    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
+    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
+    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
+    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
+    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
+    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+def serve(file, decoder=Decoder, **chosen):
+    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
+    options = Serving(**chosen).check()
+    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
+        import nanoeuler_serve as server
+    else:
+        import serve as server
+    return server.run(file, decoder, options)
 
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
