@@ -13,6 +13,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
+    python nanoeuler.py quantize FILE OUT      the same model in int8, a quarter of the size
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
     python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
     python nanoeuler.py compile                what these need, before they do
@@ -2946,7 +2947,7 @@ def read_examples(path, *answers):
 # little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
 # flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
+          "U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "I8": np.dtype("i1")}
 CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
 NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
 MAX_HEADER = 100_000_000     # bytes
@@ -3141,18 +3142,67 @@ def read_moments(cfg, tensors):
     m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
     return m, v
 
-def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
-    """Everything that a run needs to go on, in one file, in float32."""
+# ---- matrices in int8
+# `quantize` keeps each matrix of a file as int8 with a float32 scale a row, NAME_scale, which is how
+# compressed-tensors names it; gains stay float32, and moments have no place there.
+def in_int8(w):
+    """(q (N, K) int8, scale (N, 1) float32) of a matrix (N, K): w is about scale * q, as `stored`
+    rounds it.  Of the 24 bits of a float32 the scale uses 17, and q needs 7: scale * q is exact,
+    and a decoder with int8 weights, which rounds it again, finds the same q and scale."""
+    _, scale = stored(w, "int8")
+    scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
+    return np.rint(w / scale).astype(np.int8), scale
+
+def from_int8(name, q, scale):
+    """scale * q (N, K) float32, of the tensors `name` and `name`_scale of a file"""
+    bad = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
+    if bad.size:
+        raise UserError(f"{name}_scale[{bad[0]}] is {scale.flat[bad[0]]}, expected a positive "
+                        f"number")
+    with np.errstate(over="ignore"):         # `need_finite` says where
+        return q * scale
+
+def as_int8(tensors):
+    """{name: array} as a file has them in int8: first what is float32, which so is aligned"""
+    floats, matrices = {}, {}
+    for name, x in tensors.items():
+        if x.ndim > 1:
+            matrices[name], floats[f"{name}_scale"] = in_int8(x)
+        else:
+            floats[name] = x
+    return floats | matrices
+
+def types_of(tensors):
+    """{name: (dtype, shape)}"""
+    return {name: (x.dtype, x.shape) for name, x in tensors.items()}
+
+def expected_types(cfg, matrices):
+    """`types_of` the weights of a checkpoint whose matrices are "f32" or "int8" """
+    types = {}
+    for name, shape in tensor_shapes(cfg).items():
+        int8 = matrices == "int8" and len(shape) > 1
+        types[name] = DTYPES["I8" if int8 else "F32"], shape
+        if int8:
+            types[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
+    return types
+
+# ---- reading and writing
+def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
+    """Everything that a run needs to go on, in one file, in float32; or the matrices in int8."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
     flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
     tensors = named(cfg, flat)
+    if matrices != "f32":                    # else nothing says it, as it always was
+        meta["matrices"], tensors = matrices, as_int8(tensors)
     if moments:
         tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
     write_tensors(path, meta, tensors, "free space or choose another --out")
 
-Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
+# flat is float32; matrices: what they are in the file, "f32" or "int8"
+Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
+                        defaults=["f32"])
 
 def read_checkpoint(path, moments=True):
     """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
@@ -3165,15 +3215,19 @@ def read_checkpoint(path, moments=True):
         optimizer = "muon" if "muon.momentum" in tensors else "adamw"
         need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
              "its moments are another optimizer's")
-        expected, remembered = tensor_shapes(cfg), moment_shapes(cfg, optimizer)
-        has_moments = "adamw.m" in tensors
+        matrices = meta.get("matrices", "f32")
+        need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
+        expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
+        has_moments = "adamw.m" in tensors and matrices == "f32"
         if has_moments:
-            expected |= remembered
-        shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
-        need(shapes == expected, "its tensors are not those of its configuration")
+            expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
+        need(types_of(tensors) == expected, "its tensors are not those of its configuration")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
-            x[...] = tensors[name]
+            if tensors[name].dtype == np.int8:
+                x[...] = from_int8(name, tensors[name], tensors[f"{name}_scale"])
+            else:
+                x[...] = tensors[name]
             need_finite(name, x)
         kept = ()
         if has_moments and moments:
@@ -3184,7 +3238,7 @@ def read_checkpoint(path, moments=True):
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    return Checkpoint(cfg, tokenizer, state, flat, kept)
+    return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
 
 # ---- what is said of files
 def refuse_overwrite(path, force, remedy="another name keeps it"):
@@ -3215,8 +3269,32 @@ def info(file):
         ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text),
-        ("moments", "yes" if c.moments else "no"),
+        ("matrices", "int8, a float32 scale a row" if c.matrices == "int8" else "float32"),
+        ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
+
+def with_heads(c, n_mtp):
+    """A Checkpoint with the first so many of its heads, and without moments"""
+    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
+         f"more")
+    cfg = replace(c.cfg, n_mtp=n_mtp).check()
+    flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
+    for name, x in named(cfg, flat).items():
+        x[...] = given[name]
+    return c._replace(cfg=cfg, flat=flat, moments=())
+
+def quantize(file, out, force, n_mtp=None):
+    """`quantize`: a checkpoint to talk to, or to begin with, whose matrices are int8."""
+    refuse_overwrite(out, force)
+    need(os.path.realpath(out) != os.path.realpath(file),
+         f"{out} would replace {file}, which is more exact; choose another name")
+    c = read_checkpoint(file, moments=False)
+    c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
+    state = replace(c.state, reference=[])   # of a run that goes on, which none does from here
+    write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
+    print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
+          f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
+          f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 # ==== 10.3 Runs on disk ====
 # ---- the log, and locks
@@ -3739,6 +3817,8 @@ def resumed(run, out, preset, file, chosen):
     """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
     model, shape and settings than file, flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
+    need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
+         f"run goes on with it; start with --out NAME")
     if file is not None:
         need_source(file, out, start.state)
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
@@ -3980,7 +4060,7 @@ def llama_of_folder(folder):
 
     def read(name):
         x = tensors[name]
-        need(x.dtype != DTYPES["I32"], f"{name} holds int32, which are no weights")
+        need(x.dtype.kind != "i", f"{name} holds {x.dtype}, which are no weights")
         return from_bf16(x)
 
     return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
@@ -6100,6 +6180,7 @@ def run_verb(declare, text, argv=None):
 
 SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
+HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
@@ -6119,6 +6200,9 @@ def add_verbs(add):
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
+    add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
+        arg("file", type=file_name, help="checkpoint"),
+        arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),
