@@ -48,13 +48,13 @@ sft: $(RUN_DEPS)  ## teach what `train` made to answer (4 minutes); writes nanoe
 dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
 	$(PY) nanoeuler.py dpo $(CHAT) $(call resume,$(DPO)) --out $(DPO) $(ARGS)
 
-chat: $(RUN_DEPS)  ## talk to nanoeuler.bin, or to the one that OUT= names
-	$(PY) nanoeuler.py chat $(OUT) $(ARGS)
+# The one that OUT names, or the newest of these that is there, or the program's own choice
+MODEL ?= $(if $(filter file,$(origin OUT)),$(firstword $(shell ls -t $(OUT) $(CHAT) $(DPO) 2>/dev/null)),$(OUT))
 
-# The newest of these that is there, or nanoeuler.bin, of which the program then says how it is made
-MODEL ?= $(firstword $(shell ls -t $(OUT) $(CHAT) $(DPO) 2>/dev/null) $(OUT))
+chat: $(RUN_DEPS)  ## talk to the newest model here, or to the one that MODEL= names
+	$(PY) nanoeuler.py chat $(MODEL) $(ARGS)
 
-serve: $(SERVE_DEPS)  ## talk in a browser, or from programs, to the newest model here, or to MODEL=
+serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
 	$(PY) nanoeuler.py serve $(MODEL) $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences

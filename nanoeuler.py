@@ -4624,15 +4624,38 @@ def said_or_read(prompt):
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
 
-def load(file, decoder=Decoder, **sampling):
-    """A Speaker of a checkpoint, to talk to from Python:
+# What `dpo`, `sft` and `train` write where no name is given, and the model that comes with the
+# program: of that data/MODEL.md says what it was made of, and what it can
+MADE_HERE = "nanoeuler_dpo.bin", "nanoeuler_chat.bin", "nanoeuler.bin"
+SHIPPED = "data/model.bin"
+
+def model_to_use(file=None, told=False):
+    """The checkpoint that is named; else the newest that was made here, or the one that comes with
+    the program; or the name that `train` would give one.  Those but the last are told of, unless
+    the verb itself says what it talks to."""
+    if file is not None:
+        return file
+    made, shipped = list(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
+    if made:
+        file, which = max(made, key=os.path.getmtime), "is the newest model here"
+    elif os.path.exists(shipped):
+        file, which = shipped, "is the model that comes with the program"
+    else:
+        return MADE_HERE[-1]
+    if told and file != MADE_HERE[-1]:
+        print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
+              flush=True)
+    return file
+
+def load(file=None, decoder=Decoder, **sampling):
+    """A Speaker of a checkpoint, by default of `model_to_use`, to talk to from Python:
 
         model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
         for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
             print(reply.answer)
         print(*model.stream("Tell me of the sea.", temperature=0), sep="")
         print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
-    return Speaker(file, decoder, Sampling(**sampling).check())
+    return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
 
 def shown_logprobs(reply):
     """Of each token: the text, its log-probability, and those of the likeliest"""
@@ -4643,17 +4666,19 @@ def shown_logprobs(reply):
              "top": [[text(i), round(q, 4)] for i, q in top]}
             for token, (p, top) in zip(reply.tokens, reply.logprobs)]
 
-def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
-                  force=False, **chosen):
+def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
+                  truncate=False, force=False, **chosen):
     """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
     options = Sampling(**chosen).check()
     if prompts:                              # then a word that stands alone names the checkpoint
         need(out, "name a file for the answers: --out answers.jsonl")
-        need(not prompt or file == FILE.options["default"],
+        need(not prompt or file is None,
              f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
-        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
+        file = model_to_use(prompt or file, told=True)
+        return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
+    file = model_to_use(file, told=True)
     prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, options)
     for i in range(options.n):
@@ -4674,9 +4699,10 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
         if sys.stderr and sys.stderr.isatty():
             print(f"note: {speaker.pace}", file=sys.stderr)
 
-def chat(file, decoder=Decoder, **chosen):
+def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
     need(sys.stdin, "standard input is closed; see generate")
+    file = model_to_use(file)
     speaker = Speaker(file, decoder, Sampling(**chosen).check())
     print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
           f"{'answers' if speaker.answers else 'continues'} what you type.\n"
@@ -5059,8 +5085,9 @@ def euler_steps(model, tokens):
         name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
         yield name, float(length), angle, said(after)
 
-def lens(file, prompt):
+def lens(prompt, file=None):
     """`lens`: the Euler steps of a prompt's last token."""
+    file = model_to_use(file, told=True)
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
@@ -5099,14 +5126,14 @@ class Serving(Settings):
     weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
-def serve(file, decoder=Decoder, **chosen):
+def serve(file=None, decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
     options = Serving(**chosen).check()
     if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
         import nanoeuler_serve as server
     else:
         import serve as server
-    return server.run(file, decoder, options)
+    return server.run(model_to_use(file), decoder, options)
 
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
@@ -6054,11 +6081,13 @@ def beginning(run):
     return arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
                help=f"checkpoint to begin with (default: {run.begins_with})")
 
-FILE, CHAT = checkpoint("nanoeuler.bin"), checkpoint("nanoeuler_chat.bin")
+FILE = checkpoint("nanoeuler.bin")
+MODEL = arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
+            help="checkpoint (default: the newest that was made here, or the one that comes along)")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
-    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), FILE,
+    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), MODEL,
     arg("--file", dest="prompts", type=file_name, help="prompts, a line of JSON each"),
     arg("--out", type=file_name, help="file of the answers; a second start goes on"),
     arg("--batch", type=int, default=64, help="answers written at a time"),
@@ -6192,11 +6221,11 @@ def add_verbs(add):
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer",
         beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
         shape=CONTEXT)
-    add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
+    add("chat", chat, "continue or answer what you type", MODEL, settings=fields(Sampling))
     add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
-    add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
-    add("serve", serve, "answer browsers and OpenAI's clients", FILE, settings=fields(Serving))
+    add("lens", lens, "the Euler steps of one prompt", TEXT, MODEL)
+    add("serve", serve, "answer browsers and OpenAI's clients", MODEL, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
