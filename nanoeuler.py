@@ -161,12 +161,12 @@ class Config(Settings):
     n_mtp: int = setting(4, 1, 16, "P, head k predicts token t + 1 + k")
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
-    tie_embeddings: bool = False                       # head 0 shares the matrix of the embedding
+    tie_embeddings: bool = setting(False, 0, 0, "head 0 shares the matrix of the embedding")
 
     def check(self):
         super().check()
         need(self.n_head % self.n_kv_head == 0,
-             f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
+             f"n_head is {self.n_head}, expected a multiple of n_kv_head, {self.n_kv_head}")
         need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
         return self
 
@@ -3801,6 +3801,7 @@ def print_done(out, s, engine):
 LENGTH = {"steps", "minutes", "epochs"}
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
+OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
     with open(path, "rb") as f:
@@ -3838,8 +3839,7 @@ def resumed(run, out, preset, file, chosen):
              f"something else; start with --out NAME")
     asked = dict(chosen)
     if preset:
-        shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in shape}
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
         asked = of_preset | chosen
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
@@ -6106,6 +6106,9 @@ def flag(f, default):
     if f.type is list:
         return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
                    help=f"{text} (default: none)")
+    if f.type is bool:
+        return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+                   help=f"{text} (default: {default})")
     return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
@@ -6140,7 +6143,7 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     parser.set_defaults(call=call)
     flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
-        parser.add_argument(*names, **options)
+        names = parser.add_argument(*names, **options).option_strings
         parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
     return parser
 
@@ -6207,7 +6210,7 @@ def run_verb(declare, text, argv=None):
         print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
         return 2
 
-SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
+SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
 HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 

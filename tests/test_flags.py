@@ -22,7 +22,9 @@ ABSURD = {
     "holdout": ["0", "1", "nan"], "eval-every": ["0"], "save-every": ["0"],
     "minutes": ["0", "nan", "-1"],
     "seed": ["-1"], "seq-len": ["0", "-5", "999999999"], "vocab-size": ["0", "100", "99999999"],
-    "n-mtp": ["0", "17"], "threads": ["-1", "9999"]}
+    "n-mtp": ["0", "17"], "threads": ["-1", "9999"], "n-layer": ["0", "-1", "5000"],
+    "n-embd": ["0", "70000"], "n-head": ["0", "5", "9999"], "n-kv-head": ["0", "3", "8"],
+    "head-dim": ["0", "1", "33", "9999"], "n-hidden": ["0", "-344", "300000"]}
 
 
 @pytest.mark.parametrize("flags", [[f"--{k}", v] for k in ABSURD for v in ABSURD[k]], ids="=".join)
