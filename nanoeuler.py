@@ -3143,8 +3143,8 @@ def read_moments(cfg, tensors):
     return m, v
 
 # ---- matrices in int8
-# `quantize` keeps each matrix of a file as int8 with a float32 scale a row, NAME_scale, which is how
-# compressed-tensors names it; gains stay float32, and moments have no place there.
+# `quantize` keeps each matrix of a file as int8, with a float32 scale a row, NAME_scale, as the
+# format of compressed-tensors calls it; gains stay float32, and moments have no place there.
 def in_int8(w):
     """(q (N, K) int8, scale (N, 1) float32) of a matrix (N, K): w is about scale * q, as `stored`
     rounds it.  Of the 24 bits of a float32 the scale uses 17, and q needs 7: scale * q is exact,
@@ -3885,8 +3885,18 @@ def fresh(run, preset, file, chosen):
     settings = {k: v for k, v in chosen.items() if k not in shape}
     if file and "seq_len" in chosen:
         settings.setdefault("row_len", chosen["seq_len"])
-    options = run.Options.chosen(**settings)
-    return start._replace(cfg=replace(start.cfg, **shape).check()), options
+    options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
+    need_memory(cfg)
+    return start._replace(cfg=cfg), options
+
+def need_memory(cfg):
+    """Parameters, gradient and two moments, in float32, are the least that a run needs.  The rows
+    of the vocabulary do not count: a text may have fewer tokens than were asked for."""
+    n, there = n_params(replace(cfg, vocab_size=1)), math.inf
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a system of POSIX
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
+         f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
 
 def need_data(path, out):
     """Refuses what no run can read, before anything is compiled."""
