@@ -30,11 +30,12 @@ TEST_DEPS := $(VENV)/test
 SERVE_DEPS := $(VENV)/serve
 BENCH_DEPS := $(VENV)/bench
 DATA_DEPS := $(VENV)/data
+RELEASE_DEPS := $(VENV)/release
 GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train sft dpo chat serve check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -101,6 +102,9 @@ data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of we
 	$(PY) data/get_alpaca.py
 	$(PY) data/get_preferences.py
 
+release: $(RELEASE_DEPS)  ## the model in the box for others, with its card and checksums, in dist/
+	$(PY) bench/release.py $(if $(filter file,$(origin MODEL)),,$(MODEL)) $(ARGS)
+
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
@@ -136,6 +140,10 @@ $(VENV)/gpu-bench: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/data: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[data]'
+	@touch $@
+
+$(VENV)/release: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[gguf]'
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/bin/python

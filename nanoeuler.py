@@ -3291,9 +3291,9 @@ def quantize(file, out, force, n_mtp=None):
     c = read_checkpoint(file, moments=False)
     c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
     # no run goes on from here: without its clock and folders the same run makes the same bytes
-    data = {"data": os.path.basename(str(c.state.options.get("data", "")))} if c.state.options else {}
-    state = replace(c.state, options=data, elapsed=0.0, source_sha256="", micro_batch=0,
-                    reference=[])
+    learned = os.path.basename(str(c.state.options.get("data", "")))
+    state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
+                    source_sha256="", micro_batch=0, reference=[])
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
     print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
           f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
