@@ -13,6 +13,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
+    python nanoeuler.py quantize FILE OUT      the same model in int8, a quarter of the size
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
     python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
     python nanoeuler.py compile                what these need, before they do
@@ -160,12 +161,12 @@ class Config(Settings):
     n_mtp: int = setting(4, 1, 16, "P, head k predicts token t + 1 + k")
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
-    tie_embeddings: bool = False                       # head 0 shares the matrix of the embedding
+    tie_embeddings: bool = setting(False, 0, 0, "head 0 shares the matrix of the embedding")
 
     def check(self):
         super().check()
         need(self.n_head % self.n_kv_head == 0,
-             f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
+             f"n_head is {self.n_head}, expected a multiple of n_kv_head, {self.n_kv_head}")
         need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
         return self
 
@@ -2946,7 +2947,7 @@ def read_examples(path, *answers):
 # little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
 # flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
+          "U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "I8": np.dtype("i1")}
 CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
 NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
 MAX_HEADER = 100_000_000     # bytes
@@ -3141,18 +3142,67 @@ def read_moments(cfg, tensors):
     m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
     return m, v
 
-def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
-    """Everything that a run needs to go on, in one file, in float32."""
+# ---- matrices in int8
+# `quantize` keeps each matrix of a file as int8, with a float32 scale a row, NAME_scale, as the
+# format of compressed-tensors calls it; gains stay float32, and moments have no place there.
+def in_int8(w):
+    """(q (N, K) int8, scale (N, 1) float32) of a matrix (N, K): w is about scale * q, as `stored`
+    rounds it.  Of the 24 bits of a float32 the scale uses 17, and q needs 7: scale * q is exact,
+    and a decoder with int8 weights, which rounds it again, finds the same q and scale."""
+    _, scale = stored(w, "int8")
+    scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
+    return np.rint(w / scale).astype(np.int8), scale
+
+def from_int8(name, q, scale):
+    """scale * q (N, K) float32, of the tensors `name` and `name`_scale of a file"""
+    bad = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
+    if bad.size:
+        raise UserError(f"{name}_scale[{bad[0]}] is {scale.flat[bad[0]]}, expected a positive "
+                        f"number")
+    with np.errstate(over="ignore"):         # `need_finite` says where
+        return q * scale
+
+def as_int8(tensors):
+    """{name: array} as a file has them in int8: first what is float32, which so is aligned"""
+    floats, matrices = {}, {}
+    for name, x in tensors.items():
+        if x.ndim > 1:
+            matrices[name], floats[f"{name}_scale"] = in_int8(x)
+        else:
+            floats[name] = x
+    return floats | matrices
+
+def types_of(tensors):
+    """{name: (dtype, shape)}"""
+    return {name: (x.dtype, x.shape) for name, x in tensors.items()}
+
+def expected_types(cfg, matrices):
+    """`types_of` the weights of a checkpoint whose matrices are "f32" or "int8" """
+    types = {}
+    for name, shape in tensor_shapes(cfg).items():
+        int8 = matrices == "int8" and len(shape) > 1
+        types[name] = DTYPES["I8" if int8 else "F32"], shape
+        if int8:
+            types[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
+    return types
+
+# ---- reading and writing
+def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
+    """Everything that a run needs to go on, in one file, in float32; or the matrices in int8."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
     flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
     tensors = named(cfg, flat)
+    if matrices != "f32":                    # else nothing says it, as it always was
+        meta["matrices"], tensors = matrices, as_int8(tensors)
     if moments:
         tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
     write_tensors(path, meta, tensors, "free space or choose another --out")
 
-Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
+# flat is float32; matrices: what they are in the file, "f32" or "int8"
+Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
+                        defaults=["f32"])
 
 def read_checkpoint(path, moments=True):
     """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
@@ -3165,15 +3215,19 @@ def read_checkpoint(path, moments=True):
         optimizer = "muon" if "muon.momentum" in tensors else "adamw"
         need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
              "its moments are another optimizer's")
-        expected, remembered = tensor_shapes(cfg), moment_shapes(cfg, optimizer)
-        has_moments = "adamw.m" in tensors
+        matrices = meta.get("matrices", "f32")
+        need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
+        expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
+        has_moments = "adamw.m" in tensors and matrices == "f32"
         if has_moments:
-            expected |= remembered
-        shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
-        need(shapes == expected, "its tensors are not those of its configuration")
+            expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
+        need(types_of(tensors) == expected, "its tensors are not those of its configuration")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
-            x[...] = tensors[name]
+            if tensors[name].dtype == np.int8:
+                x[...] = from_int8(name, tensors[name], tensors[f"{name}_scale"])
+            else:
+                x[...] = tensors[name]
             need_finite(name, x)
         kept = ()
         if has_moments and moments:
@@ -3184,7 +3238,7 @@ def read_checkpoint(path, moments=True):
         need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    return Checkpoint(cfg, tokenizer, state, flat, kept)
+    return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
 
 # ---- what is said of files
 def refuse_overwrite(path, force, remedy="another name keeps it"):
@@ -3215,8 +3269,35 @@ def info(file):
         ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text),
-        ("moments", "yes" if c.moments else "no"),
+        ("matrices", "int8, a float32 scale a row" if c.matrices == "int8" else "float32"),
+        ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
+
+def with_heads(c, n_mtp):
+    """A Checkpoint with the first so many of its heads, and without moments"""
+    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
+         f"more")
+    cfg = replace(c.cfg, n_mtp=n_mtp).check()
+    flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
+    for name, x in named(cfg, flat).items():
+        x[...] = given[name]
+    return c._replace(cfg=cfg, flat=flat, moments=())
+
+def quantize(file, out, force, n_mtp=None):
+    """`quantize`: a checkpoint to talk to, or to begin with, whose matrices are int8."""
+    refuse_overwrite(out, force)
+    need(os.path.realpath(out) != os.path.realpath(file),
+         f"{out} would replace {file}, which is more exact; choose another name")
+    c = read_checkpoint(file, moments=False)
+    c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
+    # no run goes on from here: without its clock and folders the same run makes the same bytes
+    learned = os.path.basename(str(c.state.options.get("data", "")))
+    state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
+                    source_sha256="", micro_batch=0, reference=[])
+    write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
+    print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
+          f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
+          f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 # ==== 10.3 Runs on disk ====
 # ---- the log, and locks
@@ -3723,6 +3804,7 @@ def print_done(out, s, engine):
 LENGTH = {"steps", "minutes", "epochs"}
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
+OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
     with open(path, "rb") as f:
@@ -3739,6 +3821,8 @@ def resumed(run, out, preset, file, chosen):
     """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
     model, shape and settings than file, flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
+    need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
+         f"run goes on with it; start with --out NAME")
     if file is not None:
         need_source(file, out, start.state)
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
@@ -3758,8 +3842,7 @@ def resumed(run, out, preset, file, chosen):
              f"something else; start with --out NAME")
     asked = dict(chosen)
     if preset:
-        shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in shape}
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
         asked = of_preset | chosen
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
@@ -3805,8 +3888,18 @@ def fresh(run, preset, file, chosen):
     settings = {k: v for k, v in chosen.items() if k not in shape}
     if file and "seq_len" in chosen:
         settings.setdefault("row_len", chosen["seq_len"])
-    options = run.Options.chosen(**settings)
-    return start._replace(cfg=replace(start.cfg, **shape).check()), options
+    options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
+    need_memory(cfg)
+    return start._replace(cfg=cfg), options
+
+def need_memory(cfg):
+    """Parameters, gradient and two moments, in float32, are the least that a run needs.  The rows
+    of the vocabulary do not count: a text may have fewer tokens than were asked for."""
+    n, there = n_params(replace(cfg, vocab_size=1)), math.inf
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a system of POSIX
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
+         f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
 
 def need_data(path, out):
     """Refuses what no run can read, before anything is compiled."""
@@ -3980,7 +4073,7 @@ def llama_of_folder(folder):
 
     def read(name):
         x = tensors[name]
-        need(x.dtype != DTYPES["I32"], f"{name} holds int32, which are no weights")
+        need(x.dtype.kind != "i", f"{name} holds {x.dtype}, which are no weights")
         return from_bf16(x)
 
     return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
@@ -4544,15 +4637,38 @@ def said_or_read(prompt):
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
 
-def load(file, decoder=Decoder, **sampling):
-    """A Speaker of a checkpoint, to talk to from Python:
+# What `dpo`, `sft` and `train` write where no name is given, and the model that comes with the
+# program: of that data/MODEL.md says what it was made of, and what it can
+MADE_HERE = "nanoeuler_dpo.bin", "nanoeuler_chat.bin", "nanoeuler.bin"
+SHIPPED = "data/model.bin"
+
+def model_to_use(file=None, told=False):
+    """The checkpoint that is named; else the newest that was made here, or the one that comes with
+    the program; or the name that `train` would give one.  Those but the last are told of, unless
+    the verb itself says what it talks to."""
+    if file is not None:
+        return file
+    made, shipped = list(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
+    if made:
+        file, which = max(made, key=os.path.getmtime), "is the newest model here"
+    elif os.path.exists(shipped):
+        file, which = shipped, "is the model that comes with the program"
+    else:
+        return MADE_HERE[-1]
+    if told and file != MADE_HERE[-1]:
+        print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
+              flush=True)
+    return file
+
+def load(file=None, decoder=Decoder, **sampling):
+    """A Speaker of a checkpoint, by default of `model_to_use`, to talk to from Python:
 
         model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
         for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
             print(reply.answer)
         print(*model.stream("Tell me of the sea.", temperature=0), sep="")
         print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
-    return Speaker(file, decoder, Sampling(**sampling).check())
+    return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
 
 def shown_logprobs(reply):
     """Of each token: the text, its log-probability, and those of the likeliest"""
@@ -4563,17 +4679,19 @@ def shown_logprobs(reply):
              "top": [[text(i), round(q, 4)] for i, q in top]}
             for token, (p, top) in zip(reply.tokens, reply.logprobs)]
 
-def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
-                  force=False, **chosen):
+def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
+                  truncate=False, force=False, **chosen):
     """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
     options = Sampling(**chosen).check()
     if prompts:                              # then a word that stands alone names the checkpoint
         need(out, "name a file for the answers: --out answers.jsonl")
-        need(not prompt or file == FILE.options["default"],
+        need(not prompt or file is None,
              f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
-        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
+        file = model_to_use(prompt or file, told=True)
+        return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
+    file = model_to_use(file, told=True)
     prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, options)
     for i in range(options.n):
@@ -4594,9 +4712,10 @@ def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=6
         if sys.stderr and sys.stderr.isatty():
             print(f"note: {speaker.pace}", file=sys.stderr)
 
-def chat(file, decoder=Decoder, **chosen):
+def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
     need(sys.stdin, "standard input is closed; see generate")
+    file = model_to_use(file)
     speaker = Speaker(file, decoder, Sampling(**chosen).check())
     print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
           f"{'answers' if speaker.answers else 'continues'} what you type.\n"
@@ -4979,8 +5098,9 @@ def euler_steps(model, tokens):
         name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
         yield name, float(length), angle, said(after)
 
-def lens(file, prompt):
+def lens(prompt, file=None):
     """`lens`: the Euler steps of a prompt's last token."""
+    file = model_to_use(file, told=True)
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
@@ -5019,14 +5139,14 @@ class Serving(Settings):
     weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
-def serve(file, decoder=Decoder, **chosen):
+def serve(file=None, decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
     options = Serving(**chosen).check()
     if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
         import nanoeuler_serve as server
     else:
         import serve as server
-    return server.run(file, decoder, options)
+    return server.run(model_to_use(file), decoder, options)
 
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
@@ -5974,11 +6094,13 @@ def beginning(run):
     return arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
                help=f"checkpoint to begin with (default: {run.begins_with})")
 
-FILE, CHAT = checkpoint("nanoeuler.bin"), checkpoint("nanoeuler_chat.bin")
+FILE = checkpoint("nanoeuler.bin")
+MODEL = arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
+            help="checkpoint (default: the newest that was made here, or the one that comes along)")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
-    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), FILE,
+    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), MODEL,
     arg("--file", dest="prompts", type=file_name, help="prompts, a line of JSON each"),
     arg("--out", type=file_name, help="file of the answers; a second start goes on"),
     arg("--batch", type=int, default=64, help="answers written at a time"),
@@ -5997,6 +6119,9 @@ def flag(f, default):
     if f.type is list:
         return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
                    help=f"{text} (default: none)")
+    if f.type is bool:
+        return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+                   help=f"{text} (default: {default})")
     return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
@@ -6031,7 +6156,7 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     parser.set_defaults(call=call)
     flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
-        parser.add_argument(*names, **options)
+        names = parser.add_argument(*names, **options).option_strings
         parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
     return parser
 
@@ -6098,8 +6223,9 @@ def run_verb(declare, text, argv=None):
         print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
         return 2
 
-SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
+SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
+HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
@@ -6111,14 +6237,17 @@ def add_verbs(add):
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer",
         beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
         shape=CONTEXT)
-    add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
+    add("chat", chat, "continue or answer what you type", MODEL, settings=fields(Sampling))
     add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
-    add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
-    add("serve", serve, "answer browsers and OpenAI's clients", FILE, settings=fields(Serving))
+    add("lens", lens, "the Euler steps of one prompt", TEXT, MODEL)
+    add("serve", serve, "answer browsers and OpenAI's clients", MODEL, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
+    add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
+        arg("file", type=file_name, help="checkpoint"),
+        arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),

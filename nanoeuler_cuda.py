@@ -107,7 +107,7 @@ try:
 
     import bpe
     import nanoeuler as ne
-    from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, to_bf16
+    from nanoeuler import MODEL, RUN, UserError, arg, from_bf16, need, to_bf16
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
@@ -3559,7 +3559,7 @@ def add_verbs(add):
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",
         ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
         shape=ne.CONTEXT)
-    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", CHAT, settings=speech)
+    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", MODEL, settings=speech)
     add("doctor", doctor, "what this machine has, and what it lacks")
 
 def main(argv=None):

@@ -343,7 +343,7 @@ def test_presets_have_their_sizes(name, count):
     assert ne.PRESETS[name].check() is ne.PRESETS[name]
 
 
-@pytest.mark.parametrize("changes, words", [(dict(n_kv_head=3), "no multiple of n_kv_head 3"),
+@pytest.mark.parametrize("changes, words", [(dict(n_kv_head=3), "multiple of n_kv_head, 3"),
                                             (dict(head_dim=5), "even number")])
 def test_heads_that_cannot_be(changes, words):
     with pytest.raises(ne.UserError, match=words):
