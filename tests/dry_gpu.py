@@ -155,7 +155,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         W = self.vectors(dx)
         self.runs((len(dwte), tiles(dx.shape[1], 32 * W)), 256)
 
-    def rmsnorm_kernels_forward(self, y, kept, rstd, x, w, eps, add):
+    def rmsnorm_kernels_residual_forward(self, y, kept, rstd, x, w, eps, step):
         assert y.shape == kept.shape == x.shape and x.dtype == rstd.dtype == w.dtype
         assert rstd.size == x.shape[0] and w.shape == x.shape[1:]
         self.runs(tiles(x.shape[0], 8), (32, 8))
