@@ -247,14 +247,20 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table):
     return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
             ("bfloat16 copies", 2 * n if dtype == np.uint16 else 0),
             ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
-            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp))]
+            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
+            ("samples", (n + 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim) * size)]
 
 HELD = "parameters", "gradients", "AdamW moments", "bfloat16 copies"     # whatever the batch
 
-def held_and_batch(table):
-    """The bytes of a memory_table that a model takes whatever the batch, and those of its batch."""
-    held = sum(size for name, size in table if name in HELD)
-    return held, sum(size for _, size in table) - held
+class Needs(NamedTuple):
+    """The bytes of a memory_table"""
+    held: int                                # by a model, whatever the batch
+    batch: int
+    samples: int                             # now and then
+
+def needs_of(table):
+    held, sizes = sum(size for name, size in table if name in HELD), dict(table)
+    return Needs(held, sum(sizes.values()) - held - sizes["samples"], sizes["samples"])
 
 # ---- arrays on the device
 def new(shape, dtype):
@@ -1050,7 +1056,7 @@ class Model:
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
-        self.held, _ = held_and_batch(self.memory(1, 1))
+        self.held = needs_of(self.memory(1, 1)).held
         if self.held >= free_bytes():        # a model that was dropped may still be there
             release_garbage()
         free = free_bytes()
@@ -1122,9 +1128,12 @@ class Model:
         release_garbage()
         free = free_bytes()
         if self.shape:
-            free += held_and_batch(self.memory(*self.shape))[1]
-        return bisect.bisect_right(range(1, 65536), 0.9 * free,
-                                   key=lambda B: held_and_batch(self.memory(B, T))[1])
+            free += needs_of(self.memory(*self.shape)).batch
+
+        def wanted(B):
+            needs = needs_of(self.memory(B, T))
+            return needs.batch + needs.samples
+        return bisect.bisect_right(range(1, 65536), 0.9 * free, key=wanted)
 
     def micro_batch(self, B, asked=0, T=0):
         """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
@@ -1326,9 +1335,10 @@ class Model:
         """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
         n, T = tokens.shape
         sums = []
-        most = max(1, self.fitting(T))
         if self.shape and self.shape[1] == T:
             most = self.shape[0]             # as the memory is that there is
+        else:
+            most = max(1, self.fitting(T))
         self.prepare(min(n, most), T)
         B, _ = self.shape
         for b in range(0, n, B):
@@ -1608,7 +1618,9 @@ def gpu_problem():
     try:
         cuda.current_context()
         remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
-        square_sums_kernel[1, 256](*(cuda.device_array(1, np.float64) for _ in range(2)))
+        total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
+        square_sums_kernel[1, 256](total, numbers)
+        total.copy_to_host()                 # a launch returns before its errors show
         return ""
     except Exception as e:                   # the driver's absence has many faces
         if "OUT_OF_MEMORY" in str(e):

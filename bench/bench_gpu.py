@@ -508,8 +508,8 @@ def flops(cfg, B, T):
     return 6 * B * T * weights + 6 * B * cfg.n_head * T * T * cfg.head_dim * cfg.n_layer
 
 def sizes(cfg, B, T, Model=nc.Model):
-    buffers = nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table)
-    return {"tokens": B * T, "flop": flops(cfg, B, T), "buffers": sum(n for _, n in buffers)}
+    needs = nc.needs_of(nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table))
+    return {"tokens": B * T, "flop": flops(cfg, B, T), "buffers": needs.held + needs.batch}
 
 def memory():
     """(free by the driver, allocated by torch, reserved by torch) in bytes"""
