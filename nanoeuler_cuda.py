@@ -237,7 +237,8 @@ def buffer_table(cfg, B, T, dtype):
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table):
-    """(what, bytes) on the device, B sequences of T tokens at a time."""
+    """(what, bytes) on the device, B sequences of T tokens at a time.  Samples: what `decoder`
+    takes as long as a run shows what its model says, a copy of the parameters and a cache."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype):
         if name == "logits":
@@ -1123,8 +1124,9 @@ class Model:
         return memory_table(self.cfg, B, T, self.dtype, self.buffer_table)
 
     def fitting(self, T):
-        """Sequences that fit into 90 % of what is free, or taken by those before, beside the
-        parameters that are there; 0 if not even one.  A grid has 65,535 blocks along z at most."""
+        """Sequences that fit, with a sample now and then, into 90 % of what is free, or taken by
+        those before, beside the parameters that are there; 0 if not even one.  A grid has 65,535
+        blocks along z at most."""
         release_garbage()
         free = free_bytes()
         if self.shape:
@@ -1228,7 +1230,7 @@ class Model:
                 parts.append(HeadPart(slice(v0, v1), view(w, 0, shape), view(dw, 0, shape)))
         return parts
 
-    def heads(self, P, training):
+    def output_heads(self, P, training):
         """Logits, losses and, in training, gradients of output heads 0 to P - 1, a chunk of R rows
         at a time: d.y = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
         a, V, parts = self.a, self.cfg.vocab_size, self.head_parts(P)
@@ -1284,12 +1286,12 @@ class Model:
     def queue_gradient(self):
         """What a graph records: all launches of `gradient`"""
         self.forward()
-        self.heads(self.cfg.n_mtp, training=True)
+        self.output_heads(self.cfg.n_mtp, training=True)
         self.backward()
 
     def queue_losses(self):
         self.forward()
-        self.heads(1, training=False)
+        self.output_heads(1, training=False)
 
     def stage(self, tokens, targets, weight):
         """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
@@ -2285,7 +2287,12 @@ def one_tile_matmul(out, a, b):
 #     0  2  4
 #     1  3  5
 #     6  7  8
-BK, BAND = 64, 16                            # depth of a slice of A and B
+#
+# The product of `down` in the base preset, 8 x 512 tokens: y (4096, 768) = x (4096, 2048) w^T, and
+# w is (768, 2048), so B is not `mn`.  On `wgmma`, a tile of 128 x 256: 32 x 3 tiles, two bands.
+# Piece 0 is y[0:128, 0:256], piece 1 y[128:256, 0:256], piece 16 the next column, y[0:128,
+# 256:512].  A tile is the sum of 2048 / 64 = 32 slices, each of A (128, 64) and B (256, 64).
+BK, BAND = 64, 16                            # depth of a slice of A and B; rows of tiles in a band
 
 @inlined
 def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
@@ -2322,6 +2329,7 @@ MMA_TILE, MMA_STAGES = 128, 3                # rows and columns of the output; b
 MMA_OPERAND = 2 * MMA_TILE * BK              # bytes of a slice of A, and of one of B
 MMA_STAGE = 2 * MMA_OPERAND
 MMA_SMEM = MMA_STAGES * MMA_STAGE + ALIGNMENT
+MMA_BLOCKS, RESERVED_SMEM = 2, 1024          # on a multiprocessor at once; what CUDA adds to each
 
 class Operand(DeviceFunctions):
     """How A or B of `mma_kernel` comes from memory to shared memory, and from there to registers:
@@ -2469,7 +2477,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
 
     write_rows = add_rows if accumulate else store_rows
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 2))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, MMA_BLOCKS))
     def kernel(out, a, b, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = dynamic_smem()
@@ -2552,6 +2560,8 @@ OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
 STAGES = 3                                   # buffers of the ring
 WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 2 * MBARRIER * STAGES + ALIGNMENT
 EIGHT_ROWS = ROW_BYTES * np.uint32(8)
+FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
+EMPTY_ARRIVALS = np.uint32(8)                # the warps of two consumers, one lane of each
 
 @made_once
 def wgmma_kernel(a_mn, b_mn, accumulate):
@@ -2634,10 +2644,9 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         empty = full + u32(MBARRIER * STAGES)
         group, stage, phase = warpgroup_id(), u32(0), u32(0)
         if thread == u32(0):
-            producers, consumers = u32(1), u32(8)        # a thread; the warps of two warpgroups
             for i in range(STAGES):
-                mbarrier_init(full + u32(MBARRIER * i), producers)
-                mbarrier_init(empty + u32(MBARRIER * i), consumers)
+                mbarrier_init(full + u32(MBARRIER * i), FULL_ARRIVALS)
+                mbarrier_init(empty + u32(MBARRIER * i), EMPTY_ARRIVALS)
             mbarrier_fence()
         if leads_warpgroup():
             map_fence(global_address(map_a))
@@ -2701,40 +2710,50 @@ def tensor_cores(*matrices):
         return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
     return kernel_path() != "portable" and all(map(fits, matrices))
 
-def parts_of(tiles, slices, wait, blocks):
-    """Into how many parts K is cut where there are few tiles: as many as take the least time.
+# Times, measured in those that a block takes to multiply one slice of K: to store a piece, and to
+# wait for the turn of each part of a tile on either path
+STORE_TIME, MMA_TURN, WGMMA_TURN = 4, 8, 2
 
-    The unit is the time that a block multiplies one slice of K.  `blocks` pieces, a round, run at
-    once; storing a piece takes about 4, and turns cost `wait` for each part of a tile."""
+def parts_of(tiles, slices, turn, blocks):
+    """Into how many parts K is cut where there are few tiles: as many as take the least time, where
+    `blocks` pieces, a round, run at once.
+
+    The gradient of gate_up in the base preset, 64 x 512 tokens, on 132 multiprocessors: out is
+    4096 x 768, K = 32768, 512 slices.  Its 32 x 3 tiles of 128 x 256 are one round that leaves 36
+    multiprocessors idle, 512 + 4 + 2 = 518.  In four parts they are 384 pieces of 128 slices, three
+    rounds: 3 (128 + 4) + 4 * 2 = 404.  In eight, six rounds: 6 (64 + 4) + 8 * 2 = 424."""
     def cost(parts):
         rounds = cdiv(tiles * parts, blocks)
-        return rounds * (slices / parts + 4) + wait * parts
+        return rounds * (slices / parts + STORE_TIME) + turn * parts
     return min(range(1, 1 + slices), key=cost)
 
-def splits_of(tiles, K, semaphores, wait, blocks):
+def splits_of(tiles, K, semaphores, turn, blocks):
     """The same for a product: one part if it is not added to an output, or if there are not two
     semaphores for each tile."""
     if semaphores is None or 2 * tiles > semaphores.size:
         return 1
-    return parts_of(tiles, cdiv(K, BK), wait, blocks)
+    return parts_of(tiles, cdiv(K, BK), turn, blocks)
 
 def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
+    """One part of a tile a block, four warps"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
     tiles = cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE)
-    gpu = cuda.get_current_device()          # two blocks a multiprocessor, if its memory is enough
-    blocks_each = min(2, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
+    gpu = cuda.get_current_device()          # its registers are enough for MMA_BLOCKS at once
+    of_a_block = MMA_SMEM + RESERVED_SMEM
+    blocks_each = min(MMA_BLOCKS, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // of_a_block)
     blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
-    splits = splits_of(tiles, K, semaphores, 8, blocks)
+    splits = splits_of(tiles, K, semaphores, MMA_TURN, blocks)
     accumulate = semaphores is not None
     unused = out                             # the kernel wants an array, which nobody reads
     launch(mma_kernel(a_mn, b_mn, accumulate), out, a, b, semaphores if accumulate else unused,
            M, N, K, splits, grid=tiles * splits, block=128, smem=MMA_SMEM)
 
 def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
+    """One block a multiprocessor, three warpgroups, which takes one piece after another"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
     tiles = cdiv(M, BM) * cdiv(N, BN)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
-    splits = splits_of(tiles, K, semaphores, 2, blocks)
+    splits = splits_of(tiles, K, semaphores, WGMMA_TURN, blocks)
     accumulate = semaphores is not None
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
     unused = map_a
@@ -2768,6 +2787,10 @@ def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
 FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
 STATIONARY, PLACES = 2, 2                    # tiles that stay; pairs in the ring
 BARRIERS = PLACES + 1                        # one a place, the last for what stays
+S_SUMS = 32                                  # registers of a thread: its sums of a tile of S or dP
+FIRST_ROUND = -1                             # of the loops over pairs: it only asks for pair 0.
+                                             # Asked for before the loop, it costs forward more than
+                                             # the 168 registers of three blocks: 40 bytes spill
 INF32, LOG2E32 = np.float32(math.inf), np.float32(LOG2E)
 
 class Tiles(DeviceFunctions):
@@ -3098,7 +3121,7 @@ def tensor_attention_forward(D, hopper):
         smem, barriers = way.set_up(STATIONARY)
         way.fence_map(qkv)
         acc, m, l = filled(BOTH_SUMS, f32(0)), filled(4, -INF32), filled(4, f32(0))
-        q, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)
+        q, p_pairs = cuda.local.array(FRAGMENTS, u32), cuda.local.array(S_SUMS, u32)
         h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
         row0, t0, last = rows_of_block(128, T)
         k_col = o.shape[1] + h * G // H * D
@@ -3109,7 +3132,7 @@ def tensor_attention_forward(D, hopper):
                            h * D)
         way.wait(stationary, 0)              # Q is there
         way.load_fragments(q, smem)
-        for n in range(-1, count):           # the n-th pair of tiles; -1 only asks for the first
+        for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             k_tile = ring.pair_at(smem, n)
             advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
@@ -3118,10 +3141,11 @@ def tensor_attention_forward(D, hopper):
             beyond = i32(n * 64 + first_column() - r)
             online_softmax(s, 0, acc, SUMS, m, l, beyond, scale2)
             online_softmax(s, 1, acc, SUMS, m, l, i32(beyond - 64), scale2)
-            for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            p = s                            # which it has become: P = 2^(scale2 (S - m))
+            for i in range(S_SUMS):
+                p_pairs[i] = pack_bf16(p[2 * i], p[2 * i + 1])
             v_tile = k_tile + u32(TILE_BYTES)
-            way.accumulate_two(acc, p, v_tile, v_tile)               # O += P V
+            way.accumulate_two(acc, p_pairs, v_tile, v_tile)         # O += P V
         for i in range(4):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
@@ -3150,7 +3174,7 @@ def tensor_attention_dq(D, hopper):
         acc = filled(SUMS, f32(0))
         delta_of_row = filled(2, f32(0))
         lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
-        a, ds = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)        # a: Q, dO
+        a, ds_pairs = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)  # a: Q, dO
         h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
@@ -3175,19 +3199,21 @@ def tensor_attention_dq(D, hopper):
                 delta[h, t] = delta_of_row[i]
         way.load_fragments(a, smem)
         cuda.syncthreads()                   # O is read: K may come
-        for n in range(-1, count):           # -1 only asks for the first pair of tiles
+        for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             k_tile = ring.pair_at(smem, n)
             advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            s = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))      # Q K^T, dO V^T
-            mask(s, 0, i32(n * 64 + first_column() - r))
-            for i in range(32):              # s[i] becomes dS = P (dP - delta); `scale` comes last
-                p_i = exp2(s[i] * scale2 - lse2[which_row(i)])
-                s[i] = p_i * (s[32 + i] - delta_of_row[which_row(i)])
-            for i in range(16):
-                ds[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            way.accumulate_ab(acc, ds, k_tile)                       # dQ += dS K
+            # S = Q K^T, and from S_SUMS on dP = dO V^T
+            s_dp = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))
+            mask(s_dp, 0, i32(n * 64 + first_column() - r))
+            ds = s_dp                        # over S: P (dP - delta); `scale` comes last
+            for i in range(S_SUMS):
+                p = exp2(s_dp[i] * scale2 - lse2[which_row(i)])
+                ds[i] = p * (s_dp[S_SUMS + i] - delta_of_row[which_row(i)])
+            for i in range(S_SUMS // 2):
+                ds_pairs[i] = pack_bf16(ds[2 * i], ds[2 * i + 1])
+            way.accumulate_ab(acc, ds_pairs, k_tile)                 # dQ += dS K
         for i in range(2):
             if r + 8 * i < T:
                 store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
@@ -3209,7 +3235,7 @@ def tensor_attention_dkv(D, hopper):
         way.fence_map(do)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
         acc = filled(BOTH_SUMS, f32(0))       # dV, dK
-        a, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)          # a: K, V
+        a, pairs = cuda.local.array(FRAGMENTS, u32), cuda.local.array(S_SUMS, u32)   # a: K, V
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
@@ -3222,7 +3248,7 @@ def tensor_attention_dkv(D, hopper):
         way.wait(stationary, 0)              # K and V are there
         way.load_fragments(a, smem)
         next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):           # -1 only asks for the first pair of tiles
+        for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             t0 = next_t
             q_tile = ring.pair_at(smem, n)
             do_tile = q_tile + u32(TILE_BYTES)
@@ -3241,22 +3267,24 @@ def tensor_attention_dkv(D, hopper):
                 ring.issue_pair(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
             if n < 0:
                 continue
-            s = way.multiply_abt(a, smem, q_tile, do_tile)           # S^T = K Q^T, dP^T = V dO^T
+            # S^T = K Q^T, and from S_SUMS on dP^T = V dO^T
+            s_dp = way.multiply_abt(a, smem, q_tile, do_tile)
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
                 ahead = i32(k0 + first_row() - t0 - first_column())  # the first key - first query
                 end = i32(T - t0 - first_column())
-                for i in range(32):
+                for i in range(S_SUMS):
                     if i32(column_of(i) - 8 * which_row(i)) < ahead or i32(column_of(i)) >= end:
-                        s[i] = -INF32
+                        s_dp[i] = -INF32
+            p_ds = s_dp                      # in their registers: P^T, and from S_SUMS on dS^T
             for j in range(8):
                 lses = load_two(numbers, n % 2 * 128 + 8 * j + first_column())
                 deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + first_column())
-                for i in range(4):
-                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E32)
-                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
-            for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])             # P^T, dS^T
-            way.accumulate_two(acc, p, do_tile, q_tile)              # dV += P^T dO, dK += dS^T Q
+                for i in range(4 * j, 4 * j + 4):
+                    p_ds[i] = exp2(s_dp[i] * scale2 - lses[i % 2] * LOG2E32)
+                    p_ds[S_SUMS + i] = p_ds[i] * (s_dp[S_SUMS + i] - deltas[i % 2])
+            for i in range(S_SUMS):
+                pairs[i] = pack_bf16(p_ds[2 * i], p_ds[2 * i + 1])
+            way.accumulate_two(acc, pairs, do_tile, q_tile)          # dV += P^T dO, dK += dS^T Q
         for i in range(2):
             t = k0 + first_row() + 8 * i
             if t < T:
