@@ -75,7 +75,7 @@ import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, get_args
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
@@ -129,18 +129,37 @@ jit_parallel = njit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
 class Settings:
-    """A dataclass whose fields are checked: their type, and the range given as metadata."""
+    """A dataclass whose fields are checked: their type, and the range given as metadata.  One of
+    type int | None is None where nobody has given it; files and flags say 0 for that."""
+
+    def __post_init__(self):
+        for f in fields(self):
+            if type(None) in get_args(f.type) and getattr(self, f.name) == 0:
+                setattr(self, f.name, None)
 
     def check(self):
         for f in fields(self):
-            value = getattr(self, f.name)
-            allowed = (int, float) if f.type is float else (f.type,)
-            need(type(value) in allowed, f"{f.name} is {value!r}, expected {f.type.__name__}")
-            if f.type in (int, float):
+            value, kind = getattr(self, f.name), type_of(f)
+            if value is None and kind is not f.type:
+                continue
+            allowed = (int, float) if kind is float else (kind,)
+            need(type(value) in allowed, f"{f.name} is {value!r}, expected {kind.__name__}")
+            if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                limits = f"{low} to {high}" if f.type is int else f"{low:g} to {high:g}"
+                limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
+
+    def written(self):
+        """{name: value} as a file has them"""
+        values = asdict(self)
+        return {f.name: type_of(f)() if values[f.name] is None else values[f.name]
+                for f in fields(self)}
+
+def type_of(f):
+    """That of a field's value, where there is one"""
+    kind, *_ = get_args(f.type) or [f.type]
+    return kind
 
 def setting(default, low, high, text=""):
     """A field with the range of its numbers, and the help of its flag.  A text has no range."""
@@ -214,16 +233,16 @@ def param_table(cfg):
     """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
     optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
     """
-    d = dims_of(cfg)
-    L, C, F, V, HD, GD = d.L, d.C, d.F, d.V, d.HD, d.G * d.D
-    untied = d.P - cfg.tie_embeddings        # tied: wte is head 0, lm_head are heads 1.. alone
+    size = dims_of(cfg)
+    L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
+    untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head are heads 1.. alone
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
     table = [
         #       name         shape                 std      each     packed  optimizer
         Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
                [(V, "model.embed_tokens", "token_embd")]),
-        Tensor("qkv",        (L, d.QKV, C),        std,     "layer", True,   "muon",
+        Tensor("qkv",        (L, size.QKV, C),     std,     "layer", True,   "muon",
                [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
                 (GD, "self_attn.v_proj", "attn_v")]),
         Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
@@ -319,13 +338,13 @@ PAIRED = {Panels: set(Panels._fields),
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
     trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
-    d = dims_of(cfg)
-    L, C, H, F = d.L, d.C, d.H, d.F
+    size = dims_of(cfg)
+    L, C, H, F = size.L, size.C, size.H, size.F
     return Acts(x=(B, 2 * L + 1, T, C),
                 attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
                 attn_rstd=(B, L, T),
-                qkv=(B, L, T, d.QKV),        # q and k already turned by RoPE
-                att=(B, L, T, d.HD),         # attention's output, input of attn_proj
+                qkv=(B, L, T, size.QKV),     # q and k already turned by RoPE
+                att=(B, L, T, size.HD),      # attention's output, input of attn_proj
                 lse=(B, L, H, T),            # log-sum-exp of each score row
                 mlp_in=(B, L, T, C),
                 mlp_rstd=(B, L, T),
@@ -333,7 +352,7 @@ def act_shapes(cfg, B, T):
                 swiglu=(B, L, T, F),
                 final_in=(B, T, C),
                 final_rstd=(B, T),
-                logits=(B, d.P, T, d.V))     # cross-entropy makes them gradients, in place
+                logits=(B, size.P, T, size.V))       # cross-entropy makes them gradients, in place
 
 def dact_shapes(cfg, B, T):
     """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
@@ -348,24 +367,25 @@ def dact_shapes(cfg, B, T):
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence.  norm, att and swiglu
     are of the sequence: threads that share it use those of the one that began it."""
-    d, width = dims_of(cfg), tile_width(dtype)
-    panels, rows_of_D, rows_of_KC = -(-T // width), panel_rows(d.D, dtype), panel_rows(KC, dtype)
-    longest = max(d.C, d.F, d.HD)            # row of a matrix
+    size, width = dims_of(cfg), tile_width(dtype)
+    panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
+    rows_of_KC = panel_rows(KC, dtype)
+    longest = max(size.C, size.F, size.HD)   # row of a matrix
     workspace = pairs = 0
     if dtype == BF16:                        # as wide as the widest that is `narrowed`, and an
-        workspace = max(d.C, d.V, d.QKV, T) + 1          # entry that makes an odd row whole
+        workspace = max(size.C, size.V, size.QKV, T) + 1     # entry that makes an odd row whole
         pairs = T
-    return Scratch(norm=(n, T, d.C),         # gradients of the outputs of RMSNorm,
-                   att=(n, T, d.HD),         # attention
-                   swiglu=(n, T, d.F),       # and SwiGLU
+    return Scratch(norm=(n, T, size.C),      # gradients of the outputs of RMSNorm,
+                   att=(n, T, size.HD),      # attention
+                   swiglu=(n, T, size.F),    # and SwiGLU
                    scores=(n, BR, T),        # S, then P, of a block of queries
                    dscores=(n, BR, T),
                    kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
                    vt=(n, panels, rows_of_D, width),
                    dy=(n, 1, rows_of_KC, DY_COLUMNS),        # operands of a weight gradient, packed
                    x=(n, -(-longest // width), rows_of_KC, width),
-                   workspace=(n, T, workspace),        # of bfloat16 alone: for `narrowed`
-                   pairs=(n, 1, panel_rows(BR, dtype), pairs))         # and `narrowed_transpose`
+                   workspace=(n, T, workspace),      # of bfloat16 alone: for `narrowed`
+                   pairs=(n, 1, panel_rows(BR, dtype), pairs))       # and `narrowed_transpose`
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
@@ -407,11 +427,7 @@ def parts_of(memory, shapes):
 #
 # The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
 # 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: section 12 builds them.  More pieces from there are
-# larger(x, y), the maximum, and for many threads
-#     next_task(counter, i)            counter[i]++
-#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
-#     seen(counter, i)                 counter[i], and all that was written before it was counted
+# there, vectors written as LLVM 95 %: section 12 builds them, and larger(x, y), the maximum.
 #
 # What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16: half the
 # memory, and where the CPU has instructions for it, twice the products a second.  Kernels are
@@ -441,41 +457,15 @@ PACK_PARTS = 8       # tasks that packing a matrix is
 #
 # share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
 # taken, and how many done, since it began.  passed: how many were in the loops that this thread has
-# left behind.
+# left behind.  (`shared` itself is in section 12.)
 Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
-SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
 
-@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
-def shared(team, n, step):
-    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
-    Behind the loop all n are done."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]
-    end = before + (n + size - 1) // size
-    team.passed[0] = end
-    part = next_below(team.progress, TAKEN, end)
-    while part < end:
-        i0 = (part - before) * size
-        yield i0, min(n, i0 + size)
-        next_task(team.progress, DONE)
-        part = next_below(team.progress, TAKEN, end)
-    wait_until(team.progress, DONE, end)
-
-@jit
-def counters(n):
-    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
-    In a parallel function np.zeros itself would be one more parallel loop."""
-    return np.zeros((n, 16), np.int64)
-
-@jit
-def wait_until(counter, i, least):
-    """Until counter[i] >= least, by others"""
-    looks = 0
-    while seen(counter, i) < least:
-        looks += 1
-        rest(looks > SPINS)                  # their core may be this one
+# Threads count what they have taken and done in arrays of integers (section 12):
+#     next_task(counter, i)            counter[i]++
+#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
+#     seen(counter, i)                 counter[i], and all that was written before it was counted
+#     wait_until(counter, i, least)    until it is
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -920,7 +910,7 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
 
 @jit
-def of_weights(team, batch, tasks, g, a, d, s):
+def matrix_gradients(team, batch, tasks, g, a, d, s):
     """The gradients of all matrices, from what `backward` left of all sequences."""
     for n, _ in shared(team, len(tasks), 1):
         kind, l, n0, n1 = tasks[n]
@@ -974,7 +964,7 @@ def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
             wait_until(sequences, DONE, B)
             tasks = constants.tasks
             all_threads = Team(0, len(tasks), together, passed_together[i])
-            of_weights(all_threads, batch, tasks, g, a, d, scratch_of(i, i, scratch))
+            matrix_gradients(all_threads, batch, tasks, g, a, d, scratch_of(i, i, scratch))
 
 @jit
 def pack_part(panels, b, part):
@@ -1057,7 +1047,7 @@ class Model:
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
         self.held = 0, 0, 0                  # the one for which there is memory
-        self.muon_scratch = None                  # its memory, if it is used
+        self.muon_scratch = None             # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -1071,10 +1061,10 @@ class Model:
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
-        heads = self.p.lm_head
+        lm_head = self.p.lm_head
         if self.cfg.tie_embeddings:
-            heads = np.concatenate((self.p.wte[None], heads))
-        matrices = self.p._replace(lm_head=heads)
+            lm_head = np.concatenate((self.p.wte[None], lm_head))
+        matrices = self.p._replace(lm_head=lm_head)
         packed = tuple(getattr(matrices, name) for name in Panels._fields)
         pack_weights(self.w, self.wt, packed, get_num_threads())
 
@@ -1094,8 +1084,8 @@ class Model:
             need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
-    def run(self, until, tokens, targets=None, weight=1.0, heads=None):
-        """`run_batch` on tokens (B, T) int32 -> losses (B, P), of all heads or the first ones"""
+    def run(self, until, tokens, targets=None, weight=1.0, outputs=None):
+        """`run_batch` on tokens (B, T) int32 -> losses (B, outputs): of so many heads, or of all"""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"{T} tokens are none or more than the context of {cfg.seq_len}")
         for x in (tokens, targets):          # kernels do not look: they would read and write beyond
@@ -1108,7 +1098,7 @@ class Model:
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
         batch = Batch(np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
-                      np.ones((B, P)) * weight, np.zeros((B, heads or P, T)), heads or P)
+                      np.ones((B, P)) * weight, np.zeros((B, outputs or P, T)), outputs or P)
         size = dims_of(cfg)
         constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.norm_eps, self.cos[:T],
                               self.sin[:T], self.tasks)
@@ -1129,8 +1119,8 @@ class Model:
         """g += ..., as `run_batch`; weight may be (P,), for every sequence.  Heads behind the last
         that has a weight are left out, and take no time."""
         weighed = np.atleast_2d(weight).any(0)
-        heads = 1 + int(np.flatnonzero(weighed).max(initial=0))
-        self.ce[:heads] += self.run(GRADIENT, tokens, targets, weight, heads).sum(0)
+        outputs = 1 + int(np.flatnonzero(weighed).max(initial=0))
+        self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
@@ -1164,9 +1154,9 @@ class Model:
 
     def losses(self, tokens, targets):
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
-        return self.run(LOSS, tokens, targets[None], heads=1)[:, 0]
+        return self.run(LOSS, tokens, targets[None], outputs=1)[:, 0]
 
-    def micro_batch(self, B, asked=0, T=0):
+    def micro_batch(self, B, asked=None, T=None):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
         return asked or min(B, max(1, MOST_AT_ONCE // (T or self.cfg.seq_len)))
 
@@ -1211,9 +1201,9 @@ class Engine(Protocol):
     def __init__(self, cfg, flat, moments=(), options=None):
         """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
 
-    def micro_batch(self, B, asked=0, T=0):
-        """How many of B sequences of T tokens `gradient` takes at once; asked, unless that is 0.  T
-        is the context's length if it is 0."""
+    def micro_batch(self, B, asked=None, T=None):
+        """How many of B sequences of T tokens, or of the context's length, `gradient` takes at
+        once: as many as asked for, or as fit."""
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp, and CE to the losses; may return before it is done
@@ -1356,13 +1346,13 @@ def muon_shapes(cfg, n, dtype):
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
     low = dtype == BF16                      # operands of products, rounded
-    return MuonScratch(y=(n, size),               # the matrix, its longer side down
-                  other=(n, size),           # and what it becomes
-                  gram=(n, side * side),
-                  square=(n, side * side),
-                  workspace=(n, longest, low * (side + 1)),
-                  small_workspace=(n, side, low * (side + 1)),
-                  pairs=(n, 1, low * (longest + 1) // 2, side))
+    return MuonScratch(y=(n, size),          # the matrix, its longer side down
+                       other=(n, size),      # and what it becomes
+                       gram=(n, side * side),
+                       square=(n, side * side),
+                       workspace=(n, longest, low * (side + 1)),
+                       small_workspace=(n, side, low * (side + 1)),
+                       pairs=(n, 1, low * (longest + 1) // 2, side))
 
 @jit
 def nesterov(y, g, m, scale, momentum):
@@ -1449,8 +1439,8 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     taken = counters(1)
     for i in prange(len(scratch.y)):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
-                   square=scratch.square[i], workspace=scratch.workspace[i],
-                   small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
+                        square=scratch.square[i], workspace=scratch.workspace[i],
+                        small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
         n = next_task(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
@@ -1575,8 +1565,8 @@ def loss_weights(targets, mtp_weight):
     targets (P, ...) -> (P,)"""
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
+    of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(of_heads) / count
 
 def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
@@ -1594,10 +1584,12 @@ MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 
 class TrainingLoop:
-    """What a run does, step by step; `Run` in 10.3 prepares and surrounds it.
+    """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
+    `record` writes to the log, `sample` lets the model speak, `save` writes a checkpoint.
 
-    model: an Engine; data: a DataSet; options: Options; state: a State, the numbers that a
-    checkpoint keeps; B, T: rows and tokens of a batch, `next` the one to come."""
+    model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
+    checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
+    rate at this width"""
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
     R = 1                                    # so many rows of a batch stay together
 
@@ -1610,15 +1602,12 @@ class TrainingLoop:
             r = self.advance()
             self.record(**r)
             done = s.step - first            # in this sitting
-            if done == 1:
-                after_first = self.elapsed()             # which compiles what no cache has
+            if done == 1:                    # which compiles what no cache has
+                after_first, pace = self.elapsed(), r["ms"] / 1e3
             else:
                 seconds[resting].append(r["ms"] / 1e3)
-            if done > 1:
                 everything = self.elapsed() - after_first            # with validations, samples
                 pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
-            else:
-                pace = r["ms"] / 1e3
             often = done == 5 or (done > 5 and s.step % 20 == 0)
             in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
             if often and not self.data.steps and not in_last_tenth:
@@ -1636,7 +1625,7 @@ class TrainingLoop:
                     self.save()
 
     def advance(self):
-        """One step: gradient, clip, AdamW.  Returns its log record."""
+        """One step: gradient, clip, update.  Returns its log record."""
         began, s, model = time.perf_counter(), self.state, self.model
         tokens, targets = self.next
         hyper = self.hyper()
@@ -1684,7 +1673,7 @@ class TrainingLoop:
         """Is the next step one of those without the other heads?  They help in the beginning, and
         what the model has become until the end they learn in a tenth of the run."""
         o, s = self.options, self.state
-        return s.n_steps > 0 and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
+        return s.n_steps is not None and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
 
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
@@ -1713,7 +1702,7 @@ class TrainingLoop:
     def report(self, r, pace):
         """The line of a step: r is its record."""
         s = self.state
-        left = max(0, int((s.n_steps - s.step) * pace))
+        left = int((s.n_steps - s.step) * pace) if s.n_steps else 0
         print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
               f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
@@ -1800,9 +1789,9 @@ class Optimization(Settings):
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
     optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
-    steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
+    steps: int | None = setting(None, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
-    micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
+    micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
     warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
@@ -1819,6 +1808,7 @@ class Optimization(Settings):
     given = frozenset()        # names of the settings that are not the defaults
 
     def __post_init__(self):
+        super().__post_init__()
         self.dtype = self.dtype or DTYPE
 
     def check(self):
@@ -1926,11 +1916,18 @@ class DpoOptions(TuningOptions):
 #
 # Each number of a row is summed in one order, which knows nothing of the other rows: a text is the
 # same, to the bit, alone and in a batch, with drafts and without.
-Rows = namedtuple("Rows", "tokens slots positions blocks wanted")        # int32, R of the first 3
+
+# Of R rows the tokens, slots and positions (R,); blocks (n, 2): the first and the end of a few rows
+# of one slot; wanted (m,): rows whose logits are wanted.  All are int32.
+Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
+# Keys, as K^T in panels, and values of all layers, or of one
 Cache = namedtuple("Cache", "k v")
+# What a row of a matrix in int8 is multiplied by; of other types, 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attend final logits guesses")
-Attend = namedtuple("Attend", "q scores out")            # what a thread works with in attention
+# What a step works with, and in attention each thread
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attention final logits "
+                          "guesses")
+AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
 SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
 
@@ -2042,7 +2039,7 @@ def attention_parallel(att, qkv, rows, kv, s):
     counter = np.zeros(1, np.int64)
     G = kv.k.shape[1]
     for i in prange(len(s.q)):
-        own = Attend(s.q[i], s.scores[i], s.out[i])
+        own = AttentionScratch(s.q[i], s.scores[i], s.out[i])
         n = next_task(counter, 0)
         while n < len(rows.blocks) * G:
             r0, r1 = rows.blocks[n // G]
@@ -2052,13 +2049,13 @@ def attention_parallel(att, qkv, rows, kv, s):
 @jit
 def attention(att, qkv, rows, kv, s):
     """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
-    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache; s: the Attend of all threads"""
+    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache; scratch of all threads"""
     work = 0
     for b in range(len(rows.blocks)):
         r0, r1 = rows.blocks[b]
         work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
     if work < SMALL_PRODUCT:
-        first = Attend(s.q[0], s.scores[0], s.out[0])
+        first = AttentionScratch(s.q[0], s.scores[0], s.out[0])
         for b in range(len(rows.blocks)):
             r0, r1 = rows.blocks[b]
             for g in range(kv.k.shape[1]):
@@ -2086,7 +2083,7 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
         remember(kv, rows, qkv)
-        attention(att, qkv, rows, kv, s.attend)
+        attention(att, qkv, rows, kv, s.attention)
         product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
@@ -2156,15 +2153,15 @@ def sample(logits, rng, o):
     if o.temperature == 0:
         return likeliest
     z = logits.astype(np.float64)
-    p = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))       # the likeliest has 1
-    n = min(o.top_k or len(p), len(p))
+    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # beside the likeliest's, 1
+    n = min(o.top_k or len(odds), len(odds))
     if o.top_p < 1:                          # until those before reach top_p of all
-        total = np.sort(p)[::-1].cumsum()
+        total = np.sort(odds)[::-1].cumsum()
         n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(p):
-        p[~of_the_largest(p, n)] = 0
-    p[p < o.min_p] = 0
-    total = p.cumsum()
+    if n < len(odds):
+        odds[~of_the_largest(odds, n)] = 0
+    odds[odds < o.min_p] = 0
+    total = odds.cumsum()
     return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
 
 def log_softmax(logits):
@@ -2243,9 +2240,9 @@ class Reply:
         self.tokens.append(token)
         self.counts[token] = self.counts.get(token, 0) + 1
         if o.logprobs:
-            p = log_softmax(logits)
-            top = np.argsort(-p, kind="stable")[:o.logprobs]
-            self.logprobs.append((float(p[token]), [(int(i), float(p[i])) for i in top]))
+            logp = log_softmax(logits)
+            top = np.argsort(-logp, kind="stable")[:o.logprobs]
+            self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
         if len(self.tokens) == o.tokens:
             self.finish = "length"
         if self.vocab:
@@ -2479,14 +2476,14 @@ class Weights:
 
     def __init__(self, cfg, flat, weights):
         p = views(flat, param_table(cfg))
-        heads = p.lm_head                    # tied: heads 1.. alone
         longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
         quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
         packed = partial(in_panels, weights=weights, quads=quads)
         layers = [packed(x) for x in p[PACKED]]
         wte = packed(p.wte[None])
-        first = wte if cfg.tie_embeddings else packed(heads[:1])
-        self.others = packed(heads[1 - cfg.tie_embeddings:]) if cfg.n_mtp > 1 else None
+        first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
+        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1..: all that there are, if tied
+        self.others = packed(others) if cfg.n_mtp > 1 else None
         matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
         self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
         self.scales = Scales(*scales)
@@ -2517,27 +2514,28 @@ class Decoder:
     def allocate(self):
         get_num_threads()                    # starts the threads; a cached decode_step does not
         cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
-        d, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
+        size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
         threads, slots = get_num_threads(), len(self.texts)
         line = T + 16                        # rows of 2^n numbers would share a few lines of L1
-        queries = self.block * d.H // d.G
+        queries = self.block * size.H // size.G
 
         def new(*shape, dtype=dtype):
             return aligned(shape, dtype)
 
-        longest, workspace = max(d.C, d.F, d.HD), None     # in float32 nothing is narrowed
+        longest, workspace = max(size.C, size.F, size.HD), None  # in float32 nothing is narrowed
         if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
             workspace = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
         elif self.weights.rounds:
             workspace = new(M, longest + 1, dtype=BF16)
-        self.cache = Cache(new(d.L, slots, d.G, -(-T // width), d.D, width),
-                           new(d.L, slots, d.G, T, d.D))
-        attend = Attend(q=new(threads, queries, d.D), scores=new(threads, queries, line),
-                        out=new(threads, queries, d.D))
-        self.work = Work(x=new(M, d.C), y=new(M, d.C), rstd=new(M), qkv=new(M, d.QKV),
-                         att=new(M, d.HD), gate_up=new(M, 2 * d.F), swiglu=new(M, d.F),
-                         workspace=workspace, attend=attend, final=new(M, d.C),
-                         logits=new(M, d.V), guesses=new(self.heads, 1, d.V))
+        self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
+                           new(size.L, slots, size.G, T, size.D))
+        attention = AttentionScratch(q=new(threads, queries, size.D),
+                                     scores=new(threads, queries, line),
+                                     out=new(threads, queries, size.D))
+        self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
+                         att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
+                         workspace=workspace, attention=attention, final=new(M, size.C),
+                         logits=new(M, size.V), guesses=new(self.heads, 1, size.V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
@@ -3065,11 +3063,12 @@ class State(Settings):
     bos: str = ""              # names of the tokens that begin and end what the model reads
     eos: str = "</s>"
     step: int = 0
-    n_steps: int = 0
+    n_steps: int | None = None         # of the whole run; None: there is no plan yet
     tokens_seen: int = 0
-    micro_batch: int = 0       # sequences at a time: where they are summed apart, bits depend on it
+    micro_batch: int | None = None     # sequences at a time: where they are summed apart, bits
+                                       # depend on it
     elapsed: float = 0.0       # seconds of training
-    bits_per_byte: float = 0.0         # the latest validation, 0: none yet
+    bits_per_byte: float | None = None         # the latest validation
     text_sha256: str = ""
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
@@ -3147,7 +3146,7 @@ def read_moments(cfg, tensors):
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
     """Everything that a run needs to go on, in one file, in float32."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
+            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
     flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
     tensors = named(cfg, flat)
@@ -3215,7 +3214,7 @@ def info(file):
         text += f", sha256 {s.text_sha256[:12]}"
     print_table(file, [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+        ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text),
         ("moments", "yes" if c.moments else "no"),
@@ -3339,7 +3338,7 @@ class Run(TrainingLoop):
         model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
-        self.state = s = replace(start.state, options=asdict(options))
+        self.state = s = replace(start.state, options=options.written())
         self.log = log_path(out, self.data_file())
         self.lr = options.lr * 128 / start.cfg.n_embd
 
@@ -3433,7 +3432,7 @@ class Run(TrainingLoop):
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps or None, rows=rows)
+                       steps=o.steps, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -3468,7 +3467,7 @@ class Run(TrainingLoop):
         with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
             try:
                 self.learn(caught)
-                complete = s.step >= s.n_steps > 0
+                complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
@@ -3770,21 +3769,21 @@ def resumed(run, out, preset, file, chosen):
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
-        free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
+        free = {"steps": None, **free}       # the old steps would go before minutes and epochs
     options = replace(old, **free).check()
     if new_length:
         done = start.state.step
         if start.state.n_steps and done >= start.state.n_steps:
             print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
                   f"the learning rate rises again", file=sys.stderr)
-        n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
+        n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
         start = start._replace(state=replace(start.state, n_steps=n_steps))
     return start, options
 
 def steps_planned(state, options):
-    """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
+    """Steps in all that --minutes allow at the pace so far; None if none was measured."""
     if not state.elapsed:
-        return 0
+        return None
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
@@ -3822,7 +3821,9 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
     was started with.  All that can be refused is, before a kernel is compiled."""
     if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
-        chosen.setdefault("steps", 0)
+        chosen.setdefault("steps", None)
+    chosen = {name: x if x or name not in ("steps", "micro_batch") else None
+              for name, x in chosen.items()}             # --steps 0
     if "data" in chosen:                     # what is named is not looked for elsewhere
         need_data(chosen["data"], out)
     with alone(out) as refusal:              # before it is read: its run may be about to end
@@ -4562,9 +4563,9 @@ def shown_logprobs(reply):
     def text(token):
         return reply.vocab[token].decode("utf-8", "backslashreplace")
 
-    return [{"token": text(token), "logprob": round(p, 4),
-             "top": [[text(i), round(q, 4)] for i, q in top]}
-            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
+    return [{"token": text(token), "logprob": round(logp, 4),
+             "top": [[text(i), round(other, 4)] for i, other in top]}
+            for token, (logp, top) in zip(reply.tokens, reply.logprobs)]
 
 def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
                   force=False, **chosen):
@@ -4960,9 +4961,9 @@ def told_of(reply):
 def euler_steps(model, tokens):
     """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
-    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
-    that there is first, whose length and angle are None, and after each step.  p is what head 0
-    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,)) of
+    the state that there is first, whose length and angle are None, and after each step.  They are
+    what head 0 would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
     cfg, p = model.cfg, model.p
     model.logits(tokens[None])
     states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
@@ -4995,8 +4996,8 @@ def lens(file, prompt):
         return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
 
     print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for name, length, angle, p in euler_steps(model, tokens):
-        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
+    for name, length, angle, said in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {said[t]:.0%}" for t in np.argsort(-said)[:3])
         numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
         print(f"{name:<14}{numbers}   {likeliest}")
 
@@ -5070,11 +5071,7 @@ def faster_dtype(cpu, has_bf16):
     (uops.info): there bfloat16 only adds the work of rounding."""
     return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
 
-try:
-    BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
-except UserError as e:                       # whichever program imports this one: one line
-    print(f"nanoeuler: {e}", file=sys.stderr)
-    sys.exit(2)
+BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
 HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 HAS_VNNI = bool(_CPU.get("avx512vnni")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 QUADS = HAS_VNNI                 # does a decoder multiply int8 in integers?
@@ -5557,6 +5554,40 @@ def pack_vectors(typing, row, first, second, mask):
         return whole
     return types.intp(row, first, second, mask), codegen
 
+# ---- threads that share a sequence
+SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
+
+@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+def shared(team, n, step):
+    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
+    Behind the loop all n are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]
+    end = before + (n + size - 1) // size
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        next_task(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+@jit
+def counters(n):
+    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
+    In a parallel function np.zeros itself would be one more parallel loop."""
+    return np.zeros((n, 16), np.int64)
+
+@jit
+def wait_until(counter, i, least):
+    """Until counter[i] >= least, by others"""
+    looks = 0
+    while seen(counter, i) < least:
+        looks += 1
+        rest(looks > SPINS)                  # their core may be this one
+
 # ---- bfloat16
 def to_bf16(x):
     """float32 as the bits of bfloat16, to the nearest, ties to even."""
@@ -5895,7 +5926,8 @@ def fill_cache(parts):
     if not calls:
         return
     began, processes = time.perf_counter(), []
-    print("note: compiling the kernels: once, about 20 seconds", file=sys.stderr, flush=True)
+    print("note: compiling the kernels: once, half a minute to a minute", file=sys.stderr,
+          flush=True)
     try:
         for call in calls:
             processes.append(in_another_process(call))
@@ -6030,7 +6062,9 @@ def flag(f, default):
     if f.type is list:
         return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
                    help=f"{text} (default: none)")
-    return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
+    default = 0 if default is None else default
+    return arg(name, type=type_of(f), default=argparse.SUPPRESS,
+               help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""
