@@ -43,8 +43,8 @@ Names   p parameters, g their gradients, a activations, d gradients of activatio
         w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
         SFT is supervised fine-tuning, DPO direct preference optimization (section 8).
 Types   Functions take their dtype from their arguments: float32, float64 for proofs, or bfloat16,
-        stored as uint16, for what feeds products: value() is the number that a stored one stands
-        for, rounded() a result as its array holds it.
+        stored as uint16, for what feeds products.  value(), rounded() and narrowed() are of that
+        one, and do nothing for the others (section 3).
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
         task of its gradient.  Where there are more threads than sequences, some share one
         (section 3).  Each number is written by one thread, in one order: the result does not depend
@@ -76,7 +76,7 @@ import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, get_args
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
@@ -130,18 +130,37 @@ jit_parallel = njit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
 class Settings:
-    """A dataclass whose fields are checked: their type, and the range given as metadata."""
+    """A dataclass whose fields are checked: their type, and the range given as metadata.  One of
+    type int | None is None where nobody has given it; files and flags say 0 for that."""
+
+    def __post_init__(self):
+        for f in fields(self):
+            if type(None) in get_args(f.type) and getattr(self, f.name) == 0:
+                setattr(self, f.name, None)
 
     def check(self):
         for f in fields(self):
-            value = getattr(self, f.name)
-            allowed = (int, float) if f.type is float else (f.type,)
-            need(type(value) in allowed, f"{f.name} is {value!r}, expected {f.type.__name__}")
-            if f.type in (int, float):
+            value, kind = getattr(self, f.name), type_of(f)
+            if value is None and kind is not f.type:
+                continue
+            allowed = (int, float) if kind is float else (kind,)
+            need(type(value) in allowed, f"{f.name} is {value!r}, expected {kind.__name__}")
+            if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                limits = f"{low} to {high}" if f.type is int else f"{low:g} to {high:g}"
+                limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
+
+    def written(self):
+        """{name: value} as a file has them"""
+        values = asdict(self)
+        return {f.name: type_of(f)() if values[f.name] is None else values[f.name]
+                for f in fields(self)}
+
+def type_of(f):
+    """That of a field's value, where there is one"""
+    kind, *_ = get_args(f.type) or [f.type]
+    return kind
 
 def setting(default, low, high, text=""):
     """A field with the range of its numbers, and the help of its flag.  A text has no range."""
@@ -169,6 +188,14 @@ class Config(Settings):
              f"n_head is {self.n_head}, expected a multiple of n_kv_head, {self.n_kv_head}")
         need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
         return self
+
+# The sizes of a model by their letters, and HD = H * D, QKV = (H + 2 G) * D: what kernels take
+Dims = namedtuple("Dims", "L C H G D F V P HD QKV")
+
+def dims_of(cfg):
+    H, G, D = cfg.n_head, cfg.n_kv_head, cfg.head_dim
+    return Dims(L=cfg.n_layer, C=cfg.n_embd, H=H, G=G, D=D, F=cfg.n_hidden, V=cfg.vocab_size,
+                P=cfg.n_mtp, HD=H * D, QKV=(H + 2 * G) * D)
 
 PRESETS = {
     "small": Config(),
@@ -207,16 +234,16 @@ def param_table(cfg):
     """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
     optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
     """
-    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-    heads = P - cfg.tie_embeddings           # tied: wte is head 0, and here are heads 1.. alone
+    size = dims_of(cfg)
+    L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
+    untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head are heads 1.. alone
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
     table = [
         #       name         shape                 std      each     packed  optimizer
         Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
                [(V, "model.embed_tokens", "token_embd")]),
-        Tensor("qkv",        (L, HD + 2 * GD, C),  std,     "layer", True,   "muon",
+        Tensor("qkv",        (L, size.QKV, C),     std,     "layer", True,   "muon",
                [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
                 (GD, "self_attn.v_proj", "attn_v")]),
         Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
@@ -225,7 +252,7 @@ def param_table(cfg):
                [(F, "mlp.gate_proj", "ffn_gate"), (F, "mlp.up_proj", "ffn_up")]),
         Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
                [(C, "mlp.down_proj", "ffn_down")]),
-        Tensor("lm_head",    (heads, V, C),        std,     "head",  True,   "adamw",
+        Tensor("lm_head",    (untied, V, C),       std,     "head",  True,   "adamw",
                [(V, "", "")]),               # a head's name is its own: `llama_tensors`
         Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
                [(C, "input_layernorm", "attn_norm")]),
@@ -298,8 +325,8 @@ Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
 MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
-# Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
-# (`operand`, `turned`, `pack`).  So do parameters, moments, the residual stream, sums and losses.
+# Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded where a product reads
+# them.  So do parameters, moments, the residual stream, sums and losses.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 
@@ -312,13 +339,13 @@ PAIRED = {Panels: set(Panels._fields),
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
     trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
-    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    H, D = cfg.n_head, cfg.head_dim
+    size = dims_of(cfg)
+    L, C, H, F = size.L, size.C, size.H, size.F
     return Acts(x=(B, 2 * L + 1, T, C),
                 attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
                 attn_rstd=(B, L, T),
-                qkv=(B, L, T, (H + 2 * cfg.n_kv_head) * D),      # q and k already turned by RoPE
-                att=(B, L, T, H * D),        # attention's output, input of attn_proj
+                qkv=(B, L, T, size.QKV),     # q and k already turned by RoPE
+                att=(B, L, T, size.HD),      # attention's output, input of attn_proj
                 lse=(B, L, H, T),            # log-sum-exp of each score row
                 mlp_in=(B, L, T, C),
                 mlp_rstd=(B, L, T),
@@ -326,7 +353,7 @@ def act_shapes(cfg, B, T):
                 swiglu=(B, L, T, F),
                 final_in=(B, T, C),
                 final_rstd=(B, T),
-                logits=(B, P, T, V))         # cross-entropy makes them gradients, in place
+                logits=(B, size.P, T, size.V))       # cross-entropy makes them gradients, in place
 
 def dact_shapes(cfg, B, T):
     """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
@@ -341,39 +368,36 @@ def dact_shapes(cfg, B, T):
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence.  norm, att and swiglu
     are of the sequence: threads that share it use those of the one that began it."""
-    D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
-    panels, workspace, pairs = -(-T // width), 0, 0
-    longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * D)  # row of a matrix
-    if dtype == BF16:                        # as wide as the widest `operand`, and an entry more,
-        # which makes the last pair of an odd row whole
-        QKV = (cfg.n_head + 2 * cfg.n_kv_head) * D
-        workspace, pairs = max(cfg.n_embd, cfg.vocab_size, QKV, T) + 1, T
-    return Scratch(norm=(n, T, cfg.n_embd),  # gradients of the outputs of RMSNorm,
-                   att=(n, T, cfg.n_head * D),       # attention
-                   swiglu=(n, T, cfg.n_hidden),      # and SwiGLU
+    size, width = dims_of(cfg), tile_width(dtype)
+    panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
+    rows_of_KC = panel_rows(KC, dtype)
+    longest = max(size.C, size.F, size.HD)   # row of a matrix
+    workspace = pairs = 0
+    if dtype == BF16:                        # as wide as the widest that is `narrowed`, and an
+        workspace = max(size.C, size.V, size.QKV, T) + 1     # entry that makes an odd row whole
+        pairs = T
+    return Scratch(norm=(n, T, size.C),      # gradients of the outputs of RMSNorm,
+                   att=(n, T, size.HD),      # attention
+                   swiglu=(n, T, size.F),    # and SwiGLU
                    scores=(n, BR, T),        # S, then P, of a block of queries
                    dscores=(n, BR, T),
-                   kt=(n, panels, D // step, width),         # K^T and V^T of a head, packed
-                   vt=(n, panels, D // step, width),
-                   dy=(n, 1, KC // step, DY_COLUMNS),        # operands of a weight gradient, packed
-                   x=(n, -(-longest // width), KC // step, width),
-                   workspace=(n, T, workspace),        # of bfloat16 alone: an operand, rounded,
-                   pairs=(n, 1, BR // step, pairs))          # and one turned
+                   kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
+                   vt=(n, panels, rows_of_D, width),
+                   dy=(n, 1, rows_of_KC, DY_COLUMNS),        # operands of a weight gradient, packed
+                   x=(n, -(-longest // width), rows_of_KC, width),
+                   workspace=(n, T, workspace),      # of bfloat16 alone: for `narrowed`
+                   pairs=(n, 1, panel_rows(BR, dtype), pairs))       # and `narrowed_transpose`
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
-    width, step, shapes = tile_width(dtype), rows_a_panel_row(dtype), {}
+    width, shapes = tile_width(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
     for x in param_table(untied):
         if x.packed:
             L, N, K = x.shape
             rows, columns = (K, N) if transposed else (N, K)
-            shapes[x.name] = L, -(-columns // width), -(-rows // step), width
+            shapes[x.name] = L, -(-columns // width), panel_rows(rows, dtype), width
     return Panels(**shapes)
-
-def rows_a_panel_row(dtype):
-    """Of bfloat16, panels hold pairs, those of two rows of the matrix, in an int32."""
-    return 2 if dtype == BF16 else 1
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line.  Behind them is room for a row of a tile: at the
@@ -404,18 +428,17 @@ def parts_of(memory, shapes):
 #
 # The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
 # 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: section 12 builds them.  More pieces from there are
-# larger(x, y), the maximum, and for many threads
-#     next_task(counter, i)            counter[i]++
-#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
-#     seen(counter, i)                 counter[i], and all that was written before it was counted
+# there, vectors written as LLVM 95 %: section 12 builds them, and larger(x, y), the maximum.
 #
-# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16.  Kernels
-# convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
-#     value(x)          the number that a stored x stands for
-#     rounded(x, a)     a number as the array a holds it
-#     number(x, a)      a constant, in the type in which the numbers of a are computed with
-# In float32 and float64 they do nothing.
+# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16: half the
+# memory, and where the CPU has instructions for it, twice the products a second.  Kernels are
+# written once.  In float32 and float64 these names do nothing, and need not be read:
+#     value(x)                 the number that a stored x stands for
+#     rounded(x, a)            a number as the array a holds it
+#     narrowed(x, workspace)   x (M, K) as the left side of a product: in a run in bfloat16 a copy
+#                              in the workspace, rounded
+#     narrowed_transpose(x, pairs)     x^T as the left side, likewise
+#     panel_rows(K, dtype)     K, or K / 2 where panels of this type hold pairs of rows (4.1)
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
 NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
@@ -435,41 +458,15 @@ PACK_PARTS = 8       # tasks that packing a matrix is
 #
 # share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
 # taken, and how many done, since it began.  passed: how many were in the loops that this thread has
-# left behind.
+# left behind.  (`shared` itself is in section 12.)
 Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
-SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
 
-@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
-def shared(team, n, step):
-    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
-    Behind the loop all n are done."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]
-    end = before + (n + size - 1) // size
-    team.passed[0] = end
-    part = next_below(team.progress, TAKEN, end)
-    while part < end:
-        i0 = (part - before) * size
-        yield i0, min(n, i0 + size)
-        next_task(team.progress, DONE)
-        part = next_below(team.progress, TAKEN, end)
-    wait_until(team.progress, DONE, end)
-
-@jit
-def counters(n):
-    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
-    In a parallel function np.zeros itself would be one more parallel loop."""
-    return np.zeros((n, 16), np.int64)
-
-@jit
-def wait_until(counter, i, least):
-    """Until counter[i] >= least, by others"""
-    looks = 0
-    while seen(counter, i) < least:
-        looks += 1
-        rest(looks > SPINS)                  # their core may be this one
+# Threads count what they have taken and done in arrays of integers (section 12):
+#     next_task(counter, i)            counter[i]++
+#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
+#     seen(counter, i)                 counter[i], and all that was written before it was counted
+#     wait_until(counter, i, least)    until it is
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -495,42 +492,27 @@ def _exp(x):
         return impl
     return lambda x: math.exp(x)
 
+def silu(x):
+    """x / (1 + e^-x)"""
+    return x / (1 + exp(-x))
+
+@overload(silu, inline="always")
+def _silu(x):
+    one = np.dtype(str(x)).type(1)
+    return lambda x: x / (one + exp(-x))
+
 # ==== 4.1 Matmul ====
 @jit
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
     b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
-    a view.  Panels of bfloat16 are int32 (ceil(N / width), ceil(K / 2), width): an entry is
-    b[2k, j] in its lower half and b[2k + 1, j], or zero past K, in its upper."""
+    a view.  Panels of bfloat16 hold two rows of b in each of theirs: see `pack_row`."""
     I, n_rows, width = panels.shape
-    K, N = b.shape
-    step = rows_a_row_of(panels)
+    N = b.shape[1]
     for i in range(I):
-        n = min(width, N - i * width)
-        columns = b[:, i * width:i * width + n]
+        columns = b[:, i * width:min(N, (i + 1) * width)]
         for k in range(n_rows):
-            last = step * (k + 1) - 1        # of the rows in row k: 2k + 1 of pairs, else k itself
-            mask = int32(-1) if last < K else int32(0)
-            row, first, second = panels[i, k], columns[step * k], columns[min(last, K - 1)]
-            whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
-            for j in range(whole, n):
-                row[j] = pair_of(first[j], second[j], mask, panels)
-            for j in range(n, width):
-                row[j] = 0
-
-# A product takes its left side as it is in float32 and float64, which need no workspace.  A run in
-# bfloat16 has some, in whose type the code is compiled (section 12).
-@jit
-def operand(workspace, x):
-    """x (M, K) as a product takes it; in bfloat16 rounded into the workspace, (M, K or more) of
-    uint16, where a zero makes the last pair of a row whole"""
-    return _as_operand(workspace, x)
-
-@jit
-def turned(workspace, x):
-    """x^T, for x (K, M), as a product takes it; in bfloat16 rounded and paired up, like panels, in
-    the workspace, (1, K / 2, M or more) of int32"""
-    return _as_turned(workspace, x)
+            pack_row(panels[i, k], columns, k)
 
 @jit
 def matmul(out, x, b):
@@ -575,14 +557,13 @@ def weight_gradient(dw, dy, x, n0, columns, panels):
     n1 = n0 + len(dw).
     scratch: columns (1, KC, DY_COLUMNS), panels (ceil(K / width), KC, width); of pairs, KC / 2 rows
     Down a column of dy, each entry lies on another page of memory, so some columns at a time are
-    packed side by side.  x is packed because its rows would have to be paired for each tile."""
+    packed side by side."""
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
-    step = rows_a_row_of(panels)
     for b in range(B):
         for t in range(0, T, KC):
             t_end = min(T, t + KC)
-            rows_packed = (t_end - t + step - 1) // step
+            rows_packed = panel_rows(t_end - t, panels.dtype)
             right = panels[:(K + width - 1) // width, :rows_packed]
             pack(right, x[b, t:t_end])
             for n in range(0, len(dw), DY_COLUMNS):
@@ -620,7 +601,7 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
     out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)"""
     T, C = x.shape
     for t in range(T):
-        ss = 0.0                             # float64 on purpose: a long sum of squares
+        ss = 0.0             # float64: a long sum; of its terms, float32, each is 6e-8 off at most
         for c in range(C):
             ss += x[t, c] * x[t, c]
         r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
@@ -658,13 +639,13 @@ def rope_table(cfg, dtype):
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 @jit
-def rope(qkv, cos, sin, heads, sign):
-    """Turns pair (i, i + D/2) of the first `heads` heads of row t by sign * angle[t, i], in place
+def rope(qkv, cos, sin, n_heads, sign):
+    """Turns pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
     qkv (T, QKV): q and k are turned, v is not.  The backward pass turns their gradients back."""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
         row, cos_t, sin_t = qkv[t], cos[t], sin[t]
-        for h in range(heads):
+        for h in range(n_heads):
             lo = row[2 * h * half:(2 * h + 1) * half]
             hi = row[(2 * h + 1) * half:(2 * h + 2) * half]
             for i in range(half):
@@ -688,7 +669,7 @@ def row_max(row):
 def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt panels of K^T; of bfloat16, workspace of `operand` for P"""
+    scratch: scores (BR, T), kt panels of K^T; in bfloat16 the workspace, for P"""
     scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -721,7 +702,7 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
                 norm = scores.dtype.type(1) / total
                 for j in range(t1):
                     row[j] *= norm
-            matmul(o[t0:t1, h * D:h * D + D], operand(s.workspace, P), qkv[:t1, v:v + D])
+            matmul(o[t0:t1, h * D:h * D + D], narrowed(P, s.workspace), qkv[:t1, v:v + D])
 
 @jit
 def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
@@ -729,7 +710,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
     For key/value heads g0 to g1 and their queries, whose sums dK and dV are.
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
-    scratch: as forward's, and of bfloat16, pairs of `turned` for P^T and dS^T"""
+    scratch: as forward's, and in bfloat16 pairs, for P^T and dS^T"""
     scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -749,32 +730,31 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
                 matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
                 matmul(dS, do[t0:t1, q:q + D], vt[:panels])
                 for t in range(t0, t1):
-                    p, ds, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
+                    P_row, dS_row, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
                     do_row, o_row, lse_row = do[t, q:q + D], o[t, q:q + D], lse[h, t]
                     for i in range(D):
                         dot += value(do_row[i]) * value(o_row[i])
                     for j in range(t1):
-                        p[j] = exp(p[j] * scale - lse_row)
-                        ds[j] = p[j] * (ds[j] - dot) * scale
+                        P_row[j] = exp(P_row[j] * scale - lse_row)
+                        dS_row[j] = P_row[j] * (dS_row[j] - dot) * scale
                     for j in range(t + 1, t1):
-                        p[j] = 0
-                        ds[j] = 0
+                        P_row[j] = 0
+                        dS_row[j] = 0
                 dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], operand(s.workspace, dS), qkv[:t1, k:k + D])
-                matmul_add(dk, dk, turned(s.pairs, dS), qkv[t0:t1, q:q + D])
-                matmul_add(dv, dv, turned(s.pairs, P), do[t0:t1, q:q + D])
+                matmul(dqkv[t0:t1, q:q + D], narrowed(dS, s.workspace), qkv[:t1, k:k + D])
+                matmul_add(dk, dk, narrowed_transpose(dS, s.pairs), qkv[t0:t1, q:q + D])
+                matmul_add(dv, dv, narrowed_transpose(P, s.pairs), do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
     out: y (T, F)     in: gate_up (T, 2F), gate first"""
-    (T, F), one = y.shape, number(1, y)
+    T, F = y.shape
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
-            z = value(gate[f])
-            row[f] = rounded(z / (one + exp(-z)) * value(up[f]), row)
+            row[f] = rounded(silu(value(gate[f])) * value(up[f]), row)
 
 @jit
 def swiglu_backward(gate_up, dy):
@@ -825,21 +805,28 @@ def layer_rows(a, b, l, t0, t1):
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
 
+# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, P, T) float64 for its
+# losses, which come out.  P: of so many heads, from head 0 on.
+Batch = namedtuple("Batch", "tokens targets weight nll P")
+# What stays in a run: sizes, tables (T, D / 2) of RoPE, and `task_table`'s blocks of gradients
+Constants = namedtuple("Constants", "L C H G D eps cos sin tasks")
+# The network: Params, Panels of each W and of each W^T, Constants
+Net = namedtuple("Net", "p w wt constants")
+
 @jit
-def forward(team, heads, tokens, p, wt, a, s, cos, sin, eps):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
+def forward(team, batch, net, a, s):
+    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of P heads.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
-    b, T, L, D = team.b, tokens.shape[1], p.qkv.shape[0], 2 * cos.shape[1]
-    H = p.attn_proj.shape[2] // D
-    qk_heads = (p.qkv.shape[1] // D + H) // 2            # H + G
+    b, T, p, wt, c = team.b, batch.tokens.shape[1], net.p, net.wt, net.constants
+    L, H, G, D, eps, cos, sin = c.L, c.H, c.G, c.D, c.eps, c.cos, c.sin
     for t0, t1 in shared(team, T, MR):
-        embedding_forward(a.x[b, 0, t0:t1], tokens[b, t0:t1], p.wte)
+        embedding_forward(a.x[b, 0, t0:t1], batch.tokens[b, t0:t1], p.wte)
     for l in range(L):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             rmsnorm_forward(r.attn_in, r.attn_rstd, r.x, p.attn_norm[l], eps)
             matmul(r.qkv, r.attn_in, wt.qkv[l])
-            rope(r.qkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(1))
+            rope(r.qkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(1))
         for h0, h1 in shared(team, H, 1):
             attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, h0, h1, s)
         for t0, t1 in shared(team, T, MR):
@@ -852,33 +839,32 @@ def forward(team, heads, tokens, p, wt, a, s, cos, sin, eps):
     for t0, t1 in shared(team, T, MR):
         x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
         rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
-        for k in range(heads):
+        for k in range(batch.P):
             matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
 
 @jit
-def loss(team, nll, targets, weight, a):
-    """nll[b] of sequence b; its logits become their gradients."""
-    b, heads, T = team.b, nll.shape[1], nll.shape[2]
+def loss(team, batch, a):
+    """nll[b] of sequence b; its logits become their gradients.  So they do where only the loss is
+    wanted, as in a validation: there is one way to sum it, and both measure the same."""
+    b, T, nll = team.b, batch.tokens.shape[1], batch.nll
     for t0, t1 in shared(team, T, MR):
-        for k in range(heads):
-            cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], targets[k, b, t0:t1],
-                          weight[b, k])
+        for k in range(batch.P):
+            cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], batch.targets[k, b, t0:t1],
+                          batch.weight[b, k])
 
 @jit
-def backward(team, heads, p, w, a, d, s, cos, sin):
+def backward(team, batch, net, a, d, s):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
     a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
-    b, T, L, D = team.b, cos.shape[0], p.qkv.shape[0], 2 * cos.shape[1]
-    H = p.attn_proj.shape[2] // D
-    qk_heads = (p.qkv.shape[1] // D + H) // 2
-    C, G = p.qkv.shape[2], qk_heads - H
+    b, T, p, w, c = team.b, batch.tokens.shape[1], net.p, net.w, net.constants
+    L, C, H, G, D, cos, sin = c.L, c.C, c.H, c.G, c.D, c.cos, c.sin
     for t0, t1 in shared(team, T, MR):
         dx, dy = d.x[b, 2 * L, t0:t1], s.norm[t0:t1]
         dx[:] = 0                            # nothing follows it on the residual path
         dy[:] = 0
-        for k in range(heads):
-            matmul_add(dy, dy, operand(s.workspace, a.logits[b, k, t0:t1]), w.lm_head[k])
+        for k in range(batch.P):
+            matmul_add(dy, dy, narrowed(a.logits[b, k, t0:t1], s.workspace), w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
         gain_gradient(d.final_norm[b, c0:c1], s.norm, a.x[b, 2 * L], a.final_rstd[b], c0)
@@ -886,11 +872,11 @@ def backward(team, heads, p, w, a, d, s, cos, sin):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
-            matmul(s.swiglu[t0:t1], operand(s.workspace, dx2), w.down[l])
+            matmul(s.swiglu[t0:t1], narrowed(dx2, s.workspace), w.down[l])
             swiglu_backward(r.gate_up, s.swiglu[t0:t1])
             matmul(s.norm[t0:t1], r.gate_up, w.gate_up[l])
             rmsnorm_backward(dx1, dx2, s.norm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
-            matmul(s.att[t0:t1], operand(s.workspace, dx1), w.attn_proj[l])
+            matmul(s.att[t0:t1], narrowed(dx1, s.workspace), w.attn_proj[l])
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.mlp_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
@@ -899,8 +885,8 @@ def backward(team, heads, p, w, a, d, s, cos, sin):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
-            rope(dqkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(-1))
-            matmul(s.norm[t0:t1], operand(s.workspace, dqkv), w.qkv[l])
+            rope(dqkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
+            matmul(s.norm[t0:t1], narrowed(dqkv, s.workspace), w.qkv[l])
             rmsnorm_backward(dx, dx1, s.norm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
@@ -925,14 +911,14 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
 
 @jit
-def of_weights(team, heads, tokens, tasks, g, a, d, s):
+def matrix_gradients(team, batch, tasks, g, a, d, s):
     """The gradients of all matrices, from what `backward` left of all sequences."""
     for n, _ in shared(team, len(tasks), 1):
         kind, l, n0, n1 = tasks[n]
-        if kind != DW_LM_HEAD or l < heads:
+        if kind != DW_LM_HEAD or l < batch.P:
             matrix_gradient(kind, l, n0, n1, g, a, d, s)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # behind those of a head that wte is
-        embedding_backward(g.wte, d.x[:, 0], tokens, c0, c1)
+        embedding_backward(g.wte, d.x[:, 0], batch.tokens, c0, c1)
 
 @jit
 def scratch_of(i, leader, s):
@@ -942,13 +928,11 @@ def scratch_of(i, leader, s):
                    x=s.x[i], workspace=s.workspace[i], pairs=s.pairs[i])
 
 @jit_parallel
-def run_batch(until, nll, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
-              eps):
+def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-    out: nll (B, heads, T), nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
     Threads take tasks from a common counter: one that is slowed down takes fewer.  Those that find
     no sequence any more help with the last ones, if these were fewer than threads."""
-    B, heads, threads = tokens.shape[0], nll.shape[1], scratch.norm.shape[0]
+    B, threads = batch.tokens.shape[0], scratch.norm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
     few = B % threads                        # sequences of the last round
@@ -968,18 +952,20 @@ def run_batch(until, nll, tokens, targets, weight, p, w, wt, g, a, d, scratch, t
                 passed[i, 0] = 0
                 team = Team(b, share, progress[b], passed[i])
                 s = scratch_of(i, progress[b, LEADER], scratch)
-                forward(team, heads, tokens, p, wt, a, s, cos, sin, eps)
+                net = Net(p, w, wt, constants)           # here: prange takes no tuple of tuples
+                forward(team, batch, net, a, s)
                 if until >= LOSS:
-                    loss(team, nll, targets, weight, a)
+                    loss(team, batch, a)
                 if until >= GRADIENT:
-                    backward(team, heads, p, w, a, d, s, cos, sin)
+                    backward(team, batch, net, a, d, s)
                 if next_task(progress[b], OVER) == 0:
                     next_task(sequences, DONE)
             task = next_task(sequences, TAKEN)
         if until >= GRADIENT:
             wait_until(sequences, DONE, B)
+            tasks = constants.tasks
             all_threads = Team(0, len(tasks), together, passed_together[i])
-            of_weights(all_threads, heads, tokens, tasks, g, a, d, scratch_of(i, i, scratch))
+            matrix_gradients(all_threads, batch, tasks, g, a, d, scratch_of(i, i, scratch))
 
 @jit
 def pack_part(panels, b, part):
@@ -1061,8 +1047,8 @@ class Model:
         self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
-        self.largest = 0, 0, 0               # of such
-        self.muon_scratch = None                  # its memory, if it is used
+        self.held = 0, 0, 0                  # the one for which there is memory
+        self.muon_scratch = None             # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -1076,10 +1062,10 @@ class Model:
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
-        heads = self.p.lm_head
+        lm_head = self.p.lm_head
         if self.cfg.tie_embeddings:
-            heads = np.concatenate((self.p.wte[None], heads))
-        matrices = self.p._replace(lm_head=heads)
+            lm_head = np.concatenate((self.p.wte[None], lm_head))
+        matrices = self.p._replace(lm_head=lm_head)
         packed = tuple(getattr(matrices, name) for name in Panels._fields)
         pack_weights(self.w, self.wt, packed, get_num_threads())
 
@@ -1090,17 +1076,17 @@ class Model:
             return
         shapes = (act_shapes(self.cfg, B, T), dact_shapes(self.cfg, B, T),
                   scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
-        if not all(new <= held for new, held in zip(shape, self.largest)):
+        if not all(new <= held for new, held in zip(shape, self.held)):
             self.a = self.d = self.s = self.memory = None          # free the old before the new
             self.memory = [self.new(x) for x in shapes]
-            self.largest = shape
+            self.held = shape
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
             need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
-    def run(self, until, tokens, targets=None, weight=1.0, heads=None):
-        """`run_batch` on tokens (B, T) int32 -> losses (B, heads)"""
+    def run(self, until, tokens, targets=None, weight=1.0, outputs=None):
+        """`run_batch` on tokens (B, T) int32 -> losses (B, outputs): of so many heads, or of all"""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"{T} tokens are none or more than the context of {cfg.seq_len}")
         for x in (tokens, targets):          # kernels do not look: they would read and write beyond
@@ -1112,17 +1098,18 @@ class Model:
             T = length_used(targets)
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
-        weight = np.ones((B, P)) * weight
-        nll = np.zeros((B, heads or P, T))
-        run_batch(until, nll, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
-                  weight, self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks,
-                  self.cos[:T], self.sin[:T], cfg.norm_eps)
+        batch = Batch(np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
+                      np.ones((B, P)) * weight, np.zeros((B, outputs or P, T)), outputs or P)
+        size = dims_of(cfg)
+        constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.norm_eps, self.cos[:T],
+                              self.sin[:T], self.tasks)
+        run_batch(until, batch, self.p, self.w, self.wt, constants, self.g, self.a, self.d, self.s)
         if until == GRADIENT:                # of the gains, in the order of the batch
             for name in Params._fields[GAINS]:
                 gain = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gain += row
-        return nll.cumsum(-1)[..., -1]       # token after token; sum() would add in pairs
+        return batch.nll.cumsum(-1)[..., -1] # token after token; sum() would add in pairs
 
     def logits(self, tokens):
         """(B, P, T, V) of every head: a view, valid until the next run."""
@@ -1133,8 +1120,8 @@ class Model:
         """g += ..., as `run_batch`; weight may be (P,), for every sequence.  Heads behind the last
         that has a weight are left out, and take no time."""
         weighed = np.atleast_2d(weight).any(0)
-        heads = 1 + int(np.flatnonzero(weighed).max(initial=0))
-        self.ce[:heads] += self.run(GRADIENT, tokens, targets, weight, heads).sum(0)
+        outputs = 1 + int(np.flatnonzero(weighed).max(initial=0))
+        self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
@@ -1168,9 +1155,9 @@ class Model:
 
     def losses(self, tokens, targets):
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
-        return self.run(LOSS, tokens, targets[None], heads=1)[:, 0]
+        return self.run(LOSS, tokens, targets[None], outputs=1)[:, 0]
 
-    def micro_batch(self, B, asked=0, T=0):
+    def micro_batch(self, B, asked=None, T=None):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
         return asked or min(B, max(1, MOST_AT_ONCE // (T or self.cfg.seq_len)))
 
@@ -1215,9 +1202,9 @@ class Engine(Protocol):
     def __init__(self, cfg, flat, moments=(), options=None):
         """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
 
-    def micro_batch(self, B, asked=0, T=0):
-        """How many of B sequences of T tokens `gradient` takes at once; asked, unless that is 0.  T
-        is the context's length if it is 0."""
+    def micro_batch(self, B, asked=None, T=None):
+        """How many of B sequences of T tokens, or of the context's length, `gradient` takes at
+        once: as many as asked for, or as fit."""
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp, and CE to the losses; may return before it is done
@@ -1272,7 +1259,7 @@ def gradient_norm(g):
     squares = np.empty(blocks)               # zeros would be one more parallel loop
     for i in prange(blocks):
         part = g[i * N // blocks:(i + 1) * N // blocks]
-        ss = 0.0
+        ss = 0.0             # float64: a long sum; of its terms, float32, each is 6e-8 off at most
         for j in range(part.size):
             ss += part[j] * part[j]
         if math.isinf(ss):                   # above 2e19 the square of a float32 is none
@@ -1360,13 +1347,13 @@ def muon_shapes(cfg, n, dtype):
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
     low = dtype == BF16                      # operands of products, rounded
-    return MuonScratch(y=(n, size),               # the matrix, its longer side down
-                  other=(n, size),           # and what it becomes
-                  gram=(n, side * side),
-                  square=(n, side * side),
-                  workspace=(n, longest, low * (side + 1)),
-                  small_workspace=(n, side, low * (side + 1)),
-                  pairs=(n, 1, low * (longest + 1) // 2, side))
+    return MuonScratch(y=(n, size),          # the matrix, its longer side down
+                       other=(n, size),      # and what it becomes
+                       gram=(n, side * side),
+                       square=(n, side * side),
+                       workspace=(n, longest, low * (side + 1)),
+                       small_workspace=(n, side, low * (side + 1)),
+                       pairs=(n, 1, low * (longest + 1) // 2, side))
 
 @jit
 def nesterov(y, g, m, scale, momentum):
@@ -1403,20 +1390,20 @@ def normalize(y):
 def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pairs):
     """Y (l, s), l >= s, to nearly U V^T, in y or in other: returns which.  Each step is
     Y <- Y (a I + b G + c G G),   G = Y^T Y
-    scratch: gram, square (s, s), and of bfloat16, rooms of `operand` and pairs of `turned`"""
+    scratch: gram, square (s, s), and in bfloat16 room for what is `narrowed`"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
     for _ in range(steps):
-        low = operand(workspace, y)
-        symmetric_product(gram, turned(pairs, y), low)
-        low_gram = operand(small_workspace, gram)
+        low = narrowed(y, workspace)
+        symmetric_product(gram, narrowed_transpose(y, pairs), low)
+        low_gram = narrowed(gram, small_workspace)
         symmetric_product(square, low_gram, low_gram)
         for i in range(len(gram)):
             row, of_gram = square[i], gram[i]
             for j in range(row.size):
                 row[j] = b * of_gram[j] + c * row[j]
             row[i] += a
-        matmul(other, low, operand(small_workspace, square))
+        matmul(other, low, narrowed(square, small_workspace))
         y, other = other, y
     return y
 
@@ -1453,8 +1440,8 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     taken = counters(1)
     for i in prange(len(scratch.y)):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
-                   square=scratch.square[i], workspace=scratch.workspace[i],
-                   small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
+                        square=scratch.square[i], workspace=scratch.workspace[i],
+                        small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
         n = next_task(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
@@ -1579,8 +1566,8 @@ def loss_weights(targets, mtp_weight):
     targets (P, ...) -> (P,)"""
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
+    of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(of_heads) / count
 
 def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
@@ -1598,10 +1585,12 @@ MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 
 class TrainingLoop:
-    """What a run does, step by step; `Run` in 10.3 prepares and surrounds it.
+    """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
+    `record` writes to the log, `sample` lets the model speak, `save` writes a checkpoint.
 
-    model: an Engine; data: a DataSet; options: Options; state: a State, the numbers that a
-    checkpoint keeps; B, T: rows and tokens of a batch, `next` the one to come."""
+    model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
+    checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
+    rate at this width"""
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
     R = 1                                    # so many rows of a batch stay together
 
@@ -1614,15 +1603,12 @@ class TrainingLoop:
             r = self.advance()
             self.record(**r)
             done = s.step - first            # in this sitting
-            if done == 1:
-                after_first = self.elapsed()             # which compiles what no cache has
+            if done == 1:                    # which compiles what no cache has
+                after_first, pace = self.elapsed(), r["ms"] / 1e3
             else:
                 seconds[resting].append(r["ms"] / 1e3)
-            if done > 1:
                 everything = self.elapsed() - after_first            # with validations, samples
                 pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
-            else:
-                pace = r["ms"] / 1e3
             often = done == 5 or (done > 5 and s.step % 20 == 0)
             in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
             if often and not self.data.steps and not in_last_tenth:
@@ -1640,7 +1626,7 @@ class TrainingLoop:
                     self.save()
 
     def advance(self):
-        """One step: gradient, clip, AdamW.  Returns its log record."""
+        """One step: gradient, clip, update.  Returns its log record."""
         began, s, model = time.perf_counter(), self.state, self.model
         tokens, targets = self.next
         hyper = self.hyper()
@@ -1688,7 +1674,7 @@ class TrainingLoop:
         """Is the next step one of those without the other heads?  They help in the beginning, and
         what the model has become until the end they learn in a tenth of the run."""
         o, s = self.options, self.state
-        return s.n_steps > 0 and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
+        return s.n_steps is not None and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
 
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
@@ -1717,7 +1703,7 @@ class TrainingLoop:
     def report(self, r, pace):
         """The line of a step: r is its record."""
         s = self.state
-        left = max(0, int((s.n_steps - s.step) * pace))
+        left = int((s.n_steps - s.step) * pace) if s.n_steps else 0
         print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
               f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
@@ -1804,9 +1790,9 @@ class Optimization(Settings):
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
     optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
-    steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
+    steps: int | None = setting(None, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
-    micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
+    micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
     warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
@@ -1823,6 +1809,7 @@ class Optimization(Settings):
     given = frozenset()        # names of the settings that are not the defaults
 
     def __post_init__(self):
+        super().__post_init__()
         self.dtype = self.dtype or DTYPE
 
     def check(self):
@@ -1930,11 +1917,18 @@ class DpoOptions(TuningOptions):
 #
 # Each number of a row is summed in one order, which knows nothing of the other rows: a text is the
 # same, to the bit, alone and in a batch, with drafts and without.
-Rows = namedtuple("Rows", "tokens slots positions blocks wanted")        # int32, R of the first 3
+
+# Of R rows the tokens, slots and positions (R,); blocks (n, 2): the first and the end of a few rows
+# of one slot; wanted (m,): rows whose logits are wanted.  All are int32.
+Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
+# Keys, as K^T in panels, and values of all layers, or of one
 Cache = namedtuple("Cache", "k v")
+# What a row of a matrix in int8 is multiplied by; of other types, 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu rounded q scores out final logits "
+# What a step works with, and in attention each thread
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attention final logits "
                           "guesses")
+AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
 SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
 
@@ -1980,17 +1974,18 @@ def product(y, x, w, scale, add):
 @jit
 def embed(x, tokens, w, scale):
     """x[r] = wte[tokens[r]], read out of the panels of wte: tied embeddings need no second copy"""
-    width, pairs = w.shape[2], rows_a_row_of(w)
+    width = w.shape[2]
     for r in range(len(x)):
         token = tokens[r]
         column, row = w[token // width, :, token % width], x[r]
         for c in range(row.size):
-            row[c] = entry_of(column[c // pairs], c % pairs, scale) * scale[token]
+            row[c] = panel_entry(column, c, scale) * scale[token]
 
 @jit
-def remember(k, v, rows, qkv):
-    """Writes the key and value of each row into its slot.
+def remember(kv, rows, qkv):
+    """Writes the key and value of each row into its slot of a layer's Cache.
     k (slots, G, panels, D, width), which are K^T in panels, v (slots, G, T, D), qkv (R, QKV)"""
+    k, v = kv
     _, G, _, D, width = k.shape
     for r in range(len(qkv)):
         slot, t = rows.slots[r], rows.positions[r]
@@ -2013,58 +2008,61 @@ def softmax(row, scale):
         row[j] *= norm
 
 @jit
-def attend(r0, r1, g, att, qkv, rows, k, v, q, scores, out):
+def attend(att, qkv, rows, kv, s, r0, r1, g):
     """Of `attention`, the heads of key g for rows r0 to r1: of one slot, one behind the other.
     scratch: q, out (queries, D), scores (queries, T)"""
+    k, v = kv
     D, width = k.shape[3], k.shape[4]
-    heads = att.shape[1] // (D * k.shape[1])             # H / G
-    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1
-    m = (r1 - r0) * heads
+    share = att.shape[1] // (D * k.shape[1])             # H / G query heads share a key
+    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1         # n tokens are seen
+    m = (r1 - r0) * share
     for i in range(m):
-        start = (g * heads + i % heads) * D
-        source, to = qkv[r0 + i // heads, start:start + D], q[i]
+        start = (g * share + i % share) * D
+        source, to = qkv[r0 + i // share, start:start + D], s.q[i]
         for j in range(D):
             to[j] = source[j]
-    S = scores[:m, :n]
-    matmul(S, q[:m], k[slot, g, :(n + width - 1) // width])
+    S = s.scores[:m, :n]
+    matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
     for i in range(m):
-        seen = rows.positions[r0 + i // heads] + 1
-        softmax(S[i, :seen], q.dtype.type(1 / math.sqrt(D)))
+        seen = rows.positions[r0 + i // share] + 1
+        softmax(S[i, :seen], S.dtype.type(1 / math.sqrt(D)))
         for j in range(seen, n):
             S[i, j] = 0                      # what this row does not see adds nothing to its sum
-    matmul(out[:m], S, v[slot, g, :n])
+    matmul(s.out[:m], S, v[slot, g, :n])
     for i in range(m):
-        start = (g * heads + i % heads) * D
-        source, to = out[i], att[r0 + i // heads, start:start + D]
+        start = (g * share + i % share) * D
+        source, to = s.out[i], att[r0 + i // share, start:start + D]
         for j in range(D):
             to[j] = source[j]
 
 @jit_parallel
-def attention_parallel(att, qkv, rows, k, v, q, scores, out):
+def attention_parallel(att, qkv, rows, kv, s):
     counter = np.zeros(1, np.int64)
-    G = k.shape[1]
-    for i in prange(len(q)):
+    G = kv.k.shape[1]
+    for i in prange(len(s.q)):
+        own = AttentionScratch(s.q[i], s.scores[i], s.out[i])
         n = next_task(counter, 0)
         while n < len(rows.blocks) * G:
             r0, r1 = rows.blocks[n // G]
-            attend(r0, r1, n % G, att, qkv, rows, k, v, q[i], scores[i], out[i])
+            attend(att, qkv, rows, kv, own, r0, r1, n % G)
             n = next_task(counter, 0)
 
 @jit
-def attention(att, qkv, rows, k, v, q, scores, out):
+def attention(att, qkv, rows, kv, s):
     """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
-    out: att (R, HD)     in: qkv (R, QKV), k, v the cache of a layer; scratch of each thread"""
+    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache; scratch of all threads"""
     work = 0
     for b in range(len(rows.blocks)):
         r0, r1 = rows.blocks[b]
         work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
     if work < SMALL_PRODUCT:
+        first = AttentionScratch(s.q[0], s.scores[0], s.out[0])
         for b in range(len(rows.blocks)):
             r0, r1 = rows.blocks[b]
-            for g in range(k.shape[1]):
-                attend(r0, r1, g, att, qkv, rows, k, v, q[0], scores[0], out[0])
+            for g in range(kv.k.shape[1]):
+                attend(att, qkv, rows, kv, first, r0, r1, g)
     else:
-        attention_parallel(att, qkv, rows, k, v, q, scores, out)
+        attention_parallel(att, qkv, rows, kv, s)
 
 @jit
 def decode_step(rows, p, scales, cache, s, cos, sin, eps):
@@ -2080,33 +2078,34 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
     embed(x, rows.tokens, p.wte, scales.wte)
     for l in range(len(cache.k)):
         rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
-        product(qkv, operand(s.rounded, y), p.qkv[l], scales.qkv[l], no)
+        product(qkv, narrowed(y, s.workspace), p.qkv[l], scales.qkv[l], no)
         for r in range(R):
             t = rows.positions[r]
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
-        remember(cache.k[l], cache.v[l], rows, qkv)
-        attention(att, qkv, rows, cache.k[l], cache.v[l], s.q, s.scores, s.out)
-        product(x, operand(s.rounded, att), p.attn_proj[l], scales.attn_proj[l], add)
+        kv = Cache(cache.k[l], cache.v[l])
+        remember(kv, rows, qkv)
+        attention(att, qkv, rows, kv, s.attention)
+        product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
-        product(gate_up, operand(s.rounded, y), p.gate_up[l], scales.gate_up[l], no)
+        product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
         swiglu_forward(swiglu, gate_up)
-        product(x, operand(s.rounded, swiglu), p.down[l], scales.down[l], add)
+        product(x, narrowed(swiglu, s.workspace), p.down[l], scales.down[l], add)
     n = len(rows.wanted)
     for i in range(n):
         r = rows.wanted[i]
         rmsnorm_forward(s.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, eps)
-    head_logits(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, s.rounded)
+    head_logits(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, s.workspace)
 
 @jit
-def head_logits(logits, final, w, scale, rounded):
+def head_logits(logits, final, w, scale, workspace):
     """logits (n, V) of a head for rows of s.final"""
-    product(logits, operand(rounded, final), w, scale, np.int64(0))
+    product(logits, narrowed(final, workspace), w, scale, np.int64(0))
 
 @jit
-def guess_logits(logits, final, w, scale, rounded):
-    """logits (heads, 1, V) of all further heads for a row of s.final"""
+def guess_logits(logits, final, w, scale, workspace):
+    """logits (P - 1, 1, V) of all further heads for a row of s.final"""
     for k in range(len(w)):
-        head_logits(logits[k], final, w[k], scale[k], rounded)
+        head_logits(logits[k], final, w[k], scale[k], workspace)
 
 # ---- sampling
 @dataclass
@@ -2155,15 +2154,15 @@ def sample(logits, rng, o):
     if o.temperature == 0:
         return likeliest
     z = logits.astype(np.float64)
-    p = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))       # the likeliest has 1
-    n = min(o.top_k or len(p), len(p))
+    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # beside the likeliest's, 1
+    n = min(o.top_k or len(odds), len(odds))
     if o.top_p < 1:                          # until those before reach top_p of all
-        total = np.sort(p)[::-1].cumsum()
+        total = np.sort(odds)[::-1].cumsum()
         n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(p):
-        p[~of_the_largest(p, n)] = 0
-    p[p < o.min_p] = 0
-    total = p.cumsum()
+    if n < len(odds):
+        odds[~of_the_largest(odds, n)] = 0
+    odds[odds < o.min_p] = 0
+    total = odds.cumsum()
     return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
 
 def log_softmax(logits):
@@ -2242,9 +2241,9 @@ class Reply:
         self.tokens.append(token)
         self.counts[token] = self.counts.get(token, 0) + 1
         if o.logprobs:
-            p = log_softmax(logits)
-            top = np.argsort(-p, kind="stable")[:o.logprobs]
-            self.logprobs.append((float(p[token]), [(int(i), float(p[i])) for i in top]))
+            logp = log_softmax(logits)
+            top = np.argsort(-logp, kind="stable")[:o.logprobs]
+            self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
         if len(self.tokens) == o.tokens:
             self.finish = "length"
         if self.vocab:
@@ -2478,14 +2477,14 @@ class Weights:
 
     def __init__(self, cfg, flat, weights):
         p = views(flat, param_table(cfg))
-        heads = p.lm_head                    # tied: heads 1.. alone
         longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
         quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
         packed = partial(in_panels, weights=weights, quads=quads)
         layers = [packed(x) for x in p[PACKED]]
         wte = packed(p.wte[None])
-        first = wte if cfg.tie_embeddings else packed(heads[:1])
-        self.others = packed(heads[1 - cfg.tie_embeddings:]) if cfg.n_mtp > 1 else None
+        first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
+        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1..: all that there are, if tied
+        self.others = packed(others) if cfg.n_mtp > 1 else None
         matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
         self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
         self.scales = Scales(*scales)
@@ -2516,26 +2515,28 @@ class Decoder:
     def allocate(self):
         get_num_threads()                    # starts the threads; a cached decode_step does not
         cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
-        C, F, H, D, L, G, V = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
-                               cfg.n_kv_head, cfg.vocab_size)
-        M, width, threads, slots = MOST_ROWS, tile_width(dtype), get_num_threads(), len(self.texts)
+        size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
+        threads, slots = get_num_threads(), len(self.texts)
         line = T + 16                        # rows of 2^n numbers would share a few lines of L1
-        queries = self.block * H // G
+        queries = self.block * size.H // size.G
 
         def new(*shape, dtype=dtype):
             return aligned(shape, dtype)
 
-        longest, rounded = max(C, F, H * D), new(0, 0)   # no workspace of `operand`
+        longest, workspace = max(size.C, size.F, size.HD), None  # in float32 nothing is narrowed
         if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
-            rounded = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
+            workspace = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
         elif self.weights.rounds:
-            rounded = new(M, longest + 1, dtype=BF16)
-        self.cache = Cache(new(L, slots, G, -(-T // width), D, width), new(L, slots, G, T, D))
-        self.work = Work(x=new(M, C), y=new(M, C), rstd=new(M), qkv=new(M, (H + 2 * G) * D),
-                         att=new(M, H * D), gate_up=new(M, 2 * F), swiglu=new(M, F),
-                         rounded=rounded, q=new(threads, queries, D),
-                         scores=new(threads, queries, line), out=new(threads, queries, D),
-                         final=new(M, C), logits=new(M, V), guesses=new(self.heads, 1, V))
+            workspace = new(M, longest + 1, dtype=BF16)
+        self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
+                           new(size.L, slots, size.G, T, size.D))
+        attention = AttentionScratch(q=new(threads, queries, size.D),
+                                     scores=new(threads, queries, line),
+                                     out=new(threads, queries, size.D))
+        self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
+                         att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
+                         workspace=workspace, attention=attention, final=new(M, size.C),
+                         logits=new(M, size.V), guesses=new(self.heads, 1, size.V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
@@ -2651,7 +2652,7 @@ class Decoder:
     def guesses(self, row):
         self.work.final[0] = self.final[row]             # where a product may read beyond it
         guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others,
-                     self.work.rounded)
+                     self.work.workspace)
         return self.work.guesses[:, 0]
 
 def steps_of(pieces):
@@ -3063,11 +3064,12 @@ class State(Settings):
     bos: str = ""              # names of the tokens that begin and end what the model reads
     eos: str = "</s>"
     step: int = 0
-    n_steps: int = 0
+    n_steps: int | None = None         # of the whole run; None: there is no plan yet
     tokens_seen: int = 0
-    micro_batch: int = 0       # sequences at a time: where they are summed apart, bits depend on it
+    micro_batch: int | None = None     # sequences at a time: where they are summed apart, bits
+                                       # depend on it
     elapsed: float = 0.0       # seconds of training
-    bits_per_byte: float = 0.0         # the latest validation, 0: none yet
+    bits_per_byte: float | None = None         # the latest validation
     text_sha256: str = ""
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
@@ -3190,7 +3192,7 @@ def expected_types(cfg, matrices):
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
     """Everything that a run needs to go on, in one file, in float32; or the matrices in int8."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
+            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
     flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
     tensors = named(cfg, flat)
@@ -3266,7 +3268,7 @@ def info(file):
         text += f", sha256 {s.text_sha256[:12]}"
     print_table(file, [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+        ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text),
         ("matrices", "int8, a float32 scale a row" if c.matrices == "int8" else "float32"),
@@ -3417,7 +3419,7 @@ class Run(TrainingLoop):
         model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
-        self.state = s = replace(start.state, options=asdict(options))
+        self.state = s = replace(start.state, options=options.written())
         self.log = log_path(out, self.data_file())
         self.lr = options.lr * 128 / start.cfg.n_embd
 
@@ -3511,7 +3513,7 @@ class Run(TrainingLoop):
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps or None, rows=rows)
+                       steps=o.steps, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -3546,7 +3548,7 @@ class Run(TrainingLoop):
         with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
             try:
                 self.learn(caught)
-                complete = s.step >= s.n_steps > 0
+                complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
@@ -3850,21 +3852,21 @@ def resumed(run, out, preset, file, chosen):
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
-        free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
+        free = {"steps": None, **free}       # the old steps would go before minutes and epochs
     options = replace(old, **free).check()
     if new_length:
         done = start.state.step
         if start.state.n_steps and done >= start.state.n_steps:
             print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
                   f"the learning rate rises again", file=sys.stderr)
-        n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
+        n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
         start = start._replace(state=replace(start.state, n_steps=n_steps))
     return start, options
 
 def steps_planned(state, options):
-    """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
+    """Steps in all that --minutes allow at the pace so far; None if none was measured."""
     if not state.elapsed:
-        return 0
+        return None
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
@@ -3912,7 +3914,9 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
     was started with.  All that can be refused is, before a kernel is compiled."""
     if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
-        chosen.setdefault("steps", 0)
+        chosen.setdefault("steps", None)
+    chosen = {name: x if x or name not in ("steps", "micro_batch") else None
+              for name, x in chosen.items()}             # --steps 0
     if "data" in chosen:                     # what is named is not looked for elsewhere
         need_data(chosen["data"], out)
     with alone(out) as refusal:              # before it is read: its run may be about to end
@@ -4675,9 +4679,9 @@ def shown_logprobs(reply):
     def text(token):
         return reply.vocab[token].decode("utf-8", "backslashreplace")
 
-    return [{"token": text(token), "logprob": round(p, 4),
-             "top": [[text(i), round(q, 4)] for i, q in top]}
-            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
+    return [{"token": text(token), "logprob": round(logp, 4),
+             "top": [[text(i), round(other, 4)] for i, other in top]}
+            for token, (logp, top) in zip(reply.tokens, reply.logprobs)]
 
 def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
                   truncate=False, force=False, **chosen):
@@ -5076,9 +5080,9 @@ def told_of(reply):
 def euler_steps(model, tokens):
     """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
-    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
-    that there is first, whose length and angle are None, and after each step.  p is what head 0
-    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,)) of
+    the state that there is first, whose length and angle are None, and after each step.  They are
+    what head 0 would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
     cfg, p = model.cfg, model.p
     model.logits(tokens[None])
     states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
@@ -5112,8 +5116,8 @@ def lens(prompt, file=None):
         return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
 
     print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for name, length, angle, p in euler_steps(model, tokens):
-        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
+    for name, length, angle, said in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {said[t]:.0%}" for t in np.argsort(-said)[:3])
         numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
         print(f"{name:<14}{numbers}   {likeliest}")
 
@@ -5187,11 +5191,7 @@ def faster_dtype(cpu, has_bf16):
     (uops.info): there bfloat16 only adds the work of rounding."""
     return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
 
-try:
-    BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
-except UserError as e:                       # whichever program imports this one: one line
-    print(f"nanoeuler: {e}", file=sys.stderr)
-    sys.exit(2)
+BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
 HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 HAS_VNNI = bool(_CPU.get("avx512vnni")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 QUADS = HAS_VNNI                 # does a decoder multiply int8 in integers?
@@ -5674,6 +5674,40 @@ def pack_vectors(typing, row, first, second, mask):
         return whole
     return types.intp(row, first, second, mask), codegen
 
+# ---- threads that share a sequence
+SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
+
+@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+def shared(team, n, step):
+    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
+    Behind the loop all n are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]
+    end = before + (n + size - 1) // size
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        next_task(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+@jit
+def counters(n):
+    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
+    In a parallel function np.zeros itself would be one more parallel loop."""
+    return np.zeros((n, 16), np.int64)
+
+@jit
+def wait_until(counter, i, least):
+    """Until counter[i] >= least, by others"""
+    looks = 0
+    while seen(counter, i) < least:
+        looks += 1
+        rest(looks > SPINS)                  # their core may be this one
+
 # ---- bfloat16
 def to_bf16(x):
     """float32 as the bits of bfloat16, to the nearest, ties to even."""
@@ -5724,23 +5758,17 @@ def _rounded(x, like):
         return lambda x, like: np.uint16(bf16_bits(x))
     return lambda x, like: x
 
-def number(x, like):
-    """A number in the type in which a number of `like` is computed with."""
-    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
+def panel_rows(n, dtype):
+    """Rows of panels of this type that n rows of a matrix fill.  Those of bfloat16 hold two in one,
+    as int32, those of int8 that are multiplied in integers four, as uint32."""
+    return -(-n // NUMBERS_IN.get(np.dtype(dtype), 1))
 
-@overload(number, inline="always")
-def _number(x, like):
-    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
-    return lambda x, like: dtype(x)
+NUMBERS_IN = {BF16: 2, np.dtype(np.int32): 2, np.dtype(np.uint32): 4}
 
-def rows_a_row_of(panels):
-    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs, uint32 four."""
-    return {np.dtype(np.int32): 2, np.dtype(np.uint32): 4}.get(panels.dtype, 1)
-
-@overload(rows_a_row_of, inline="always")
-def _rows_a_row_of(panels):
-    n = {types.int32: 2, types.uint32: 4}.get(panels.dtype, 1)
-    return lambda panels: n
+@overload(panel_rows, inline="always")
+def _panel_rows(n, dtype):
+    each = NUMBERS_IN.get(np.dtype(str(dtype.dtype)), 1)
+    return lambda n, dtype: (n + each - 1) // each
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
@@ -5755,46 +5783,78 @@ def _pair_of(even, odd, mask, like):
         return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
     return both
 
-def entry_of(x, nth, scale):
-    """The number of an entry of panels: of pairs or of four the nth, from 0"""
-    if x.dtype == np.uint32:
-        return int(x >> 8 * nth & 255) - 128
-    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if x.dtype == np.int32 \
-        else x
+@njit(inline="always", **OPTIONS)
+def pack_row(row, columns, k):
+    """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
+    columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
+    K, n = columns.shape
+    step = numbers_in(row)
+    last = step * (k + 1) - 1                # of the rows in row k: 2k + 1 of pairs, else k itself
+    mask = int32(-1) if last < K else int32(0)
+    first, second = columns[step * k], columns[min(last, K - 1)]
+    whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
+    for j in range(whole, n):
+        row[j] = pair_of(first[j], second[j], mask, row)
+    for j in range(n, row.size):
+        row[j] = 0
 
-@overload(entry_of, inline="always")
-def _entry_of(x, nth, scale):
-    if x == types.int32:
-        def half(x, nth, scale):
-            bits = x if nth else x << int32(16)
+def numbers_in(panel):
+    """Of a matrix, in an entry of a panel"""
+    return NUMBERS_IN.get(panel.dtype, 1)
+
+@overload(numbers_in, inline="always")
+def _numbers_in(panel):
+    n = NUMBERS_IN.get(np.dtype(str(panel.dtype)), 1)
+    return lambda panel: n
+
+def panel_entry(column, k, scale):
+    """The number of row k of a matrix, in a column of its panel"""
+    n = numbers_in(column)
+    x, nth = column[k // n], k % n
+    if n == 4:
+        return int(x >> 8 * nth & 255) - 128
+    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if n == 2 else x
+
+@overload(panel_entry, inline="always")
+def _panel_entry(column, k, scale):
+    if column.dtype == types.int32:
+        def half(column, k, scale):
+            x = column[k // 2]
+            bits = x if k % 2 else x << int32(16)
             return np.int32(bits & int32(-65536)).view(np.float32)
         return half
-    if x == types.uint32:
-        return lambda x, nth, scale: float32(int32((x >> (8 * nth)) & 255) - int32(128))
+    if column.dtype == types.uint32:
+        return lambda column, k, scale: float32(
+            int32((column[k // 4] >> (8 * (k % 4))) & 255) - int32(128))
     dtype = np.dtype(str(scale.dtype)).type
-    return lambda x, nth, scale: dtype(x)
+    return lambda column, k, scale: dtype(column[k])
 
-def _as_operand(workspace, x):
-    """What `operand` and `turned` are in float32 and float64, where the workspace is empty"""
+def narrowed(x, workspace):
+    """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
+    uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
+    bits of fixed point, for weights in int8; another, or None: as it is."""
     return x
 
-@overload(_as_operand, inline="always")
-def _operand(workspace, x):
-    if getattr(workspace, "dtype", None) == types.int32:
-        return lambda workspace, x: in_fixed_point(workspace, x)
-    if getattr(workspace, "dtype", None) != types.uint16:
-        return lambda workspace, x: x
+@overload(narrowed, inline="always")
+def _narrowed(x, workspace):
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == types.int32:
+        return lambda x, workspace: in_fixed_point(workspace, x)
+    if dtype == types.uint16:
+        return lambda x, workspace: in_bf16(workspace, x)
+    return lambda x, workspace: x
 
-    def in_workspace(workspace, x):
-        M, K = x.shape
-        for m in range(M):
-            row, source = workspace[m, :K], x[m]
-            for k in range(K):
-                row[k] = rounded(source[k], workspace)
-            if K % 2:                        # behind the row that is returned; `tile` reads it
-                workspace[m, K] = 0
-        return workspace[:M, :K]
-    return in_workspace
+@jit
+def in_bf16(workspace, x):
+    """x (M, K) rounded into the workspace (M, K + 1 or more), uint16"""
+    M, K = x.shape
+    for m in range(M):
+        row, source = workspace[m, :K], x[m]
+        for k in range(K):
+            row[k] = rounded(source[k], workspace)
+        if K % 2:                            # behind the row that is returned; `tile` reads it
+            workspace[m, K] = 0
+    return workspace[:M, :K]
 
 @jit
 def in_fixed_point(workspace, x):
@@ -5823,25 +5883,28 @@ def in_fixed_point(workspace, x):
         row[2 * n + 2] = np.float32(scale).view(np.int32)
     return workspace[:M, :2 * n + 3]
 
-def _as_turned(workspace, x):
+def narrowed_transpose(x, pairs):
+    """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
+    like panels, in `pairs` (1, K / 2, M or more) of int32"""
     return x.T
 
-@overload(_as_turned, inline="always")
-def _turned(workspace, x):
-    if getattr(workspace, "dtype", None) != types.int32:
-        return lambda workspace, x: x.T
+@overload(narrowed_transpose, inline="always")
+def _narrowed_transpose(x, pairs):
+    if getattr(pairs, "dtype", None) != types.int32:
+        return lambda x, pairs: x.T
+    return lambda x, pairs: in_pairs(pairs, x)
 
-    def paired_up(workspace, x):
-        K, M = x.shape
-        n = (K + 1) // 2
-        pack(workspace[:, :n, :M], x)
-        return workspace[0, :n, :M].T
-    return paired_up
+@jit
+def in_pairs(pairs, x):
+    K, M = x.shape
+    n = panel_rows(K, pairs.dtype)
+    pack(pairs[:, :n, :M], x)
+    return pairs[0, :n, :M].T
 
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private, and so is the one that links a kernel.  What we change in
-# them and read of them holds for the version that the imports ask for, and stands here
+# files.  The classes that do so are private, and so is the one that links a kernel.  What we change
+# in them and read of them holds for the version that the imports ask for, and stands here
 # (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for damaged files, which
 # section 2 of bpe.py sees to.
 
@@ -5877,10 +5940,11 @@ def save_compiled(self, key, data):
         self._save_index({**self._load_index(), key: name})
 
 def finalize_alone(self):
-    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared: where
-    two that are loaded hold cross_entropy, both run the copy of the first.  Each was optimized within
-    its kernel, with an order of sums of its own, so that last bits would depend on what a process has
-    run before.  Here a kernel runs its own copies; only what other kernels copy stays open."""
+    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared:
+    where two that are loaded hold cross_entropy, both run the copy of the first.  Each was
+    optimized within its kernel, with an order of sums of its own, so that last bits would depend on
+    what a process has run before.  Here a kernel runs its own copies; only what other kernels copy
+    stays open."""
     if self._shared_module is None:                      # if not loaded from the cache
         self._shared_module = self._final_module.clone()
         for f in self._shared_module.functions:
@@ -5982,7 +6046,8 @@ def fill_cache(parts):
     if not calls:
         return
     began, processes = time.perf_counter(), []
-    print("note: compiling the kernels: once, about 20 seconds", file=sys.stderr, flush=True)
+    print("note: compiling the kernels: once, half a minute to a minute", file=sys.stderr,
+          flush=True)
     try:
         for call in calls:
             processes.append(in_another_process(call))
@@ -6122,7 +6187,9 @@ def flag(f, default):
     if f.type is bool:
         return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
                    help=f"{text} (default: {default})")
-    return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
+    default = 0 if default is None else default
+    return arg(name, type=type_of(f), default=argparse.SUPPRESS,
+               help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""

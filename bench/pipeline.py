@@ -68,7 +68,7 @@ def complete(path):
     if not os.path.exists(path):
         return False
     s = ne.read_checkpoint(path).state
-    return 0 < s.n_steps <= s.step
+    return s.n_steps is not None and s.n_steps <= s.step
 
 
 def run_stage(stage, before, args):
