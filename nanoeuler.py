@@ -2206,6 +2206,9 @@ class Reader(Protocol):
     def truncate(self, n, slot=0):
         """Keeps the first n tokens of a slot, as if those after them had never been read."""
 
+    def copy(self, source, slot, n):
+        """Gives a slot the first n tokens of another, as if it had read them itself."""
+
 # ---- a reply
 NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
 
@@ -2556,6 +2559,12 @@ class Decoder:
 
     def truncate(self, n, slot=0):
         del self.texts[slot][n:]             # no row looks behind its position
+
+    def copy(self, source, slot, n):
+        panels = -(-n // self.cache.k.shape[5])
+        self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
+        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
+        self.texts[slot] = self.texts[source][:n]
 
     def read(self, parts):
         """`Reader`'s.  A slot that is full keeps its later half, which is read anew, from position

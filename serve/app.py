@@ -363,7 +363,21 @@ class Server:
         refuse_unless(type(wanted) is bool, "trajectory is neither true nor false", "trajectory")
         work = (self.explainer.trajectory(ids, chosen) if wanted else
                 self.explainer.rivals(self.reader.length, ids, chosen))
-        return as_json(await asyncio.wrap_future(self.engine.later(work)))
+        found, gone = self.engine.later(work), asyncio.ensure_future(self.gone(request))
+        answer = asyncio.wrap_future(found)
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():            # nobody waits: the engine need not go on
+                answer.cancel()
+                return Response(status_code=499)
+            return as_json(answer.result())
+        finally:
+            gone.cancel()
+
+    async def gone(self, request):
+        """Returns when the client has left."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
 
     async def list_runs(self, request):
         return as_json({"runs": await self.in_cutter(self.runs.listed)})

@@ -2,8 +2,8 @@
 
 One thread owns the decoder.  A step is
     1. who left, or has no time left, gives its slot back;
-    2. who waits longest takes a free slot: that one whose text begins most as its prompt does, and
-       what is there already is not read again;
+    2. who waits longest takes a free slot; what some slot has of its prompt already is not read
+       again, but copied, or is there;
     3. every answer whose prompt is read draws its next token, by `advance` of nanoeuler.py; beside
        them pieces of other prompts are read, so that no prompt stalls another's stream.
 
@@ -13,12 +13,13 @@ random numbers of its own: an answer is the same, to the bit, alone and beside a
 Other threads call `submit`, `cancel`, `later` and `close`; news of a step goes to `tell`, which is
 called once a step, in this thread, with [(answer, News)].
 """
+import contextlib
 import itertools
 import threading
 import time
 import traceback
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 import nanoeuler as ne
@@ -83,6 +84,7 @@ class Engine:
         self.active, self.free, self.used = {}, [], {}   # slot -> Answer; slots; slot -> when
         self.clock, self.rows, self.plain = itertools.count(), 64, 0.0
         self.pace, self.reader, self.tell = ne.Pace(), None, lambda news: None
+        self.news = []                                   # (answer, News) that were not told yet
         self.ready = Future()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
@@ -162,12 +164,18 @@ class Engine:
             return not self.closing
 
     def fail(self, problem):
-        """Whoever was in that step learns it; slots begin anew."""
-        news = [(answer, News(finish="error", problem=problem)) for answer in self.active.values()]
-        for slot in [*self.active]:
+        """Whoever was in that step learns it; slots begin anew.  Whose news came before the fault
+        learn those."""
+        for slot, answer in [*self.active.items()]:
+            self.news.append((answer, News(finish="error", problem=problem)))
             self.reader.truncate(0, slot)
             self.release(slot)
-        self.tell(news)
+        self.report()
+
+    def report(self):
+        news, self.news = self.news, []
+        if news:
+            self.tell(news)
 
     def release(self, slot):
         del self.active[slot]
@@ -176,7 +184,8 @@ class Engine:
             self.free.append(slot)
 
     def step(self):
-        news = self.drop() + self.admit()
+        self.drop()
+        self.admit()
         self.score_prompts()
         pieces = self.pieces()
         ready = [a for a in self.active.values()
@@ -184,73 +193,69 @@ class Engine:
         unread = {a: n for a, n in pieces.items() if n < len(a.reply.pending)}
         for answer in [a for a in ready if a.reply.finish]:
             ready.remove(answer)             # its prompt was scored, and no token is wanted
-            news.append((answer, News(finish=answer.reply.finish)))
-            self.release(answer.reply.slot)
-        news += self.speak(ready, unread)
-        if news:
-            self.tell(news)
+            self.end(answer, answer.reply.finish)
+        self.speak(ready, unread)
+        self.report()
         if self.jobs:
             self.explain()
 
     def explain(self):
-        """Goes on with the job that came first."""
+        """Goes on with the job that came first.  Who asked may leave at any moment."""
         job, future = self.jobs[0]
-        try:
-            if not future.cancelled():
-                next(job)
-                return
-        except StopIteration as done:
-            future.set_result(done.value)
-        except Exception as e:
-            future.set_exception(e)
+        with contextlib.suppress(InvalidStateError):     # it was cancelled just now
+            try:
+                if not future.cancelled():
+                    next(job)
+                    return
+            except StopIteration as done:
+                future.set_result(done.value)
+            except Exception as e:
+                future.set_exception(e)
         with self.changed:
             self.jobs.popleft()
 
     def drop(self):
         """Who left is told nothing; whose time is over learns that."""
-        now, news = time.perf_counter(), []
-        for slot, answer in [*self.active.items()]:
-            late = now > answer.deadline
-            if answer.left or late:
-                self.release(slot)
-            if late and not answer.left:
-                news.append((answer, News(finish="timeout")))
+        now = time.perf_counter()
         with self.changed:
-            for answer in [a for a in self.waiting if a.left or now > a.deadline]:
+            gone = [a for a in self.waiting if a.left or now > a.deadline]
+            for answer in gone:
                 self.waiting.remove(answer)
-                if not answer.left:
-                    news.append((answer, News(finish="timeout")))
-        return news
+        for slot, answer in [*self.active.items()]:
+            if answer.left or now > answer.deadline:
+                self.release(slot)
+                gone.append(answer)
+        self.news += [(answer, News(finish="timeout")) for answer in gone if not answer.left]
 
     def admit(self):
         """Free slots take those that wait, in their order."""
-        news = []
         while True:
             with self.changed:
                 if not (self.free and self.waiting):
-                    return news
+                    return
                 answer = self.waiting.popleft()
-                slot, held = self.best_slot(answer)
+                source, slot, held = self.best_slot(answer)
                 self.free.remove(slot)
-            self.reader.truncate(held, slot)
+                self.active[slot] = answer               # from here on a fault is told to it
+            if source == slot:
+                self.reader.truncate(held, slot)
+            else:
+                self.reader.copy(source, slot, held)
             answer.cached = held
             answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.end,
                                     answer.vocab)
             answer.reply.slot = slot
             answer.scored = answer.scored and len(answer.ids) > 1
-            self.active[slot] = answer
             if answer.reply.finish and not answer.scored:            # no token is wanted of it
-                self.release(slot)
-                news.append((answer, News(finish=answer.reply.finish)))
+                self.end(answer, answer.reply.finish)
             self.stats.count("prompt_tokens", len(answer.ids))
             self.stats.count("cached_tokens", held)
 
     def best_slot(self, answer):
-        """(a free slot, how many tokens it holds with which the prompt begins): the most, then the
-        one that was used longest ago.  The last token is always read: its logits are wanted."""
+        """(the slot that holds most of the tokens with which the prompt begins, a free one, how
+        many they are).  Both are the same slot if it is free; else the one that was used longest
+        ago.  The last token is always read: its logits are wanted."""
         def held(slot):
-            if answer.scored:
-                return 0
             n = 0
             for known, token in zip(self.reader.texts[slot], answer.ids[:-1]):
                 if known != token:
@@ -258,9 +263,20 @@ class Engine:
                 n += 1
             return n
 
-        lengths = {slot: held(slot) for slot in self.free}
-        slot = max(self.free, key=lambda slot: (lengths[slot], -self.used[slot]))
-        return slot, lengths[slot]
+        oldest = min(self.free, key=self.used.get)
+        if answer.scored:
+            return oldest, oldest, 0
+        lengths = {slot: held(slot) for slot in self.used}
+        most = max(lengths.values())
+        free = [slot for slot in self.free if lengths[slot] == most]
+        if free:
+            slot = min(free, key=self.used.get)
+            return slot, slot, most
+        return max(lengths, key=lengths.get), oldest, most
+
+    def end(self, answer, finish):
+        self.release(answer.reply.slot)
+        self.news.append((answer, News(finish=finish)))
 
     def pieces(self):
         """{answer: how many tokens of its prompt are read in this step}, of those that have some to
@@ -298,7 +314,7 @@ class Engine:
         """A token, or with drafts some, of each answer.
         unread: {answer: n}, of whose prompts n tokens are read beside, not to their ends"""
         if not (answers or unread):
-            return []
+            return
         began, reading = time.perf_counter(), sum(unread.values())
         reading += sum(len(a.reply.pending) - 1 for a in answers)
         drafts = [a.reply.drafts for a in answers]       # `advance` cuts these and makes others
@@ -314,18 +330,18 @@ class Engine:
         self.suit(reading, time.perf_counter() - began, len(answers))
         self.stats.count("drafts_offered", sum(self.pace.offered) - offered)
         self.stats.count("drafts_accepted", sum(self.pace.accepted) - accepted)
-        now, news = time.perf_counter(), []
+        now = time.perf_counter()
         for answer, tokens, drafted in zip(answers, drawn, drafts):
             if not answer.first:
                 answer.first = now
                 self.stats.observe("first", now - answer.arrived)
             self.stats.count("tokens", len(tokens))
-            news.append((answer, News(tokens, answer.reply.news(), drafted, answer.reply.finish)))
+            self.news.append((answer, News(tokens, answer.reply.news(), drafted,
+                                           answer.reply.finish)))
             if answer.reply.finish:
                 self.release(answer.reply.slot)
                 if (n := len(answer.reply.tokens)) > 1:
                     self.stats.observe("token", (now - answer.first) / (n - 1))
-        return news
 
     def suit(self, reading, seconds, speaking):
         """How many rows of prompts a step reads beside those who speak: what takes PIECE_SECONDS

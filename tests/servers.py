@@ -31,12 +31,12 @@ def chat_model(path, tokenizer, cfg=CFG, **state):
 
 
 @contextlib.contextmanager
-def serving(file, **options):
+def serving(file, decoder=ne.Decoder, **options):
     """(its address, the Server)"""
     import serve
     options = ne.Serving(**{"port": 0, "slots": 4, **options}).check()
     with serve.listening(options) as s:
-        server = serve.build(file, ne.Decoder, options)
+        server = serve.build(str(file), decoder, options)
         http = serve.Uvicorn(server)
         thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[s])))
         thread.start()

@@ -8,12 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 from dry_gpu import Dispatcher, blank
 from helpers import FAST, ROOT, TINY, complains, nanoeuler, run
 from numba import cuda
+from servers import post, serving
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
@@ -58,6 +61,26 @@ def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
         assert verb("c", *args, "--tokens", 5) == 0
         said = capsys.readouterr().out
         assert "answers what you type" in said and said.count("\n> ") == 4
+
+
+def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):
+    """The verb hands it over; and answers come from its slots, one after another, as from one."""
+    got = {}
+    monkeypatch.setattr(ne, "serve", lambda file, **more: got.update(more, file=file))
+    assert verb("serve", checkpoint, "--slots", 3, "--weights", "bf16") == 0
+    assert (got["file"], got["decoder"]) == (str(checkpoint), nc.Decoder)
+    assert (got["slots"], got["weights"]) == (3, "bf16")
+    pytest.importorskip("starlette", reason="it comes with the extra serve")
+    bodies = [{"prompt": "to be "[:i + 1], "max_tokens": 4 + i, "temperature": 0}
+              for i in range(6)]
+    with serving(checkpoint, nc.Decoder, slots=3) as (at, server):
+        with ThreadPoolExecutor(6) as pool:
+            found = [*pool.map(partial(post, at, "/v1/completions"), bodies)]
+        assert [status for status, *_ in found] == [200] * 6
+        assert [said["usage"]["completion_tokens"] for *_, said in found] == [4, 5, 6, 7, 8, 9]
+        assert type(server.engine.reader) is nc.Decoder and len(server.engine.reader.slots) == 3
+        status, _, said = post(at, "/api/explain", {"tokens": [1, 2], "chosen": 3})
+        assert status == 200 and len(said["rivals"]) == 10 and said["guesses"] == []
 
 
 def test_a_run_of_the_cpu_goes_on_here_and_there_again(life, text, capsys):
@@ -192,7 +215,7 @@ def test_verbs_are_those_of_the_docstring():
     lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r";  (\w+) goes on with it$"))
     said = [line.strip() or "test" for line in lines]
     assert len(said) == len(set(said)) and {*said, *also} == set(VERBS) and also == ["tr"]
-    assert len(VERBS) == len(set(VERBS)) == 9
+    assert len(VERBS) == len(set(VERBS)) == 10
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

@@ -50,7 +50,7 @@ def test_log_likelihoods_are_those_of_transformers(tmp_path, tokenizer):
     (tmp_path / "little.yaml").write_text(TASK.format(path=tmp_path / "docs.jsonl"),
                                           encoding="utf-8")
     hf = tmp_path / "hf"
-    want = scores(tmp_path, "hf", f"pretrained={hf},dtype=float32,device=cpu", "theirs")
+    want = scores(tmp_path, "hf", f"pretrained={hf},dtype=float32", "theirs")
     with serving(str(file)) as (address, _):
         got = scores(tmp_path, "local-completions",
                      f"model=little,base_url={address}/v1/completions,tokenizer={hf},"

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -299,6 +300,33 @@ def test_what_a_slot_holds_is_not_read_again(file):
     assert again.reply.tokens == second.reply.tokens
 
 
+def test_what_another_slot_holds_is_copied(file):
+    """Also from one that is being written, or read; the answer is that of a slot that read all."""
+    engine, ids = engine_of(file, slots=3), [i % 300 for i in range(60)]
+    first = answer(ids, tokens=30)
+    engine.submit([first])
+    while not first.first:
+        engine.step()
+    second, third = answer([*ids[:41], 7, 8], tokens=9, seed=2), answer(ids, tokens=9, seed=3)
+    engine.submit([second, third])
+    while not third.reply or not second.reply.finish or not third.reply.finish:
+        engine.step()
+    assert (second.cached, third.cached) == (41, 59) and not first.reply.finish
+    assert len({a.reply.slot for a in (first, second, third)}) == 3
+    for found in (second, third):
+        clean = engine_of(file)
+        again = answer(found.ids, tokens=9, seed=2 if found is second else 3)
+        clean.submit([again])
+        while not (again.reply and again.reply.finish):
+            clean.step()
+        assert again.cached == 0 and again.reply.tokens == found.reply.tokens
+        n = len(found.ids) + 8               # the last token was drawn, and not read
+        (k, v), (k2, v2) = engine.reader.cache, clean.reader.cache
+        slot, slot2, full = found.reply.slot, again.reply.slot, n // k.shape[5]
+        assert v[:, slot, :, :n].tobytes() == v2[:, slot2, :, :n].tobytes()
+        assert k[:, slot, :, :full].tobytes() == k2[:, slot2, :, :full].tobytes()
+
+
 def test_the_queue_has_a_limit_and_requests_a_time(file):
     from serve.engine import Busy
     engine, came = engine_of(file, queue=1), []
@@ -327,6 +355,81 @@ def test_a_failed_step_ends_answers_and_not_the_server(file, monkeypatch, capsys
         monkeypatch.undo()
         assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
     assert "planted" in capsys.readouterr().err
+
+
+def test_what_a_step_had_to_say_before_its_fault_is_said(file, monkeypatch):
+    """Who had no time left learns it, though that step fails for others; and a fault on taking a
+    slot is told to who should have got it."""
+    engine, came = engine_of(file), []
+    engine.tell = came.extend
+    late, other = answer([1], tokens=9, deadline=time.perf_counter()), answer([2], tokens=9)
+    engine.submit([late, other])
+
+    def fail(*args):
+        raise ne.UserError("planted")
+    with monkeypatch.context() as patch:
+        patch.setattr(ne, "advance", fail)
+        with pytest.raises(ne.UserError):
+            engine.step()
+    engine.fail("planted")
+    assert {(id(a), n.finish) for a, n in came} == {(id(late), "timeout"), (id(other), "error")}
+    again = answer([3])
+    engine.submit([again])
+    with monkeypatch.context() as patch:
+        patch.setattr(ne, "Reply", fail)
+        with pytest.raises(ne.UserError):
+            engine.step()
+    engine.fail("planted")
+    assert came[-1][0] is again and came[-1][1].finish == "error"
+    assert sorted(engine.free) == [0, 1] and not engine.active
+
+
+def test_an_explanation_that_is_given_up_disturbs_nobody(file):
+    """Cancelled while it is computed: others' answers go on."""
+    engine, came = engine_of(file), []
+    engine.tell = came.extend
+
+    def job():
+        yield
+        future.cancel()
+    future = engine.later(job)
+    one = answer([1], tokens=5)
+    engine.submit([one])
+    while not (one.reply and one.reply.finish):
+        engine.step()
+    assert not engine.jobs and [n.finish for _, n in came][-1] == "length"
+
+
+def test_hundreds_of_clients_come_and_go(there, at):
+    """Each asks, leaves early, late or never, and the next one always gets its first token."""
+    _, server = there
+
+    def one(i):
+        rng = random.Random(i)
+        body = {"prompt": WORDS[:rng.randint(1, 20)], "stream": rng.random() < 0.7,
+                "max_tokens": rng.choice((1, 5, 3000)), "seed": i}
+        if rng.random() < 0.6:
+            with leave_open(at, body) as s:
+                s.settimeout(30)
+                if rng.random() < 0.7 and (body["stream"] or body["max_tokens"] < 3000):
+                    assert s.recv(rng.randint(1, 2000)).startswith(b"H")
+        else:
+            status, _, said = post(at, "/v1/completions", {**body, "max_tokens": 5})
+            assert status == 200, said
+
+    with ThreadPoolExecutor(24) as pool:
+        assert len([*pool.map(one, range(400))]) == 400
+    until(lambda: not server.engine.active and not server.engine.waiting)
+    assert sorted(server.engine.free) == [0, 1, 2, 3]
+    assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
+
+
+def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
+    """In a process of its own: texts, slots, and memory, as the minute of bench/serve_load.py."""
+    said = subprocess.run([sys.executable, str(ROOT / "bench/serve_load.py"), file, "--seconds",
+                           "10", "--out", str(tmp_path / "load.txt")], cwd=tmp_path, timeout=250,
+                          capture_output=True, encoding="utf-8")
+    assert said.returncode == 0, said.stdout + said.stderr
 
 
 # ---- what is refused

@@ -4,6 +4,7 @@ import { $, Refused, ask, askJson, drawn, element, events, percent } from "./com
 import { chart } from "./trajectory.js";
 
 const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
+const PAINT_EVERY = 30; // ms
 const FIELDS = [
   ["temperature", "Temperature", 0.8, 0, 100, 0.1], ["max_tokens", "Longest answer, tokens", 200, 1, 1e6, 1],
   ["top_p", "Top p", 1, 0, 1, 0.01], ["top_k", "Top k, 0: all", 0, 0, 1e6, 1],
@@ -12,6 +13,7 @@ const FIELDS = [
 ];
 
 let card = null, running = null, looked = null, asking = null;
+let early = false; // was something sent before the model's card had come?
 let store = load(STORE, { version: 1, current: null, conversations: [] });
 let settings = load(SETTINGS, {});
 
@@ -86,10 +88,12 @@ function save() {
 // ---- tokens: [id, its bytes as Latin-1, was it a draft that was accepted?, what was drafted]
 const packed = (t) => [t.id, String.fromCharCode(...t.bytes), t.accepted ? 1 : 0, ...(t.drafts ? [t.drafts] : [])];
 
+const bytesOf = ([, raw]) => Uint8Array.from(raw, (c) => c.charCodeAt(0));
+
 // The text that each token adds: a character of several tokens comes with its last one
 function pieces(tokens) {
   const decoder = new TextDecoder();
-  return tokens.map(([, raw], i) => decoder.decode(Uint8Array.from(raw, (c) => c.charCodeAt(0)), { stream: i + 1 < tokens.length }));
+  return tokens.map((token, i) => decoder.decode(bytesOf(token), { stream: i + 1 < tokens.length }));
 }
 
 const textOf = (node) => node.tokens ? pieces(node.tokens).join("") : node.text;
@@ -103,17 +107,12 @@ function button(text, action, attributes = {}) {
 
 function words(node) {
   const text = element("div", { class: "text" });
-  if (node.tokens) fill(text, node, 0);
+  if (node.tokens) text.append(...pieces(node.tokens).map((piece, i) => span(node, i, piece)));
   else text.append(node.text);
   return text;
 }
 
-function fill(text, node, from) {
-  const found = pieces(node.tokens);
-  for (let i = from; i < found.length; i++) {
-    text.append(element("span", { class: node.tokens[i][2] ? "token accepted" : "token", "data-i": i }, found[i]));
-  }
-}
+const span = (node, i, piece) => element("span", { class: node.tokens[i][2] ? "token accepted" : "token", "data-i": i }, piece);
 
 function message(c, node) {
   const article = element("article", { class: `message ${node.role}`, "data-id": node.id, "aria-label": node.role === "user" ? "You" : "The model" });
@@ -219,8 +218,14 @@ async function run(c, node, path, body) {
   const article = () => document.querySelector(`[data-id="${node.id}"]`);
   article().classList.add("busy");
   article().setAttribute("aria-busy", "true");
-  const began = performance.now();
-  let first = 0, last = 0, came = 0, steps = 0;
+  const began = performance.now(), paint = painter(article, node);
+  let first = 0, last = 0, came = 0, timer = 0;
+  const draw = () => {
+    timer = 0;
+    paint();
+    meter(node.prompt.length + node.tokens.length);
+    $("pace").textContent = paceOf(came, first - began, last - first);
+  };
   node.problem = null;
   node.finish = "";
   try {
@@ -231,16 +236,12 @@ async function run(c, node, path, body) {
       const choice = chunk.choices[0];
       if (!choice) continue;
       if (choice.prompt_tokens && !node.prompt) node.prompt = choice.prompt_tokens;
-      const from = node.tokens.length;
       node.tokens.push(...(choice.tokens ?? []).map(packed));
       if (choice.finish_reason) node.finish = choice.finish_reason;
       last = performance.now();
       first ||= last;
       came += choice.tokens?.length ?? 0;
-      steps += 1;
-      paint(article(), node, from);
-      meter(node.prompt.length + node.tokens.length);
-      $("pace").textContent = paceOf(came, first - began, last - first);
+      timer ||= setTimeout(draw, PAINT_EVERY);
     }
     say(`The answer is complete: ${node.tokens.length} tokens.`);
   } catch (error) {
@@ -248,7 +249,8 @@ async function run(c, node, path, body) {
     else node.finish = "stopped";
     say(node.problem ? `It failed: ${node.problem}` : "Stopped.");
   }
-  node.pace = came ? paceOf(came, first - began, last - first) : "";
+  clearTimeout(timer);
+  $("pace").textContent = node.pace = came ? paceOf(came, first - began, last - first) : "";
   running = null;
   $("send").hidden = false;
   $("stop").hidden = true;
@@ -271,14 +273,20 @@ async function withLessText(path, body) {
 
 const paceOf = (n, first, rest) => `${n > 1 && rest > 0 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first after ${(first / 1000).toFixed(2)} s`;
 
-// Only what may have changed is drawn again: the last token's text may have waited for this one
-function paint(article, node, from) {
-  const log = $("log"), atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-  const text = article.querySelector(".text");
-  const start = Math.max(0, from - 4);
-  while (text.childNodes.length > start) text.lastChild.remove();
-  fill(text, node, start);
-  if (atEnd) log.scrollTop = log.scrollHeight;
+// A function that shows the tokens that came since its last call.  It looks at none twice: answers
+// are long, and tokens may come faster than a page is drawn.
+function painter(article, node) {
+  const decoder = new TextDecoder(), log = $("log");
+  const next = (token) => decoder.decode(bytesOf(token), { stream: true });
+  node.tokens.forEach(next);
+  let shown = node.tokens.length;
+  return () => {
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    const more = node.tokens.slice(shown).map((token, i) => span(node, shown + i, next(token)));
+    article().querySelector(".text").append(...more);
+    shown += more.length;
+    if (atEnd) log.scrollTop = log.scrollHeight;
+  };
 }
 
 function answer(c, parent) {
@@ -295,20 +303,20 @@ function send(text) {
 }
 
 function again(c, node) {
-  if (running) return;
+  if (running || !card) return;
   const parent = c.nodes[node.parent];
   c.shown = parent.id;
   return answer(c, parent);
 }
 
 function goOn(c, node) {
-  if (running) return;
+  if (running || !card) return;
   return run(c, node, "v1/completions", { ...sampling(), prompt: [...node.prompt, ...node.tokens.map(([id]) => id)].slice(-card.context) });
 }
 
 // A branch that says a rival in place of token i, and goes on
 function fromRival(c, node, i, rival) {
-  if (running) return;
+  if (running || !card) return;
   const parent = c.nodes[node.parent];
   const tokens = [...node.tokens.slice(0, i), packed({ ...rival, accepted: false })];
   const made = add(c, parent, { role: "assistant", tokens, prompt: node.prompt });
@@ -316,7 +324,7 @@ function fromRival(c, node, i, rival) {
 }
 
 function edit(c, node, article) {
-  if (running) return;
+  if (running || !card) return;
   const box = element("textarea", { class: "editor", "aria-label": "Edit the message" });
   box.value = node.text;
   const done = () => {
@@ -483,6 +491,7 @@ const grow = () => {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("box").value;
+  early = !card;
   if (!text.trim() || running || !card) return;
   $("box").value = "";
   grow();
@@ -546,7 +555,7 @@ $("colour").addEventListener("change", (event) => {
   render();
 });
 $("export").addEventListener("click", exported);
-$("import").addEventListener("click", () => $("file").click());
+$("import").addEventListener("click", () => running || $("file").click());
 $("file").addEventListener("change", async (event) => {
   if (event.target.files[0]) await imported(event.target.files[0]);
   event.target.value = "";
@@ -561,6 +570,7 @@ try {
   buildCard();
   render();
   $("box").focus();
+  if (early) $("form").requestSubmit();
 } catch (error) {
   $("log").replaceChildren(element("p", { class: "welcome", role: "alert" }, `The server does not answer: ${error.message}`));
 }
