@@ -135,7 +135,8 @@ class Settings:
 
     def __post_init__(self):
         for f in fields(self):
-            if type(None) in get_args(f.type) and getattr(self, f.name) == 0:
+            value = getattr(self, f.name)
+            if type(None) in get_args(f.type) and type(value) in (int, float) and value == 0:
                 setattr(self, f.name, None)
 
     def check(self):
@@ -431,14 +432,15 @@ def parts_of(memory, shapes):
 # there, vectors written as LLVM 95 %: section 12 builds them, and larger(x, y), the maximum.
 #
 # What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16: half the
-# memory, and where the CPU has instructions for it, twice the products a second.  Kernels are
-# written once.  In float32 and float64 these names do nothing, and need not be read:
-#     value(x)                 the number that a stored x stands for
-#     rounded(x, a)            a number as the array a holds it
-#     narrowed(x, workspace)   x (M, K) as the left side of a product: in a run in bfloat16 a copy
-#                              in the workspace, rounded
-#     narrowed_transpose(x, pairs)     x^T as the left side, likewise
-#     panel_rows(K, dtype)     K, or K / 2 where panels of this type hold pairs of rows (4.1)
+# memory, and where the CPU multiplies it itself, up to twice the speed.  Kernels are written once,
+# and whoever reads them for float32 or float64 may read on past these names:
+#
+#     name                             float32, float64    bfloat16
+#     value(x)                         x                   the number that a stored x stands for
+#     rounded(x, a)                    x                   x as the array a holds it
+#     narrowed(x, workspace)           x                   a matrix, rounded into the workspace, for
+#     narrowed_transpose(x, pairs)     x.T                     the left side of a product
+#     panel_rows(K, dtype)             K                   K / 2: panels (4.1) hold pairs of rows
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
 NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
@@ -1014,7 +1016,7 @@ MOST_AT_ONCE = 1 << 16       # tokens whose activations are in memory
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T).  float32 or float64 as
     the buffer is; with dtype=BF16, of a float32 buffer, what feeds the products is bfloat16.
-    Sections 8 and 9 know of it what Engine below says, so that another one can stand here."""
+    Whoever trains it knows of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
 
@@ -1188,7 +1190,7 @@ class Model:
         return "the loss is not finite"
 
 class Engine(Protocol):
-    """What sections 8 and 9 ask of a model: `Model`, or that of nanoeuler_cuda.py.
+    """What training asks of a model: `Model`, or that of nanoeuler_cuda.py.
     B sequences of T tokens; P = cfg.n_mtp heads; N parameters, in the order of param_table."""
     cfg: Config
     program: str                             # the file to start again
