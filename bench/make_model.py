@@ -18,11 +18,14 @@ RECIPE has the flags of the verbs; --pretrain, --sft and --dpo add to them, and 
 ship what was made: cp FOLDER/model.bin FOLDER/MODEL.md data/
 """
 import argparse
+import contextlib
 import importlib
 import json
+import lzma
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +138,19 @@ def learn(name, args, data):
             print(f"{out} is not made: exit code {code}", flush=True)
         print(f"{name} is not done: the same command goes on", flush=True)
         sys.exit(NOT_YET if args.ends is not None and time.monotonic() >= args.ends else code or 1)
+
+
+def unpacked(args):
+    """The text to pretrain on; one that xz has packed is unpacked into the folder, once."""
+    if not args.text.endswith(".xz"):
+        return args.text
+    path = args.folder / Path(args.text).stem
+    if not path.exists():
+        print(f"unpacking {args.text}", flush=True)
+        with ne.replacing(path, "free space") as temporary, lzma.open(args.text) as packed:
+            with open(temporary, "wb") as f:
+                shutil.copyfileobj(packed, f, 1 << 24)
+    return str(path)
 
 
 # ---- what fine-tuning learns
@@ -288,9 +304,12 @@ def history(args):
 def commit_of(args):
     if args.commit:
         return args.commit
-    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-                         capture_output=True, encoding="utf-8")
-    return git.stdout.strip() or "unknown"
+    with contextlib.suppress(OSError):       # there may be no git
+        git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
+                             capture_output=True, encoding="utf-8")
+        if git.stdout.strip():
+            return git.stdout.strip()
+    return "unknown"
 
 
 def evaluate(args):
@@ -304,12 +323,12 @@ def evaluate(args):
     held = list({ne.question_hash(e): e for e in learned if ne.held_out(e)}.values())
     pairs, _ = ne.read_examples(args.pairs, "chosen", "rejected")
     pairs = short_enough([e for e in pairs if ne.held_out(e)], c)
-    asked, stages = pipeline.unseen(args.unseen), history(args)
+    asked, stages, text = pipeline.unseen(args.unseen), history(args), unpacked(args)
     found = {"commit": commit_of(args), "seed": args.seed, "kind": c.state.kind,
              "device": "", "history": stages, "config": ne.asdict(small.cfg),
              "parameters": ne.n_params(small.cfg), "sha256": ne.sha256_of(rounded),
              "bytes": os.path.getsize(rounded),
-             "data": [*map(data_row, (args.text, everyday(args), args.instructions, args.pairs,
+             "data": [*map(data_row, (text, everyday(args), args.instructions, args.pairs,
                                       args.folder / "examples.json"))],
              "mixture": json.loads((args.folder / "mixture.json").read_text(encoding="utf-8")),
              "held_out_answers": len(held), "questions": len(asked)}
@@ -318,7 +337,7 @@ def evaluate(args):
         model = engine.Model(x.cfg, x.flat)
         found["device"] = model.device()
         found[name] = {"answers": ne.evaluate(model, *batch_of(held, "output", x)),
-                       "text": ne.evaluate(model, *tail_of(args.text, holdout, x)),
+                       "text": ne.evaluate(model, *tail_of(text, holdout, x)),
                        "prefers": preferred(model, pairs, x)}
     for name, path, weights in (("float32", whole, "f32"), ("int8", rounded, "int8")):
         found[name]["skill"] = skill(ne.load(path, weights=weights), asked)
@@ -360,11 +379,12 @@ def card_text(e):
         f"{e['seed']}, on {e['device']}",
         "- **Licence**: MIT, as the code; what it learned is listed below with its own", "",
         "## What it can, and what it cannot", "",
-        "It says hello, says what it is, answers short questions of the kinds that it was taught, "
-        "does small tricks with words and numbers, and goes on with a story. It knows next to "
-        "nothing, and does not know what it does not know: facts, sums and advice that it gives "
-        "may be wrong, in fluent sentences. It reads and writes English. Nothing was done against "
-        "harmful answers. It is here to show how such a model works, and is of no other use.", "",
+        "It was taught to say hello and what it is, to answer short questions of a few kinds, to "
+        "do small tricks with words and numbers, and to begin a story; how well it does, the table "
+        "and the samples say. It cannot do more: it knows next to nothing, and not what it does "
+        "not know. Facts, sums and advice that it gives may be wrong, in fluent sentences. It "
+        "reads and writes English alone. Nothing was done against harmful answers. It is here to "
+        "show how such a model works, and is of no other use.", "",
         "## What was measured", "",
         "| | float32 | int8, as shipped |", "|---|---:|---:|",
         f"| held-out answers, bits a byte ({e['held_out_answers']:,} answers) | "
@@ -412,7 +432,7 @@ def card_text(e):
 
 # ---- the stages
 def pretrain(args):
-    learn("pretrain", args, args.text)
+    learn("pretrain", args, unpacked(args))
 
 
 def sft(args):
@@ -462,7 +482,7 @@ def parse(argv):
     parser.add_argument("--limit", type=float, metavar="MINUTES", help="of this command's training")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--text", default=str(ROOT / ne.TrainOptions.data),
-                        help="to pretrain on")
+                        help="to pretrain on; may be packed by xz")
     parser.add_argument("--everyday", help="a file of conversations (default: it is made)")
     parser.add_argument("--instructions", default=str(ROOT / ne.SftOptions.data))
     parser.add_argument("--pairs", default=str(ROOT / ne.DpoOptions.data))

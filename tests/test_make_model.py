@@ -1,5 +1,6 @@
 """The recipe of the model in the box, end to end at a size of seconds; and its card."""
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -32,13 +33,14 @@ def recipe(monkeypatch, tmp_path):
         return 0
 
     monkeypatch.setattr(make_model, "run_child", in_this_process)
-    (tmp_path / "text.txt").write_bytes(TEXT.read_bytes()[:40_000])
+    with lzma.open(tmp_path / "text.txt.xz", "wb") as f:
+        f.write(TEXT.read_bytes()[:40_000])
     asked = [dict(instruction=f"Add {a} and 2.", input="", output=str(a + 2), source="sums")
              for a in range(150)]
     pairs = [{**e, "chosen": e["output"], "rejected": "none"} for e in asked]
     for name, what in (("ask", asked), ("pairs", pairs)):
         (tmp_path / f"{name}.json").write_text(json.dumps(what), "utf-8")
-    given = ["--folder", tmp_path / "made", "--text", tmp_path / "text.txt",
+    given = ["--folder", tmp_path / "made", "--text", tmp_path / "text.txt.xz",
              "--instructions", tmp_path / "ask.json", "--pairs", tmp_path / "pairs.json",
              "--made", 60, "--unseen", 12, "--commit", "abc1234",
              "--pretrain", SMALL, "--sft", f"{FEW} --cuts 0", "--dpo", FEW]

@@ -85,6 +85,8 @@ VERBS = [
     ("sft", "a b.bin", "--data", "my answers.json", *TINY[2:], "--out", "c d.bin"),
     ("dpo", "c d.bin", "--data", "my pairs.jsonl", *TINY[2:], "--out", "e f.bin"),
     ("chat", "e f.bin", "--tokens", 3),
+    ("quantize", "e f.bin", "small one.bin", "--n-mtp", 1),
+    ("chat", "small one.bin", "--tokens", 3, "--weights", "int8"),
     ("export", "e f.bin", "a model"),
     ("import", "a model", "g h.bin"),
     ("compile",),
