@@ -49,7 +49,7 @@ def pytest_configure(config):
 LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_cuda_launches.py",
         "test_ops.py", "test_start.py", "test_cuda_program.py", "test_resume.py",
         "test_generate.py", "test_inference.py", "test_attack.py", "test_check.py",
-        "test_install.py")
+        "test_install.py", "test_serve.py", "test_pages.py")
 
 
 # Files that do not say it themselves: the GPU program's, and two of the decoder

@@ -9,7 +9,7 @@ import pytest
 from helpers import needs
 from servers import CFG, chat_model, serving
 
-pytestmark = [pytest.mark.cli, pytest.mark.slow]      # a browser, and its own pace
+pytestmark = pytest.mark.cli
 needs("starlette")
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
 AXE = "axe-core@4.14.1"
