@@ -30,11 +30,12 @@ TEST_DEPS := $(VENV)/test
 SERVE_DEPS := $(VENV)/serve
 BENCH_DEPS := $(VENV)/bench
 DATA_DEPS := $(VENV)/data
+RELEASE_DEPS := $(VENV)/release
 GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data help clean
+.PHONY: all train sft dpo chat serve check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -48,13 +49,13 @@ sft: $(RUN_DEPS)  ## teach what `train` made to answer (4 minutes); writes nanoe
 dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
 	$(PY) nanoeuler.py dpo $(CHAT) $(call resume,$(DPO)) --out $(DPO) $(ARGS)
 
-chat: $(RUN_DEPS)  ## talk to nanoeuler.bin, or to the one that OUT= names
-	$(PY) nanoeuler.py chat $(OUT) $(ARGS)
+# The one that OUT names, or the newest of these that is there, or the program's own choice
+MODEL ?= $(if $(filter file,$(origin OUT)),$(firstword $(shell ls -t $(OUT) $(CHAT) $(DPO) 2>/dev/null)),$(OUT))
 
-# The newest of these that is there, or nanoeuler.bin, of which the program then says how it is made
-MODEL ?= $(firstword $(shell ls -t $(OUT) $(CHAT) $(DPO) 2>/dev/null) $(OUT))
+chat: $(RUN_DEPS)  ## talk to the newest model here, or to the one that MODEL= names
+	$(PY) nanoeuler.py chat $(MODEL) $(ARGS)
 
-serve: $(SERVE_DEPS)  ## talk in a browser, or from programs, to the newest model here, or to MODEL=
+serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
 	$(PY) nanoeuler.py serve $(MODEL) $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences
@@ -101,6 +102,9 @@ data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of we
 	$(PY) data/get_alpaca.py
 	$(PY) data/get_preferences.py
 
+release: $(RELEASE_DEPS)  ## the model in the box for others, with its card and checksums, in dist/
+	$(PY) bench/release.py $(if $(filter file,$(origin MODEL)),,$(MODEL)) $(ARGS)
+
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
@@ -136,6 +140,10 @@ $(VENV)/gpu-bench: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/data: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[data]'
+	@touch $@
+
+$(VENV)/release: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[gguf]'
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/bin/python

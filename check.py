@@ -40,7 +40,11 @@ from dataclasses import replace
 import numpy as np
 from numba import set_num_threads
 
-import nanoeuler as ne
+try:
+    import nanoeuler as ne
+except ValueError as e:          # what the environment sets: a UserError
+    print(f"check.py: {e}", file=sys.stderr)
+    sys.exit(2)
 
 TOLERANCE = 1e-6
 STEP = 2e-4                                  # h

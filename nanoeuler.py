@@ -13,23 +13,27 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info FILE              what is in a checkpoint
+    python nanoeuler.py quantize FILE OUT      the same model in int8, a quarter of the size
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
     python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
     python nanoeuler.py compile                what these need, before they do
 
 Contents
-    1    Configuration                        5    Model: forward, backward, the parallel driver
-    2    Memory: flat buffers and views       6    Optimizer
-    3    Building blocks                      7    Data: texts, batches, examples
-    4.1  Matmul                               8    Training: from a text, and from examples
-    4.2  Embedding                            9    Inference: rows, sampling, drafts, chat
-    4.3  RMSNorm                              10   Checkpoint
-    4.4  RoPE                                 11   Import and export; templates of strangers
-    4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
-    4.6  SwiGLU                               13   Command line
-    4.7  Cross-entropy
+    1    Configuration                        7    Batches: of a text, and of examples
+    2    Memory: flat buffers and views       8    Training: the loop, fine-tuning, preferences
+    3    Building blocks                      9    Inference: a step, sampling, drafts, replies
+    4.1  Matmul                               10.1 Texts and examples
+    4.2  Embedding                            10.2 Checkpoint
+    4.3  RMSNorm                              10.3 Runs on disk: log, lock, --resume, plots
+    4.4  RoPE                                 10.4 Import and export
+    4.5  Attention                            11.1 Conversation
+    4.6  SwiGLU                               11.2 Templates of strangers
+    4.7  Cross-entropy                        11.3 Prompts in a file, the lens, the server
+    5    Model: forward, backward, threads    12   Machinery: the tile in LLVM, kernels on disk
+    6    Optimizer                            13   Command line
 
-    Who wants to understand reads 1 to 9.  What follows is files, and how it is made fast.
+    Who wants to understand reads 1 to 9.  What follows is files, terminals and strangers, and how
+    it is made fast.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -39,8 +43,8 @@ Names   p parameters, g their gradients, a activations, d gradients of activatio
         w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
         SFT is supervised fine-tuning, DPO direct preference optimization (section 8).
 Types   Functions take their dtype from their arguments: float32, float64 for proofs, or bfloat16,
-        stored as uint16, for what feeds products: value() is the number that a stored one stands
-        for, rounded() a result as its array holds it.
+        stored as uint16, for what feeds products.  value(), rounded() and narrowed() are of that
+        one, and do nothing for the others (section 3).
 Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
         task of its gradient.  Where there are more threads than sequences, some share one
         (section 3).  Each number is written by one thread, in one order: the result does not depend
@@ -72,7 +76,7 @@ import zlib
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, get_args
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
 # cache knows a named tuple by the name of its module, which must not be __main__ in one run and
@@ -126,18 +130,38 @@ jit_parallel = njit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
 class Settings:
-    """A dataclass whose fields are checked: their type, and the range given as metadata."""
+    """A dataclass whose fields are checked: their type, and the range given as metadata.  One of
+    type int | None is None where nobody has given it; files and flags say 0 for that."""
+
+    def __post_init__(self):
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if type(None) in get_args(f.type) and type(value) in (int, float) and value == 0:
+                setattr(self, f.name, None)
 
     def check(self):
         for f in fields(self):
-            value = getattr(self, f.name)
-            allowed = (int, float) if f.type is float else (f.type,)
-            need(type(value) in allowed, f"{f.name} is {value!r}, expected {f.type.__name__}")
-            if f.type in (int, float):
+            value, kind = getattr(self, f.name), type_of(f)
+            if value is None and kind is not f.type:
+                continue
+            allowed = (int, float) if kind is float else (kind,)
+            need(type(value) in allowed, f"{f.name} is {value!r}, expected {kind.__name__}")
+            if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                limits = f"{low} to {high}" if f.type is int else f"{low:g} to {high:g}"
+                limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
+
+    def written(self):
+        """{name: value} as a file has them"""
+        values = asdict(self)
+        return {f.name: type_of(f)() if values[f.name] is None else values[f.name]
+                for f in fields(self)}
+
+def type_of(f):
+    """That of a field's value, where there is one"""
+    kind, *_ = get_args(f.type) or [f.type]
+    return kind
 
 def setting(default, low, high, text=""):
     """A field with the range of its numbers, and the help of its flag.  A text has no range."""
@@ -157,14 +181,22 @@ class Config(Settings):
     n_mtp: int = setting(4, 1, 16, "P, head k predicts token t + 1 + k")
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
-    tie_embeddings: bool = False                       # head 0 shares the matrix of the embedding
+    tie_embeddings: bool = setting(False, 0, 0, "head 0 shares the matrix of the embedding")
 
     def check(self):
         super().check()
         need(self.n_head % self.n_kv_head == 0,
-             f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
+             f"n_head is {self.n_head}, expected a multiple of n_kv_head, {self.n_kv_head}")
         need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
         return self
+
+# The sizes of a model by their letters, and HD = H * D, QKV = (H + 2 G) * D: what kernels take
+Dims = namedtuple("Dims", "L C H G D F V P HD QKV")
+
+def dims_of(cfg):
+    H, G, D = cfg.n_head, cfg.n_kv_head, cfg.head_dim
+    return Dims(L=cfg.n_layer, C=cfg.n_embd, H=H, G=G, D=D, F=cfg.n_hidden, V=cfg.vocab_size,
+                P=cfg.n_mtp, HD=H * D, QKV=(H + 2 * G) * D)
 
 PRESETS = {
     "small": Config(),
@@ -203,16 +235,16 @@ def param_table(cfg):
     """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
     optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
     """
-    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    HD, GD = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-    heads = P - cfg.tie_embeddings           # tied: wte is head 0, and here are heads 1.. alone
+    size = dims_of(cfg)
+    L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
+    untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head are heads 1.. alone
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
     out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
     table = [
         #       name         shape                 std      each     packed  optimizer
         Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
                [(V, "model.embed_tokens", "token_embd")]),
-        Tensor("qkv",        (L, HD + 2 * GD, C),  std,     "layer", True,   "muon",
+        Tensor("qkv",        (L, size.QKV, C),     std,     "layer", True,   "muon",
                [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
                 (GD, "self_attn.v_proj", "attn_v")]),
         Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
@@ -221,7 +253,7 @@ def param_table(cfg):
                [(F, "mlp.gate_proj", "ffn_gate"), (F, "mlp.up_proj", "ffn_up")]),
         Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
                [(C, "mlp.down_proj", "ffn_down")]),
-        Tensor("lm_head",    (heads, V, C),        std,     "head",  True,   "adamw",
+        Tensor("lm_head",    (untied, V, C),       std,     "head",  True,   "adamw",
                [(V, "", "")]),               # a head's name is its own: `llama_tensors`
         Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
                [(C, "input_layernorm", "attn_norm")]),
@@ -294,8 +326,8 @@ Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
 MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
 # A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
-# Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded as a product reads them
-# (`operand`, `turned`, `pack`).  So do parameters, moments, the residual stream, sums and losses.
+# Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded where a product reads
+# them.  So do parameters, moments, the residual stream, sums and losses.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 
@@ -308,13 +340,13 @@ PAIRED = {Panels: set(Panels._fields),
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
     trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
-    C, F, L, V, P = cfg.n_embd, cfg.n_hidden, cfg.n_layer, cfg.vocab_size, cfg.n_mtp
-    H, D = cfg.n_head, cfg.head_dim
+    size = dims_of(cfg)
+    L, C, H, F = size.L, size.C, size.H, size.F
     return Acts(x=(B, 2 * L + 1, T, C),
                 attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
                 attn_rstd=(B, L, T),
-                qkv=(B, L, T, (H + 2 * cfg.n_kv_head) * D),      # q and k already turned by RoPE
-                att=(B, L, T, H * D),        # attention's output, input of attn_proj
+                qkv=(B, L, T, size.QKV),     # q and k already turned by RoPE
+                att=(B, L, T, size.HD),      # attention's output, input of attn_proj
                 lse=(B, L, H, T),            # log-sum-exp of each score row
                 mlp_in=(B, L, T, C),
                 mlp_rstd=(B, L, T),
@@ -322,7 +354,7 @@ def act_shapes(cfg, B, T):
                 swiglu=(B, L, T, F),
                 final_in=(B, T, C),
                 final_rstd=(B, T),
-                logits=(B, P, T, V))         # cross-entropy makes them gradients, in place
+                logits=(B, size.P, T, size.V))       # cross-entropy makes them gradients, in place
 
 def dact_shapes(cfg, B, T):
     """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
@@ -337,39 +369,36 @@ def dact_shapes(cfg, B, T):
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of what each of n threads needs while it works on one sequence.  norm, att and swiglu
     are of the sequence: threads that share it use those of the one that began it."""
-    D, width, step = cfg.head_dim, tile_width(dtype), rows_a_panel_row(dtype)
-    panels, workspace, pairs = -(-T // width), 0, 0
-    longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * D)  # row of a matrix
-    if dtype == BF16:                        # as wide as the widest `operand`, and an entry more,
-        # which makes the last pair of an odd row whole
-        QKV = (cfg.n_head + 2 * cfg.n_kv_head) * D
-        workspace, pairs = max(cfg.n_embd, cfg.vocab_size, QKV, T) + 1, T
-    return Scratch(norm=(n, T, cfg.n_embd),  # gradients of the outputs of RMSNorm,
-                   att=(n, T, cfg.n_head * D),       # attention
-                   swiglu=(n, T, cfg.n_hidden),      # and SwiGLU
+    size, width = dims_of(cfg), tile_width(dtype)
+    panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
+    rows_of_KC = panel_rows(KC, dtype)
+    longest = max(size.C, size.F, size.HD)   # row of a matrix
+    workspace = pairs = 0
+    if dtype == BF16:                        # as wide as the widest that is `narrowed`, and an
+        workspace = max(size.C, size.V, size.QKV, T) + 1     # entry that makes an odd row whole
+        pairs = T
+    return Scratch(norm=(n, T, size.C),      # gradients of the outputs of RMSNorm,
+                   att=(n, T, size.HD),      # attention
+                   swiglu=(n, T, size.F),    # and SwiGLU
                    scores=(n, BR, T),        # S, then P, of a block of queries
                    dscores=(n, BR, T),
-                   kt=(n, panels, D // step, width),         # K^T and V^T of a head, packed
-                   vt=(n, panels, D // step, width),
-                   dy=(n, 1, KC // step, DY_COLUMNS),        # operands of a weight gradient, packed
-                   x=(n, -(-longest // width), KC // step, width),
-                   workspace=(n, T, workspace),        # of bfloat16 alone: an operand, rounded,
-                   pairs=(n, 1, BR // step, pairs))          # and one turned
+                   kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
+                   vt=(n, panels, rows_of_D, width),
+                   dy=(n, 1, rows_of_KC, DY_COLUMNS),        # operands of a weight gradient, packed
+                   x=(n, -(-longest // width), rows_of_KC, width),
+                   workspace=(n, T, workspace),      # of bfloat16 alone: for `narrowed`
+                   pairs=(n, 1, panel_rows(BR, dtype), pairs))       # and `narrowed_transpose`
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
-    width, step, shapes = tile_width(dtype), rows_a_panel_row(dtype), {}
+    width, shapes = tile_width(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
     for x in param_table(untied):
         if x.packed:
             L, N, K = x.shape
             rows, columns = (K, N) if transposed else (N, K)
-            shapes[x.name] = L, -(-columns // width), -(-rows // step), width
+            shapes[x.name] = L, -(-columns // width), panel_rows(rows, dtype), width
     return Panels(**shapes)
-
-def rows_a_panel_row(dtype):
-    """Of bfloat16, panels hold pairs, those of two rows of the matrix, in an int32."""
-    return 2 if dtype == BF16 else 1
 
 def aligned(shape, dtype):
     """Zeros that start on a 64-byte cache line.  Behind them is room for a row of a tile: at the
@@ -400,18 +429,18 @@ def parts_of(memory, shapes):
 #
 # The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
 # 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: section 12 builds them.  More pieces from there are
-# larger(x, y), the maximum, and for many threads
-#     next_task(counter, i)            counter[i]++
-#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
-#     seen(counter, i)                 counter[i], and all that was written before it was counted
+# there, vectors written as LLVM 95 %: section 12 builds them, and larger(x, y), the maximum.
 #
-# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16.  Kernels
-# convert number by number (the NumPy of whole arrays is from_bf16(x) and to_bf16(x)):
-#     value(x)          the number that a stored x stands for
-#     rounded(x, a)     a number as the array a holds it
-#     number(x, a)      a constant, in the type in which the numbers of a are computed with
-# In float32 and float64 they do nothing.
+# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16: half the
+# memory, and where the CPU multiplies it itself, up to twice the speed.  Kernels are written once,
+# and whoever reads them for float32 or float64 may read on past these names:
+#
+#     name                             float32, float64    bfloat16
+#     value(x)                         x                   the number that a stored x stands for
+#     rounded(x, a)                    x                   x as the array a holds it
+#     narrowed(x, workspace)           x                   a matrix, rounded into the workspace, for
+#     narrowed_transpose(x, pairs)     x.T                     the left side of a product
+#     panel_rows(K, dtype)             K                   K / 2: panels (4.1) hold pairs of rows
 BR = 32              # attention takes so many query rows at a time: scores stay in L1
 KC = 64              # a weight gradient sums so many rows of a batch in registers
 NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
@@ -431,41 +460,15 @@ PACK_PARTS = 8       # tasks that packing a matrix is
 #
 # share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
 # taken, and how many done, since it began.  passed: how many were in the loops that this thread has
-# left behind.
+# left behind.  (`shared` itself is in section 12.)
 Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
-SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
 
-@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
-def shared(team, n, step):
-    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
-    Behind the loop all n are done."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]
-    end = before + (n + size - 1) // size
-    team.passed[0] = end
-    part = next_below(team.progress, TAKEN, end)
-    while part < end:
-        i0 = (part - before) * size
-        yield i0, min(n, i0 + size)
-        next_task(team.progress, DONE)
-        part = next_below(team.progress, TAKEN, end)
-    wait_until(team.progress, DONE, end)
-
-@jit
-def counters(n):
-    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
-    In a parallel function np.zeros itself would be one more parallel loop."""
-    return np.zeros((n, 16), np.int64)
-
-@jit
-def wait_until(counter, i, least):
-    """Until counter[i] >= least, by others"""
-    looks = 0
-    while seen(counter, i) < least:
-        looks += 1
-        rest(looks > SPINS)                  # their core may be this one
+# Threads count what they have taken and done in arrays of integers (section 12):
+#     next_task(counter, i)            counter[i]++
+#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
+#     seen(counter, i)                 counter[i], and all that was written before it was counted
+#     wait_until(counter, i, least)    until it is
 
 # Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
 # Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
@@ -491,42 +494,27 @@ def _exp(x):
         return impl
     return lambda x: math.exp(x)
 
+def silu(x):
+    """x / (1 + e^-x)"""
+    return x / (1 + exp(-x))
+
+@overload(silu, inline="always")
+def _silu(x):
+    one = np.dtype(str(x)).type(1)
+    return lambda x: x / (one + exp(-x))
+
 # ==== 4.1 Matmul ====
 @jit
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
     b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
-    a view.  Panels of bfloat16 are int32 (ceil(N / width), ceil(K / 2), width): an entry is
-    b[2k, j] in its lower half and b[2k + 1, j], or zero past K, in its upper."""
+    a view.  Panels of bfloat16 hold two rows of b in each of theirs: see `pack_row`."""
     I, n_rows, width = panels.shape
-    K, N = b.shape
-    step = rows_a_row_of(panels)
+    N = b.shape[1]
     for i in range(I):
-        n = min(width, N - i * width)
-        columns = b[:, i * width:i * width + n]
+        columns = b[:, i * width:min(N, (i + 1) * width)]
         for k in range(n_rows):
-            last = step * (k + 1) - 1        # of the rows in row k: 2k + 1 of pairs, else k itself
-            mask = int32(-1) if last < K else int32(0)
-            row, first, second = panels[i, k], columns[step * k], columns[min(last, K - 1)]
-            whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
-            for j in range(whole, n):
-                row[j] = pair_of(first[j], second[j], mask, panels)
-            for j in range(n, width):
-                row[j] = 0
-
-# A product takes its left side as it is in float32 and float64, which need no workspace.  A run in
-# bfloat16 has some, in whose type the code is compiled (section 12).
-@jit
-def operand(workspace, x):
-    """x (M, K) as a product takes it; in bfloat16 rounded into the workspace, (M, K or more) of
-    uint16, where a zero makes the last pair of a row whole"""
-    return _as_operand(workspace, x)
-
-@jit
-def turned(workspace, x):
-    """x^T, for x (K, M), as a product takes it; in bfloat16 rounded and paired up, like panels, in
-    the workspace, (1, K / 2, M or more) of int32"""
-    return _as_turned(workspace, x)
+            pack_row(panels[i, k], columns, k)
 
 @jit
 def matmul(out, x, b):
@@ -571,14 +559,13 @@ def weight_gradient(dw, dy, x, n0, columns, panels):
     n1 = n0 + len(dw).
     scratch: columns (1, KC, DY_COLUMNS), panels (ceil(K / width), KC, width); of pairs, KC / 2 rows
     Down a column of dy, each entry lies on another page of memory, so some columns at a time are
-    packed side by side.  x is packed because its rows would have to be paired for each tile."""
+    packed side by side."""
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
-    step = rows_a_row_of(panels)
     for b in range(B):
         for t in range(0, T, KC):
             t_end = min(T, t + KC)
-            rows_packed = (t_end - t + step - 1) // step
+            rows_packed = panel_rows(t_end - t, panels.dtype)
             right = panels[:(K + width - 1) // width, :rows_packed]
             pack(right, x[b, t:t_end])
             for n in range(0, len(dw), DY_COLUMNS):
@@ -616,7 +603,7 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
     out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)"""
     T, C = x.shape
     for t in range(T):
-        ss = 0.0                             # float64 on purpose: a long sum of squares
+        ss = 0.0             # float64: a long sum; of its terms, float32, each is 6e-8 off at most
         for c in range(C):
             ss += x[t, c] * x[t, c]
         r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
@@ -654,13 +641,13 @@ def rope_table(cfg, dtype):
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 @jit
-def rope(qkv, cos, sin, heads, sign):
-    """Turns pair (i, i + D/2) of the first `heads` heads of row t by sign * angle[t, i], in place
+def rope(qkv, cos, sin, n_heads, sign):
+    """Turns pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
     qkv (T, QKV): q and k are turned, v is not.  The backward pass turns their gradients back."""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
         row, cos_t, sin_t = qkv[t], cos[t], sin[t]
-        for h in range(heads):
+        for h in range(n_heads):
             lo = row[2 * h * half:(2 * h + 1) * half]
             hi = row[(2 * h + 1) * half:(2 * h + 2) * half]
             for i in range(half):
@@ -684,7 +671,7 @@ def row_max(row):
 def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt panels of K^T; of bfloat16, workspace of `operand` for P"""
+    scratch: scores (BR, T), kt panels of K^T; in bfloat16 the workspace, for P"""
     scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -717,7 +704,7 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
                 norm = scores.dtype.type(1) / total
                 for j in range(t1):
                     row[j] *= norm
-            matmul(o[t0:t1, h * D:h * D + D], operand(s.workspace, P), qkv[:t1, v:v + D])
+            matmul(o[t0:t1, h * D:h * D + D], narrowed(P, s.workspace), qkv[:t1, v:v + D])
 
 @jit
 def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
@@ -725,7 +712,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
     For key/value heads g0 to g1 and their queries, whose sums dK and dV are.
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
-    scratch: as forward's, and of bfloat16, pairs of `turned` for P^T and dS^T"""
+    scratch: as forward's, and in bfloat16 pairs, for P^T and dS^T"""
     scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -745,32 +732,31 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
                 matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
                 matmul(dS, do[t0:t1, q:q + D], vt[:panels])
                 for t in range(t0, t1):
-                    p, ds, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
+                    P_row, dS_row, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
                     do_row, o_row, lse_row = do[t, q:q + D], o[t, q:q + D], lse[h, t]
                     for i in range(D):
                         dot += value(do_row[i]) * value(o_row[i])
                     for j in range(t1):
-                        p[j] = exp(p[j] * scale - lse_row)
-                        ds[j] = p[j] * (ds[j] - dot) * scale
+                        P_row[j] = exp(P_row[j] * scale - lse_row)
+                        dS_row[j] = P_row[j] * (dS_row[j] - dot) * scale
                     for j in range(t + 1, t1):
-                        p[j] = 0
-                        ds[j] = 0
+                        P_row[j] = 0
+                        dS_row[j] = 0
                 dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], operand(s.workspace, dS), qkv[:t1, k:k + D])
-                matmul_add(dk, dk, turned(s.pairs, dS), qkv[t0:t1, q:q + D])
-                matmul_add(dv, dv, turned(s.pairs, P), do[t0:t1, q:q + D])
+                matmul(dqkv[t0:t1, q:q + D], narrowed(dS, s.workspace), qkv[:t1, k:k + D])
+                matmul_add(dk, dk, narrowed_transpose(dS, s.pairs), qkv[t0:t1, q:q + D])
+                matmul_add(dv, dv, narrowed_transpose(P, s.pairs), do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
     out: y (T, F)     in: gate_up (T, 2F), gate first"""
-    (T, F), one = y.shape, number(1, y)
+    T, F = y.shape
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
         for f in range(F):
-            z = value(gate[f])
-            row[f] = rounded(z / (one + exp(-z)) * value(up[f]), row)
+            row[f] = rounded(silu(value(gate[f])) * value(up[f]), row)
 
 @jit
 def swiglu_backward(gate_up, dy):
@@ -821,21 +807,28 @@ def layer_rows(a, b, l, t0, t1):
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
 
+# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, P, T) float64 for its
+# losses, which come out.  P: of so many heads, from head 0 on.
+Batch = namedtuple("Batch", "tokens targets weight nll P")
+# What stays in a run: sizes, tables (T, D / 2) of RoPE, and `task_table`'s blocks of gradients
+Constants = namedtuple("Constants", "L C H G D eps cos sin tasks")
+# The network: Params, Panels of each W and of each W^T, Constants
+Net = namedtuple("Net", "p w wt constants")
+
 @jit
-def forward(team, heads, tokens, p, wt, a, s, cos, sin, eps):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of some heads.
+def forward(team, batch, net, a, s):
+    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of P heads.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
-    b, T, L, D = team.b, tokens.shape[1], p.qkv.shape[0], 2 * cos.shape[1]
-    H = p.attn_proj.shape[2] // D
-    qk_heads = (p.qkv.shape[1] // D + H) // 2            # H + G
+    b, T, p, wt, c = team.b, batch.tokens.shape[1], net.p, net.wt, net.constants
+    L, H, G, D, eps, cos, sin = c.L, c.H, c.G, c.D, c.eps, c.cos, c.sin
     for t0, t1 in shared(team, T, MR):
-        embedding_forward(a.x[b, 0, t0:t1], tokens[b, t0:t1], p.wte)
+        embedding_forward(a.x[b, 0, t0:t1], batch.tokens[b, t0:t1], p.wte)
     for l in range(L):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             rmsnorm_forward(r.attn_in, r.attn_rstd, r.x, p.attn_norm[l], eps)
             matmul(r.qkv, r.attn_in, wt.qkv[l])
-            rope(r.qkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(1))
+            rope(r.qkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(1))
         for h0, h1 in shared(team, H, 1):
             attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, h0, h1, s)
         for t0, t1 in shared(team, T, MR):
@@ -848,33 +841,32 @@ def forward(team, heads, tokens, p, wt, a, s, cos, sin, eps):
     for t0, t1 in shared(team, T, MR):
         x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
         rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
-        for k in range(heads):
+        for k in range(batch.P):
             matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
 
 @jit
-def loss(team, nll, targets, weight, a):
-    """nll[b] of sequence b; its logits become their gradients."""
-    b, heads, T = team.b, nll.shape[1], nll.shape[2]
+def loss(team, batch, a):
+    """nll[b] of sequence b; its logits become their gradients.  So they do where only the loss is
+    wanted, as in a validation: there is one way to sum it, and both measure the same."""
+    b, T, nll = team.b, batch.tokens.shape[1], batch.nll
     for t0, t1 in shared(team, T, MR):
-        for k in range(heads):
-            cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], targets[k, b, t0:t1],
-                          weight[b, k])
+        for k in range(batch.P):
+            cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], batch.targets[k, b, t0:t1],
+                          batch.weight[b, k])
 
 @jit
-def backward(team, heads, p, w, a, d, s, cos, sin):
+def backward(team, batch, net, a, d, s):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
     a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
     a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
-    b, T, L, D = team.b, cos.shape[0], p.qkv.shape[0], 2 * cos.shape[1]
-    H = p.attn_proj.shape[2] // D
-    qk_heads = (p.qkv.shape[1] // D + H) // 2
-    C, G = p.qkv.shape[2], qk_heads - H
+    b, T, p, w, c = team.b, batch.tokens.shape[1], net.p, net.w, net.constants
+    L, C, H, G, D, cos, sin = c.L, c.C, c.H, c.G, c.D, c.cos, c.sin
     for t0, t1 in shared(team, T, MR):
         dx, dy = d.x[b, 2 * L, t0:t1], s.norm[t0:t1]
         dx[:] = 0                            # nothing follows it on the residual path
         dy[:] = 0
-        for k in range(heads):
-            matmul_add(dy, dy, operand(s.workspace, a.logits[b, k, t0:t1]), w.lm_head[k])
+        for k in range(batch.P):
+            matmul_add(dy, dy, narrowed(a.logits[b, k, t0:t1], s.workspace), w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
         gain_gradient(d.final_norm[b, c0:c1], s.norm, a.x[b, 2 * L], a.final_rstd[b], c0)
@@ -882,11 +874,11 @@ def backward(team, heads, p, w, a, d, s, cos, sin):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
-            matmul(s.swiglu[t0:t1], operand(s.workspace, dx2), w.down[l])
+            matmul(s.swiglu[t0:t1], narrowed(dx2, s.workspace), w.down[l])
             swiglu_backward(r.gate_up, s.swiglu[t0:t1])
             matmul(s.norm[t0:t1], r.gate_up, w.gate_up[l])
             rmsnorm_backward(dx1, dx2, s.norm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
-            matmul(s.att[t0:t1], operand(s.workspace, dx1), w.attn_proj[l])
+            matmul(s.att[t0:t1], narrowed(dx1, s.workspace), w.attn_proj[l])
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.mlp_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
@@ -895,8 +887,8 @@ def backward(team, heads, p, w, a, d, s, cos, sin):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
-            rope(dqkv, cos[t0:t1], sin[t0:t1], qk_heads, cos.dtype.type(-1))
-            matmul(s.norm[t0:t1], operand(s.workspace, dqkv), w.qkv[l])
+            rope(dqkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
+            matmul(s.norm[t0:t1], narrowed(dqkv, s.workspace), w.qkv[l])
             rmsnorm_backward(dx, dx1, s.norm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
@@ -921,14 +913,14 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
         weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
 
 @jit
-def of_weights(team, heads, tokens, tasks, g, a, d, s):
+def matrix_gradients(team, batch, tasks, g, a, d, s):
     """The gradients of all matrices, from what `backward` left of all sequences."""
     for n, _ in shared(team, len(tasks), 1):
         kind, l, n0, n1 = tasks[n]
-        if kind != DW_LM_HEAD or l < heads:
+        if kind != DW_LM_HEAD or l < batch.P:
             matrix_gradient(kind, l, n0, n1, g, a, d, s)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # behind those of a head that wte is
-        embedding_backward(g.wte, d.x[:, 0], tokens, c0, c1)
+        embedding_backward(g.wte, d.x[:, 0], batch.tokens, c0, c1)
 
 @jit
 def scratch_of(i, leader, s):
@@ -938,13 +930,11 @@ def scratch_of(i, leader, s):
                    x=s.x[i], workspace=s.workspace[i], pairs=s.pairs[i])
 
 @jit_parallel
-def run_batch(until, nll, tokens, targets, weight, p, w, wt, g, a, d, scratch, tasks, cos, sin,
-              eps):
+def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-    out: nll (B, heads, T), nats     in: tokens (B, T), targets (P, B, T), weight (B, P)
     Threads take tasks from a common counter: one that is slowed down takes fewer.  Those that find
     no sequence any more help with the last ones, if these were fewer than threads."""
-    B, heads, threads = tokens.shape[0], nll.shape[1], scratch.norm.shape[0]
+    B, threads = batch.tokens.shape[0], scratch.norm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
     few = B % threads                        # sequences of the last round
@@ -964,18 +954,20 @@ def run_batch(until, nll, tokens, targets, weight, p, w, wt, g, a, d, scratch, t
                 passed[i, 0] = 0
                 team = Team(b, share, progress[b], passed[i])
                 s = scratch_of(i, progress[b, LEADER], scratch)
-                forward(team, heads, tokens, p, wt, a, s, cos, sin, eps)
+                net = Net(p, w, wt, constants)           # here: prange takes no tuple of tuples
+                forward(team, batch, net, a, s)
                 if until >= LOSS:
-                    loss(team, nll, targets, weight, a)
+                    loss(team, batch, a)
                 if until >= GRADIENT:
-                    backward(team, heads, p, w, a, d, s, cos, sin)
+                    backward(team, batch, net, a, d, s)
                 if next_task(progress[b], OVER) == 0:
                     next_task(sequences, DONE)
             task = next_task(sequences, TAKEN)
         if until >= GRADIENT:
             wait_until(sequences, DONE, B)
+            tasks = constants.tasks
             all_threads = Team(0, len(tasks), together, passed_together[i])
-            of_weights(all_threads, heads, tokens, tasks, g, a, d, scratch_of(i, i, scratch))
+            matrix_gradients(all_threads, batch, tasks, g, a, d, scratch_of(i, i, scratch))
 
 @jit
 def pack_part(panels, b, part):
@@ -1024,7 +1016,7 @@ MOST_AT_ONCE = 1 << 16       # tokens whose activations are in memory
 class Model:
     """A parameter buffer and the memory to train it on micro-batches (B, T).  float32 or float64 as
     the buffer is; with dtype=BF16, of a float32 buffer, what feeds the products is bfloat16.
-    Sections 8 and 9 know of it what Engine below says, so that another one can stand here."""
+    Whoever trains it knows of it what Engine below says, so that another one can stand here."""
     program = "nanoeuler.py"
     talk = "chat"
 
@@ -1057,8 +1049,8 @@ class Model:
         self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
-        self.largest = 0, 0, 0               # of such
-        self.muon_scratch = None                  # its memory, if it is used
+        self.held = 0, 0, 0                  # the one for which there is memory
+        self.muon_scratch = None             # its memory, if it is used
         self.pack()
 
     def new(self, shapes):
@@ -1072,10 +1064,10 @@ class Model:
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
-        heads = self.p.lm_head
+        lm_head = self.p.lm_head
         if self.cfg.tie_embeddings:
-            heads = np.concatenate((self.p.wte[None], heads))
-        matrices = self.p._replace(lm_head=heads)
+            lm_head = np.concatenate((self.p.wte[None], lm_head))
+        matrices = self.p._replace(lm_head=lm_head)
         packed = tuple(getattr(matrices, name) for name in Panels._fields)
         pack_weights(self.w, self.wt, packed, get_num_threads())
 
@@ -1086,17 +1078,17 @@ class Model:
             return
         shapes = (act_shapes(self.cfg, B, T), dact_shapes(self.cfg, B, T),
                   scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
-        if not all(new <= held for new, held in zip(shape, self.largest)):
+        if not all(new <= held for new, held in zip(shape, self.held)):
             self.a = self.d = self.s = self.memory = None          # free the old before the new
             self.memory = [self.new(x) for x in shapes]
-            self.largest = shape
+            self.held = shape
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
             need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
-    def run(self, until, tokens, targets=None, weight=1.0, heads=None):
-        """`run_batch` on tokens (B, T) int32 -> losses (B, heads)"""
+    def run(self, until, tokens, targets=None, weight=1.0, outputs=None):
+        """`run_batch` on tokens (B, T) int32 -> losses (B, outputs): of so many heads, or of all"""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"{T} tokens are none or more than the context of {cfg.seq_len}")
         for x in (tokens, targets):          # kernels do not look: they would read and write beyond
@@ -1108,17 +1100,18 @@ class Model:
             T = length_used(targets)
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
-        weight = np.ones((B, P)) * weight
-        nll = np.zeros((B, heads or P, T))
-        run_batch(until, nll, np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
-                  weight, self.p, self.w, self.wt, self.g, self.a, self.d, self.s, self.tasks,
-                  self.cos[:T], self.sin[:T], cfg.norm_eps)
+        batch = Batch(np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
+                      np.ones((B, P)) * weight, np.zeros((B, outputs or P, T)), outputs or P)
+        size = dims_of(cfg)
+        constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.norm_eps, self.cos[:T],
+                              self.sin[:T], self.tasks)
+        run_batch(until, batch, self.p, self.w, self.wt, constants, self.g, self.a, self.d, self.s)
         if until == GRADIENT:                # of the gains, in the order of the batch
             for name in Params._fields[GAINS]:
                 gain = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gain += row
-        return nll.cumsum(-1)[..., -1]       # token after token; sum() would add in pairs
+        return batch.nll.cumsum(-1)[..., -1] # token after token; sum() would add in pairs
 
     def logits(self, tokens):
         """(B, P, T, V) of every head: a view, valid until the next run."""
@@ -1129,8 +1122,8 @@ class Model:
         """g += ..., as `run_batch`; weight may be (P,), for every sequence.  Heads behind the last
         that has a weight are left out, and take no time."""
         weighed = np.atleast_2d(weight).any(0)
-        heads = 1 + int(np.flatnonzero(weighed).max(initial=0))
-        self.ce[:heads] += self.run(GRADIENT, tokens, targets, weight, heads).sum(0)
+        outputs = 1 + int(np.flatnonzero(weighed).max(initial=0))
+        self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
@@ -1164,9 +1157,9 @@ class Model:
 
     def losses(self, tokens, targets):
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
-        return self.run(LOSS, tokens, targets[None], heads=1)[:, 0]
+        return self.run(LOSS, tokens, targets[None], outputs=1)[:, 0]
 
-    def micro_batch(self, B, asked=0, T=0):
+    def micro_batch(self, B, asked=None, T=None):
         """How many of B sequences to take at once: memory grows with them, speed does not."""
         return asked or min(B, max(1, MOST_AT_ONCE // (T or self.cfg.seq_len)))
 
@@ -1197,7 +1190,7 @@ class Model:
         return "the loss is not finite"
 
 class Engine(Protocol):
-    """What sections 8 and 9 ask of a model: `Model`, or that of nanoeuler_cuda.py.
+    """What training asks of a model: `Model`, or that of nanoeuler_cuda.py.
     B sequences of T tokens; P = cfg.n_mtp heads; N parameters, in the order of param_table."""
     cfg: Config
     program: str                             # the file to start again
@@ -1211,9 +1204,9 @@ class Engine(Protocol):
     def __init__(self, cfg, flat, moments=(), options=None):
         """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
 
-    def micro_batch(self, B, asked=0, T=0):
-        """How many of B sequences of T tokens `gradient` takes at once; asked, unless that is 0.  T
-        is the context's length if it is 0."""
+    def micro_batch(self, B, asked=None, T=None):
+        """How many of B sequences of T tokens, or of the context's length, `gradient` takes at
+        once: as many as asked for, or as fit."""
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp, and CE to the losses; may return before it is done
@@ -1268,7 +1261,7 @@ def gradient_norm(g):
     squares = np.empty(blocks)               # zeros would be one more parallel loop
     for i in prange(blocks):
         part = g[i * N // blocks:(i + 1) * N // blocks]
-        ss = 0.0
+        ss = 0.0             # float64: a long sum; of its terms, float32, each is 6e-8 off at most
         for j in range(part.size):
             ss += part[j] * part[j]
         if math.isinf(ss):                   # above 2e19 the square of a float32 is none
@@ -1337,7 +1330,7 @@ def adamw(p, g, m, v, n_decay, hyper):
 # in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
 # q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
-# `llama_tensors` of section 10 has apart.  The embedding, whose rows are met one at a time, the
+# `llama_tensors` of 10.2 has apart.  The embedding, whose rows are met one at a time, the
 # heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
 # add to it from the first step on, and learns faster; the heads and what writes to the residual
 # stream start at zero (bench/NOTES.md has what each of these brought).
@@ -1356,13 +1349,13 @@ def muon_shapes(cfg, n, dtype):
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
     low = dtype == BF16                      # operands of products, rounded
-    return MuonScratch(y=(n, size),               # the matrix, its longer side down
-                  other=(n, size),           # and what it becomes
-                  gram=(n, side * side),
-                  square=(n, side * side),
-                  workspace=(n, longest, low * (side + 1)),
-                  small_workspace=(n, side, low * (side + 1)),
-                  pairs=(n, 1, low * (longest + 1) // 2, side))
+    return MuonScratch(y=(n, size),          # the matrix, its longer side down
+                       other=(n, size),      # and what it becomes
+                       gram=(n, side * side),
+                       square=(n, side * side),
+                       workspace=(n, longest, low * (side + 1)),
+                       small_workspace=(n, side, low * (side + 1)),
+                       pairs=(n, 1, low * (longest + 1) // 2, side))
 
 @jit
 def nesterov(y, g, m, scale, momentum):
@@ -1399,20 +1392,20 @@ def normalize(y):
 def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pairs):
     """Y (l, s), l >= s, to nearly U V^T, in y or in other: returns which.  Each step is
     Y <- Y (a I + b G + c G G),   G = Y^T Y
-    scratch: gram, square (s, s), and of bfloat16, rooms of `operand` and pairs of `turned`"""
+    scratch: gram, square (s, s), and in bfloat16 room for what is `narrowed`"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
     for _ in range(steps):
-        low = operand(workspace, y)
-        symmetric_product(gram, turned(pairs, y), low)
-        low_gram = operand(small_workspace, gram)
+        low = narrowed(y, workspace)
+        symmetric_product(gram, narrowed_transpose(y, pairs), low)
+        low_gram = narrowed(gram, small_workspace)
         symmetric_product(square, low_gram, low_gram)
         for i in range(len(gram)):
             row, of_gram = square[i], gram[i]
             for j in range(row.size):
                 row[j] = b * of_gram[j] + c * row[j]
             row[i] += a
-        matmul(other, low, operand(small_workspace, square))
+        matmul(other, low, narrowed(square, small_workspace))
         y, other = other, y
     return y
 
@@ -1449,8 +1442,8 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     taken = counters(1)
     for i in prange(len(scratch.y)):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
-                   square=scratch.square[i], workspace=scratch.workspace[i],
-                   small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
+                        square=scratch.square[i], workspace=scratch.workspace[i],
+                        small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
         n = next_task(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
@@ -1459,7 +1452,1236 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
                         m[start:end].reshape(rows, columns), hyper, scale, s)
             n = next_task(taken[0], 0)
 
-# ==== 7 Data ====
+# ==== 7 Batches ====
+# ---- windows of a text
+def targets_of(rows, P):
+    """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
+    T = rows.shape[1] - P
+    return np.stack([rows[:, 1 + k:1 + k + T] for k in range(P)])
+
+def windows(tokens, starts, T, P):
+    """tokens (B, T), targets (P, B, T) of the windows that begin there, -1 past the end; int32"""
+    rows = np.full((len(starts), T + P), -1, np.int32)
+    for row, start in zip(rows, starts, strict=True):
+        piece = tokens[start:start + T + P]
+        row[:len(piece)] = piece
+    return np.maximum(rows[:, :T], 0), targets_of(rows, P)
+
+class Epochs:
+    """Endless epochs, each a permutation of range(n) of its own.
+    Entry i depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation come from
+    (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
+
+    def __init__(self, n, T, seed):
+        self.n, self.T, self.seed, self.epoch = n, T, seed, None
+
+    def entry(self, i):
+        """(epoch, which of the n, phase 0 <= phase < T of the epoch)"""
+        epoch, j = divmod(i, self.n)
+        if epoch != self.epoch:              # the permutation of one epoch is kept
+            rng = np.random.default_rng((self.seed, epoch))
+            self.phase = rng.integers(self.T)
+            self.order = rng.permutation(self.n)
+            self.epoch = epoch
+        return epoch, self.order[j], self.phase
+
+    def n_read(self, i, B):
+        """How many tokens rows i to i + B of the run hold: all of them, where none is padded."""
+        return B * self.T
+
+class Batches(Epochs):
+    """Windows of T tokens, side by side; where the first one begins is the phase of the epoch."""
+
+    def __init__(self, tokens, T, P, seed):
+        super().__init__(len(tokens) // T - 1, T, seed)
+        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) > 1 else ""
+        need(self.n > 0, f"{counted(len(tokens), 'token')} to learn: less than two windows of {T}; "
+             f"use a longer text with --data{shorter}")
+        self.tokens, self.P = tokens, P
+
+    def take(self, i, B):
+        """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
+        entries = [self.entry(j) for j in range(i, i + B)]
+        starts = [window * self.T + phase for _, window, phase in entries]
+        return windows(self.tokens, starts, self.T, self.P)
+
+# ---- rows of examples
+class Examples(Epochs):
+    """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
+    then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
+    every head.  The R rows of one question stay together.  Where there are copies of all rows, one
+    after the other, epoch e reads copy e % copies."""
+
+    def __init__(self, rows, T, P, seed, R=1, copies=1):
+        """rows: (asked, answered, asked, answered, ...) as arrays of ids, T + 1 at most together"""
+        super().__init__(len(rows) // R // copies, T, seed)          # n questions
+        self.P, self.R, self.copies = P, R, copies
+        self.rows = np.full((len(rows), T + P), -1, np.int32)
+        self.answers = self.rows.copy()
+        for i, parts in enumerate(rows):
+            start = 0
+            for part, learned in zip(parts, itertools.cycle((False, True))):
+                end = start + len(part)
+                self.rows[i, start:end] = part
+                if learned:
+                    self.answers[i, start:end] = part
+                start = end
+
+    def batch(self, rows):
+        """tokens (B, T), targets (P, B, T), -1 outside of the answers; int32"""
+        return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
+
+    def row(self, i):
+        """Which row is number i of the run."""
+        epoch, prompt, _ = self.entry(i // self.R)
+        copy = epoch % self.copies
+        return self.R * (copy * self.n + prompt) + i % self.R
+
+    def pick(self, i, B):
+        """Which rows are i to i + B of the run."""
+        return [self.row(j) for j in range(i, i + B)]
+
+    def take(self, i, B):
+        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
+        return self.batch(self.pick(i, B))
+
+    def n_read(self, i, B):
+        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
+
+@dataclass
+class DataSet:
+    """What a run learns, and what it is measured on: `load` of a run returns it."""
+    path: str                  # the file it was read from, and its digest
+    sha256: str
+    tokenizer: bpe.Tokenizer
+    batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
+    validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
+    bytes_per_token: float     # of what is learned
+    steps: int | None          # length of the run; None: the clock decides
+    rows: list                 # of the table that is printed: (name, value)
+
+# ==== 8 Training ====
+# ---- loss and validation
+def loss_weights(targets, mtp_weight):
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    targets (P, ...) -> (P,)"""
+    P = len(targets)
+    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
+    of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(of_heads) / count
+
+def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
+    """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
+    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
+    takes `batch` of them at a time."""
+    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
+    parts = np.split(pick, range(batch, len(pick), batch))
+    nats = sum(model.losses(tokens[part], targets[part]).sum()
+               for part in with_progress(parts, "validation"))
+    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
+    return float(nats / math.log(2) / (n_bytes * share))
+
+# ---- the training loop
+MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
+RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
+
+class TrainingLoop:
+    """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
+    `record` writes to the log, `sample` lets the model speak, `save` writes a checkpoint.
+
+    model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
+    checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
+    rate at this width"""
+    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
+    R = 1                                    # so many rows of a batch stay together
+
+    def learn(self, caught):
+        """The training loop.  It ends with the last step, or with the one that a signal met."""
+        o, s, first, told = self.options, self.state, self.state.step, self.elapsed()
+        seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
+        while s.step < (s.n_steps or math.inf) and not caught:
+            resting = self.heads_rest()
+            r = self.advance()
+            self.record(**r)
+            done = s.step - first            # in this sitting
+            if done == 1:                    # which compiles what no cache has
+                after_first, pace = self.elapsed(), r["ms"] / 1e3
+            else:
+                seconds[resting].append(r["ms"] / 1e3)
+                everything = self.elapsed() - after_first            # with validations, samples
+                pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
+            often = done == 5 or (done > 5 and s.step % 20 == 0)
+            in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
+            if often and not self.data.steps and not in_last_tenth:
+                self.plan(pace)
+            if often or self.elapsed() - told > MOST_SILENT:
+                told = self.elapsed()
+                self.report(r, pace)
+            if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
+                if s.step % o.eval_every == 0:
+                    estimate, sample = self.validate(rows=64), self.sample(40)
+                    self.record(step=s.step, sample=sample)
+                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
+                          flush=True)
+                if s.step % o.save_every == 0:
+                    self.save()
+
+    def advance(self):
+        """One step: gradient, clip, update.  Returns its log record."""
+        began, s, model = time.perf_counter(), self.state, self.model
+        tokens, targets = self.next
+        hyper = self.hyper()
+        weight, measures = self.ce_weights(tokens, targets)
+        micro = s.micro_batch
+        for b in range(0, self.B, micro):
+            part = slice(b, b + micro)
+            model.gradient(tokens[part], targets[:, part], weight[part])
+        t = s.step + 1
+        self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
+        losses, norm = model.update(hyper)
+        ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
+        if not (math.isfinite(norm) and np.isfinite(ce).all()):
+            raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
+                            f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.step = t                           # now: what is saved has its parameters
+        trained = weight.any(0)              # of the heads
+        s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
+        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
+        return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
+                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
+
+    def hyper(self):
+        """The Hyper of the next step."""
+        o, s = self.options, self.state
+
+        def rate(highest):
+            n_steps = s.n_steps or math.inf  # there is no plan yet
+            return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
+
+        muon_settings = {}
+        if o.optimizer == "muon":
+            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
+            muon_settings["muon_lr"] = rate(o.muon_lr)
+        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
+                        weight_decay=o.weight_decay, **muon_settings)
+
+    def ce_weights(self, tokens, targets):
+        """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
+        mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
+        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
+
+    def heads_rest(self):
+        """Is the next step one of those without the other heads?  They help in the beginning, and
+        what the model has become until the end they learn in a tenth of the run."""
+        o, s = self.options, self.state
+        return s.n_steps is not None and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
+
+    def validate(self, rows=None):
+        """Measures held-out text, or so many rows of it; returns the result in words."""
+        s = self.state
+        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
+        return f"{s.bits_per_byte:.4f} bits/byte"
+
+    def plan(self, pace):
+        """As many steps as the minutes left allow at this pace, seconds a step."""
+        s, tokens = self.state, self.data.validation[0]
+        check = pace * tokens.size / (3 * self.next[0].size)     # at the end: forward alone
+        left = 60 * self.options.minutes - self.elapsed() - check
+        s.n_steps = s.step + max(1, int(left / pace))
+
+    def pace(self, seconds):
+        """Seconds that a step takes, the mean of those to come, by those that were."""
+        o, s = self.options, self.state
+        full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
+        full = full or resting / RESTING     # there was none of its kind
+        resting = resting or full * RESTING
+        share = s.step / s.n_steps if s.n_steps else 0.0
+        to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
+        return to_rest * resting + (1 - to_rest) * full
+
+    def report(self, r, pace):
+        """The line of a step: r is its record."""
+        s = self.state
+        left = int((s.n_steps - s.step) * pace) if s.n_steps else 0
+        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
+              f"ETA {left // 60}:{left % 60:02d}", flush=True)
+
+    def elapsed(self):
+        return time.perf_counter() - self.began
+
+    def initial(self, cfg):
+        """Parameters to begin with."""
+        flat = init_params(cfg, self.options.seed)
+        if self.options.optimizer == "muon":
+            p = views(flat, param_table(cfg))
+            p.wte[:] *= np.float32(EMBEDDING_INIT)
+            for written in (p.attn_proj, p.down, p.lm_head):
+                written[:] = 0
+        return flat
+
+# ---- fine-tuning
+# The loop is the same, and so is the loss.  A row is an example, and targets are the answers alone:
+# `Examples` of section 7.  How a conversation is written is said in 11.1.
+def chatml_row(messages, learned_from, tokenizer, encode):
+    """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
+    messages.  Answered are the answers from this message on, each with the token that ends it."""
+    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
+    row, asked = [], []
+    for i, (role, text) in enumerate(messages):
+        if role == "assistant" and i >= learned_from:
+            asked += [start, *encode("assistant\n")]
+            row += [asked, [*encode(text), end]]
+            asked = [*encode("\n")]
+        else:
+            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
+    return [np.array(part, np.int32) for part in row]    # what is asked at the end has no answer
+
+# ---- preferences
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> means over the pairs, d loss / d CE (2n,)
+    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
+    if y were ref's own; it costs no sampling, and may be negative."""
+    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
+
+class PreferenceLoop(TrainingLoop):
+    """The loop on pairs of responses, of which `dpo_loss` is the loss."""
+
+    def losses(self, examples, rows):
+        """-log pi of the responses in these rows, (B,), computed a micro-batch at a time."""
+        ce, micro = [], self.state.micro_batch
+        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
+            tokens, targets = examples.batch(rows[b:b + micro])
+            ce.append(self.model.losses(tokens, targets[0]))
+        return np.concatenate(ce)
+
+    def all_losses(self, examples):
+        return self.losses(examples, range(len(examples.rows)))
+
+    def ce_weights(self, tokens, targets):
+        """A forward pass of its own: the weight of a row depends on both responses of its pair."""
+        o, learned = self.options, self.data.batches
+        rows = learned.pick(self.state.step * self.B, self.B)
+        ce = self.losses(learned, rows)
+        weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
+        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
+        chosen = slice(None, None, 2)
+        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
+        return weight, measures
+
+# ---- settings
+@dataclass
+class Optimization(Settings):
+    """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
+    dtypes = "f32", "bf16"     # there are
+    unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
+    # settings that some runs have, and what holds for the others
+    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
+    steps: int | None = setting(None, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
+    batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
+    micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
+    lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
+    warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
+    beta1: float = setting(0.9, 0, 0.9999, "memory of the gradient")
+    beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
+    clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
+    eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
+    save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
+    seed: int = setting(1, 0, 1 << 60, "of weights and batches")
+    dtype: str = setting("", 0, 0, "f32, or bf16: what only feeds products in bfloat16; empty: "
+                         "the faster one here")
+
+    given = frozenset()        # names of the settings that are not the defaults
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.dtype = self.dtype or DTYPE
+
+    def check(self):
+        need(self.dtype in self.dtypes,
+             f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
+        super().check()
+        need("\0" not in self.data, f"data is {self.data!r}, which names no file")
+        return self
+
+    @classmethod
+    def chosen(cls, **settings):
+        """With the defaults for all other settings."""
+        options = cls(**settings).check()
+        options.given = frozenset(settings)
+        return options
+
+@dataclass
+class Options(Optimization):
+    data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
+    minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
+    holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
+    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    mtp_until: float = setting(1.0, 0, 1, "share of the run after which the other heads rest")
+    mtp_from: float = setting(1.0, 0, 1, "and from which they learn again")
+    weight_decay: float = setting(0.3, 0, 10, "of matrices only")
+    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
+
+# What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
+# (bench/NOTES.md); and the settings that AdamW alone does not have
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
+                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+
+@dataclass
+class TrainOptions(Options):
+    """Of this program's `train`."""
+    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
+              "newton_schulz": 5, "embedding_lr": 3.0}
+    lr: float = setting(4e-3, 1e-9, 1, "learning rate of AdamW, times 128 / n_embd")
+    floor: float = setting(0.0, 0, 1, "the cosine ends at this share of lr")
+    warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
+    optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
+                             f"all, by default with {ADAMW_DEFAULTS_SHOWN}")
+    muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
+    momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
+    newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
+    embedding_lr: float = setting(4.0, 1e-3, 1e3, "with Muon: the embedding's, times lr")
+    mtp_until: float = setting(0.3, 0, 1, "share of the run after which the other heads rest")
+    mtp_from: float = setting(0.9, 0, 1, "and from which they learn again")
+
+    def check(self):
+        super().check()
+        need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
+             f"adamw or muon")
+        return self
+
+    @classmethod
+    def chosen(cls, **settings):
+        if settings.get("optimizer") != "adamw":
+            return super().chosen(**settings)
+        for name in MUON_SETTINGS:
+            need(name not in settings,
+                 f"{name} is a setting of Muon: drop it, or --optimizer adamw")
+        return super().chosen(**ADAMW_DEFAULTS | settings)
+
+@dataclass
+class TuningOptions(Optimization):
+    """Of runs on examples."""
+    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
+    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
+
+@dataclass
+class SftOptions(TuningOptions):
+    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
+    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
+    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
+    template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+
+    def check(self):
+        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
+        return super().check()
+
+@dataclass
+class DpoOptions(TuningOptions):
+    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
+    epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
+    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
+    beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
+    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
+
+# ==== 9 Inference ====
+# A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
+# a slot is the memory of one text, the keys and values of its tokens.  A row appends its own key
+# and value to its slot and then sees that slot up to itself.  Everything is this one step:
+#
+#     a prompt           many rows of one slot
+#     a batch            one row of each of many slots
+#     drafts to verify   some rows of one slot, of which those behind the first wrong one are taken
+#                        back
+#     a server           any mixture of these
+#
+# Each number of a row is summed in one order, which knows nothing of the other rows: a text is the
+# same, to the bit, alone and in a batch, with drafts and without.
+
+# Of R rows the tokens, slots and positions (R,); blocks (n, 2): the first and the end of a few rows
+# of one slot; wanted (m,): rows whose logits are wanted.  All are int32.
+Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
+# Keys, as K^T in panels, and values of all layers, or of one
+Cache = namedtuple("Cache", "k v")
+# What a row of a matrix in int8 is multiplied by; of other types, 1
+Scales = namedtuple("Scales", Params._fields[MATRICES])
+# What a step works with, and in attention each thread
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attention final logits "
+                          "guesses")
+AttentionScratch = namedtuple("AttentionScratch", "q scores out")
+MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
+SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
+
+# ---- the step
+@jit
+def panel_product(y, x, w, scale, n, add):
+    """Of `product`, the columns of panel n.  A weight is read once for all of some rows, at most
+    MR, whose sums fit into the registers."""
+    R, r = len(y), 0
+    while r < R:
+        left = R - r
+        if left == 1:
+            rows_tile(y, x, w, scale, r, n, add, 1)
+            r += 1
+        elif left == 2:
+            rows_tile(y, x, w, scale, r, n, add, 2)
+            r += 2
+        elif left <= 4:
+            rows_tile(y, x, w, scale, r, n, add, 4)
+            r += 4
+        else:
+            rows_tile(y, x, w, scale, r, n, add, MR)
+            r += MR
+
+@jit_parallel
+def product_parallel(y, x, w, scale, add):
+    for n in prange(len(w)):
+        panel_product(y, x, w, scale, np.int64(n), add)
+
+@jit
+def product(y, x, w, scale, add):
+    """y = x W^T, + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
+    Panels of int8 stand for scale[n] times what they hold; those of other types have no scale.
+    The threads share the panels: one core does not use up the memory's speed.  Of many rows, ROWS
+    at a time pass by a panel, which stays in L2."""
+    if len(y) * w.size < SMALL_PRODUCT:
+        for n in range(len(w)):
+            panel_product(y, x, w, scale, n, add)
+    else:
+        for r in range(0, len(y), ROWS):
+            product_parallel(y[r:r + ROWS], x[r:r + ROWS], w, scale, add)
+
+@jit
+def embed(x, tokens, w, scale):
+    """x[r] = wte[tokens[r]], read out of the panels of wte: tied embeddings need no second copy"""
+    width = w.shape[2]
+    for r in range(len(x)):
+        token = tokens[r]
+        column, row = w[token // width, :, token % width], x[r]
+        for c in range(row.size):
+            row[c] = panel_entry(column, c, scale) * scale[token]
+
+@jit
+def remember(kv, rows, qkv):
+    """Writes the key and value of each row into its slot of a layer's Cache.
+    k (slots, G, panels, D, width), which are K^T in panels, v (slots, G, T, D), qkv (R, QKV)"""
+    k, v = kv
+    _, G, _, D, width = k.shape
+    for r in range(len(qkv)):
+        slot, t = rows.slots[r], rows.positions[r]
+        of_k, of_v = qkv[r, -2 * G * D:], qkv[r, -G * D:]
+        for g in range(G):
+            for i in range(D):
+                k[slot, g, t // width, i, t % width] = of_k[g * D + i]
+                v[slot, g, t, i] = of_v[g * D + i]
+
+@jit
+def softmax(row, scale):
+    """row = softmax(scale * row), in place"""
+    m, total = row_max(row), row.dtype.type(0)
+    for j in range(row.size):
+        row[j] = exp((row[j] - m) * scale)
+    for j in range(row.size):
+        total += row[j]
+    norm = row.dtype.type(1) / total
+    for j in range(row.size):
+        row[j] *= norm
+
+@jit
+def attend(att, qkv, rows, kv, s, r0, r1, g):
+    """Of `attention`, the heads of key g for rows r0 to r1: of one slot, one behind the other.
+    scratch: q, out (queries, D), scores (queries, T)"""
+    k, v = kv
+    D, width = k.shape[3], k.shape[4]
+    share = att.shape[1] // (D * k.shape[1])             # H / G query heads share a key
+    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1         # n tokens are seen
+    m = (r1 - r0) * share
+    for i in range(m):
+        start = (g * share + i % share) * D
+        source, to = qkv[r0 + i // share, start:start + D], s.q[i]
+        for j in range(D):
+            to[j] = source[j]
+    S = s.scores[:m, :n]
+    matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
+    for i in range(m):
+        seen = rows.positions[r0 + i // share] + 1
+        softmax(S[i, :seen], S.dtype.type(1 / math.sqrt(D)))
+        for j in range(seen, n):
+            S[i, j] = 0                      # what this row does not see adds nothing to its sum
+    matmul(s.out[:m], S, v[slot, g, :n])
+    for i in range(m):
+        start = (g * share + i % share) * D
+        source, to = s.out[i], att[r0 + i // share, start:start + D]
+        for j in range(D):
+            to[j] = source[j]
+
+@jit_parallel
+def attention_parallel(att, qkv, rows, kv, s):
+    counter = np.zeros(1, np.int64)
+    G = kv.k.shape[1]
+    for i in prange(len(s.q)):
+        own = AttentionScratch(s.q[i], s.scores[i], s.out[i])
+        n = next_task(counter, 0)
+        while n < len(rows.blocks) * G:
+            r0, r1 = rows.blocks[n // G]
+            attend(att, qkv, rows, kv, own, r0, r1, n % G)
+            n = next_task(counter, 0)
+
+@jit
+def attention(att, qkv, rows, kv, s):
+    """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
+    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache; scratch of all threads"""
+    work = 0
+    for b in range(len(rows.blocks)):
+        r0, r1 = rows.blocks[b]
+        work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
+    if work < SMALL_PRODUCT:
+        first = AttentionScratch(s.q[0], s.scores[0], s.out[0])
+        for b in range(len(rows.blocks)):
+            r0, r1 = rows.blocks[b]
+            for g in range(kv.k.shape[1]):
+                attend(att, qkv, rows, kv, first, r0, r1, g)
+    else:
+        attention_parallel(att, qkv, rows, kv, s)
+
+@jit
+def decode_step(rows, p, scales, cache, s, cos, sin, eps):
+    """`forward` for R rows, whose keys and values go into the cache.
+    out: s.final, s.logits: the normed x and head 0's logits of the rows that are wanted
+    in: p as Params, but matrices in panels, and lm_head that of head 0; scales of their rows
+    in and out: cache.k (L, slots, G, panels, D, width), cache.v (L, slots, G, T, D)"""
+    R, D = len(rows.tokens), cache.k.shape[4]
+    x, y, rstd, qkv, att = s.x[:R], s.y[:R], s.rstd[:R], s.qkv[:R], s.att[:R]
+    gate_up, swiglu = s.gate_up[:R], s.swiglu[:R]
+    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)
+    no, add = np.int64(0), np.int64(1)
+    embed(x, rows.tokens, p.wte, scales.wte)
+    for l in range(len(cache.k)):
+        rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
+        product(qkv, narrowed(y, s.workspace), p.qkv[l], scales.qkv[l], no)
+        for r in range(R):
+            t = rows.positions[r]
+            rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
+        kv = Cache(cache.k[l], cache.v[l])
+        remember(kv, rows, qkv)
+        attention(att, qkv, rows, kv, s.attention)
+        product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
+        rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
+        product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
+        swiglu_forward(swiglu, gate_up)
+        product(x, narrowed(swiglu, s.workspace), p.down[l], scales.down[l], add)
+    n = len(rows.wanted)
+    for i in range(n):
+        r = rows.wanted[i]
+        rmsnorm_forward(s.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, eps)
+    head_logits(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, s.workspace)
+
+@jit
+def head_logits(logits, final, w, scale, workspace):
+    """logits (n, V) of a head for rows of s.final"""
+    product(logits, narrowed(final, workspace), w, scale, np.int64(0))
+
+@jit
+def guess_logits(logits, final, w, scale, workspace):
+    """logits (P - 1, 1, V) of all further heads for a row of s.final"""
+    for k in range(len(w)):
+        head_logits(logits[k], final, w[k], scale[k], workspace)
+
+# ---- sampling
+@dataclass
+class Sampling(Settings):
+    """How a text is drawn, and how long it is."""
+    temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
+    top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
+    top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
+    min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
+    presence_penalty: float = setting(0.0, -100, 100, "off the logit of what was said already")
+    frequency_penalty: float = setting(0.0, -100, 100, "off it, each time that it was said")
+    tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    stop: list = field(default_factory=list, metadata={
+        "help": "a text before which a reply ends; may be given several times"})
+    logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
+    seed: int = setting(1, 0, 1 << 60, "of the sampling")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+    def check(self):
+        super().check()
+        need(all(isinstance(text, str) and text for text in self.stop),
+             f"stop is {self.stop}, expected texts that are not empty")
+        return self
+
+def rng_of(seed, prompt=0, answer=0):
+    """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
+    not depend on what else is generated; a prompt alone has those of the first of many."""
+    return np.random.default_rng([seed, prompt, answer] if prompt or answer else seed)
+
+def of_the_largest(x, n):
+    """Where the n largest of x are; of equal ones those that come first."""
+    least = np.partition(x, len(x) - n)[len(x) - n]
+    chosen = x > least
+    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
+    return chosen
+
+def sample(logits, rng, o):
+    """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
+    likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
+    if not math.isfinite(logits[likeliest]):
+        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
+                        f"weights are too large to compute with; name another checkpoint")
+    if o.temperature == 0:
+        return likeliest
+    z = logits.astype(np.float64)
+    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # beside the likeliest's, 1
+    n = min(o.top_k or len(odds), len(odds))
+    if o.top_p < 1:                          # until those before reach top_p of all
+        total = np.sort(odds)[::-1].cumsum()
+        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+    if n < len(odds):
+        odds[~of_the_largest(odds, n)] = 0
+    odds[odds < o.min_p] = 0
+    total = odds.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max()
+    return z - math.log(np.exp(z).sum())
+
+# ---- what reads
+Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
+
+class Reader(Protocol):
+    """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
+    cfg: Config
+    length: int                              # the longest context, tokens
+    texts: list                              # of each slot: the tokens that are in its cache
+    heads: int                               # auxiliary heads that `guesses` has
+    wide: bool                               # do a few rows take about as long as one?
+
+    @staticmethod
+    def ready():
+        """What must happen before the first decoder of a process is made."""
+
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them;
+        length: of each slot's memory, tokens, at most and if 0 cfg.seq_len"""
+
+    def with_slots(self, slots, length=0):
+        """Another one of the same weights, with a cache of its own"""
+
+    def read(self, parts):
+        """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
+        the last of them the logits are wanted.  A full slot slides.
+        Returns these logits (n, V), on the host, valid until the next call."""
+
+    def guesses(self, row):
+        """(heads, V): for a row of the last logits, those of heads 1 and on"""
+
+    def step(self, token):
+        """Appends a token to slot 0, and returns the logits (V,) of the next one."""
+
+    def truncate(self, n, slot=0):
+        """Keeps the first n tokens of a slot, as if those after them had never been read."""
+
+    def copy(self, source, slot, n):
+        """Gives a slot the first n tokens of another, as if it had read them itself."""
+
+# ---- a reply
+NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+
+class Reply:
+    """A text that is being written: what its prompt is, what was drawn, and why it ends."""
+
+    def __init__(self, ids, sampling, rng, end=None, vocab=None):
+        """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
+        token that ends it; vocab: bytes of each token, which stop texts need"""
+        need(len(ids), NO_TOKEN)
+        self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
+        self.pending = [int(i) for i in ids]             # to be read next
+        self.tokens, self.logprobs, self.counts = [], [], {}
+        self.finish = "" if sampling.tokens else "length"
+        self.text = b""                      # of the tokens, if there is a vocabulary
+        self.stops = [text.encode() for text in sampling.stop]
+        need(vocab or not self.stops, "stop texts need a vocabulary")
+        self.drafts, self.slot, self.told = [], 0, 0
+
+    def draw(self, logits):
+        """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
+        the reply is no part of it."""
+        o = self.sampling
+        z = logits
+        if self.counts and (o.presence_penalty or o.frequency_penalty):
+            z = logits.copy()
+            for token, n in self.counts.items():
+                z[token] -= o.presence_penalty + n * o.frequency_penalty
+        token = sample(z, self.rng, o)
+        if token == self.end:
+            self.finish = "stop"
+            return token
+        self.tokens.append(token)
+        self.counts[token] = self.counts.get(token, 0) + 1
+        if o.logprobs:
+            logp = log_softmax(logits)
+            top = np.argsort(-logp, kind="stable")[:o.logprobs]
+            self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
+        if len(self.tokens) == o.tokens:
+            self.finish = "length"
+        if self.vocab:
+            self.append(self.vocab[token])
+        return token
+
+    def append(self, piece):
+        """A stop text may begin in one token and end in another."""
+        longest = max(map(len, self.stops), default=0)
+        start = max(0, len(self.text) - longest)
+        self.text += piece
+        places = [place for stop in self.stops if (place := self.text.find(stop, start)) >= 0]
+        if places:
+            self.text = self.text[:min(places)]
+            self.finish = "stop"
+
+    @property
+    def answer(self):
+        """What was said, as text"""
+        return self.text.decode("utf-8", "replace")
+
+    def news(self):
+        """The bytes that have come since the last call, but for what may begin a stop text."""
+        end = len(self.text)
+        if not self.finish:
+            for stop in self.stops:
+                for n in range(min(len(stop), len(self.text)), 0, -1):
+                    if self.text.endswith(stop[:n]):
+                        end = min(end, len(self.text) - n)
+                        break
+        end = max(end, self.told)
+        piece, self.told = self.text[self.told:end], end
+        return piece
+
+# ---- drafts
+# Reading a few rows takes hardly longer than reading one, because the weights come from memory once
+# for all of them.  So a cheap guess of the next tokens is read together with the token that was
+# drawn; where the model then draws the same, a step has brought several tokens.  A guess that is
+# wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
+# logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
+# draft is the simplest case of Leviathan et al. 2023).
+MOST_DRAFTS = 15
+LOOKED_UP = 4                # drafts by look-up, where nobody says how many
+
+def draft(reader, reply, row, k):
+    """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
+    by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
+    if reader.heads:
+        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
+    return looked_up(reader.texts[reply.slot] + reply.pending, k)
+
+LONGEST_MATCH = 3
+
+def looked_up(tokens, k):
+    """What followed the last few tokens where they stood before, the latest place of the longest
+    match (prompt look-up decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
+    text = np.array(tokens, np.int32)
+    for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
+        matches = np.ones(len(text) - n, bool)           # of windows that end before the last
+        for i in range(n):
+            matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
+        places = np.flatnonzero(matches)
+        if len(places):
+            start = places[-1] + n
+            return tokens[start:start + k]
+    return []
+
+# ---- generation
+@dataclass
+class Pace:
+    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
+    began: float = field(default_factory=time.perf_counter)
+    first: float = 0.0                       # seconds to the first token
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
+    accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
+
+    def count(self, tokens, seconds, drafted, reading):
+        """A step; one that reads prompts says nothing of either way."""
+        self.seconds = time.perf_counter() - self.began
+        self.first = self.first or self.seconds
+        self.tokens += tokens
+        self.steps += 1
+        if not reading:
+            way = self.ways[drafted]
+            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
+
+    def drafts(self, reader, sampling):
+        """How many to make for the next step: where nobody says, as many as have paid of late.
+        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
+        a draft changes when a token comes, never which."""
+        if sampling.speculate >= 0 or not reader.wide:
+            return max(0, sampling.speculate) if reader.wide else 0
+        most, tried = reader.heads or LOOKED_UP, self.steps % 64
+        if tried < 8:
+            return most if tried < 4 else 0
+        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
+                                self.ways.values())
+        return most if with_drafts < without else 0
+
+    def __str__(self):
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} a second, the first after "
+                f"{self.first:.2f} s")
+        if any(self.offered):
+            shares = [f"{a / n:.0%}" for a, n in zip(self.accepted, self.offered) if n]
+            text += (f"; {self.tokens / self.steps:.2f} a step, drafts accepted by position: "
+                     f"{', '.join(shares)}")
+        return text
+
+def advance(reader, replies, pace, also=()):
+    """One step of some replies, each in a slot of its own: reads what each has to read, draws the
+    next token, and if that is the draft that was read behind it, one more, and so on.
+    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
+    Returns the tokens drawn for each."""
+    began = time.perf_counter()
+    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
+    for reply in replies:
+        held = len(reader.texts[reply.slot]) + len(reply.pending)
+        room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
+        del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
+    drafted = any(reply.drafts for reply in replies)
+    k = pace.drafts(reader, replies[0].sampling)         # for the next step
+    logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
+                          for reply in replies] + [*also])
+    at, drawn = 0, []
+    for reply in replies:
+        row, drafts, new = at, reply.drafts, []
+        for guess in (*drafts, None):
+            token = reply.draw(logits[row])
+            if token != reply.end:
+                new.append(token)
+            if reply.finish or token != guess:
+                break
+            row += 1
+        wrong = len(drafts) - (row - at)
+        reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
+        for i in range(len(drafts)):
+            pace.offered[i] += 1
+            pace.accepted[i] += i < row - at
+        reply.pending, reply.drafts = [token], []
+        if k and not reply.finish:
+            reply.drafts = draft(reader, reply, row, k)
+        at += 1 + len(drafts)
+        drawn.append(new)
+    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
+    return drawn
+
+def generate(decoder, prompt, n, rng, sampling, stop=None):
+    """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
+    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
+    pace = Pace()
+    while not reply.finish:
+        [tokens] = advance(decoder, [reply], pace)
+        yield from tokens
+
+def generate_many(reader, replies, pace=None):
+    """Yields (its number, a Reply) as each of many ends.  A slot that is free takes the next one.
+    replies: an iterable; each has what it needs when its turn comes"""
+    waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
+    pace = pace or Pace()
+    while True:
+        while free:
+            number, reply = next(waiting, (None, None))
+            if reply is None:
+                break
+            reply.slot = free.pop()
+            reader.truncate(0, reply.slot)
+            active[number] = reply
+        running = [reply for reply in active.values() if not reply.finish]
+        if running:
+            advance(reader, running, pace)
+        elif not active:
+            return
+        for number in [number for number, reply in active.items() if reply.finish]:
+            reply = active.pop(number)
+            free.append(reply.slot)
+            yield number, reply
+
+# ---- weights
+# In float32 a product is one of float32.  So it is in bfloat16 and int8, where only the weights are
+# rounded, unless the processor multiplies these itself: then x is rounded, too, for one row as for
+# many, to bfloat16, which does not cost the small model a ten-thousandth of a bit a byte
+# (bench/NOTES.md), or beside int8 to 16 bits of the largest of its row.
+LONGEST_QUADS = 1 << 17      # numbers of a row whose products with int8 an int32 still holds
+
+def stored(w, weights):
+    """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
+    f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
+    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
+    scale = np.ones(w.shape[:-1], w.dtype)
+    if weights == "bf16":
+        return to_bf16(w), scale
+    if weights == "int8":
+        scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
+        return np.rint(w / scale[..., None]).astype(np.int8), scale
+    return w, scale
+
+def in_panels(w, weights, quads=False):
+    """(panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
+    Panels of bfloat16 hold pairs, int32 (L, n, K / 2, width); if quads, those of int8 hold four
+    numbers, plus 128, uint32 (L, n, K / 4, width)."""
+    L, N, K = w.shape
+    width = tile_width(w.dtype)
+    dtype, step = {"bf16": (np.int32, 2), "int8": (np.int8, 1)}.get(weights, (w.dtype, 1))
+    if quads:
+        dtype, step = np.uint32, 4
+    n = -(-N // width)
+    panels, scales = aligned((L, n, -(-K // step), width), dtype), aligned((L, n * width), w.dtype)
+    for l in range(L):
+        x, scales[l, :N] = stored(w[l], weights)
+        if dtype == np.uint32:
+            pack_fours(panels[l], x)
+        else:
+            pack(panels[l], x.T)
+    return panels, scales
+
+def pack_fours(panels, w):
+    """Of w (N, K) int8: byte i of panels[n, k, j] is w[n * width + j, 4 k + i] + 128, which is the
+    same bits, the highest turned over."""
+    I, quads, width = panels.shape
+    padded = np.zeros((I * width, 4 * quads), np.uint8)
+    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
+    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
+
+class Weights:
+    """The matrices of a model as a decoder reads them: copies, of the moment it was made."""
+
+    def __init__(self, cfg, flat, weights):
+        p = views(flat, param_table(cfg))
+        longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
+        quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
+        packed = partial(in_panels, weights=weights, quads=quads)
+        layers = [packed(x) for x in p[PACKED]]
+        wte = packed(p.wte[None])
+        first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
+        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1..: all that there are, if tied
+        self.others = packed(others) if cfg.n_mtp > 1 else None
+        matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
+        self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
+        self.scales = Scales(*scales)
+        self.rounds = weights == "bf16" and HAS_BF16 or quads
+
+# ---- slots
+class Decoder:
+    """The weights of a model, a cache of keys and values, and the tokens in it."""
+    wide = True
+
+    @staticmethod
+    def ready():
+        fill_cache(SPEECH)
+
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+        self.begin(cfg, slots, length)
+        self.weights = Weights(cfg, flat, weights)
+        self.allocate()
+
+    def begin(self, cfg, slots, length):
+        """Of a decoder on any device: empty slots."""
+        need(slots > 0, f"{slots} slots are none")
+        self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
+        self.texts = [[] for _ in range(slots)]
+        self.heads = cfg.n_mtp - 1
+        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows that `attend` takes at once
+
+    def allocate(self):
+        get_num_threads()                    # starts the threads; a cached decode_step does not
+        cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
+        size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
+        threads, slots = get_num_threads(), len(self.texts)
+        line = T + 16                        # rows of 2^n numbers would share a few lines of L1
+        queries = self.block * size.H // size.G
+
+        def new(*shape, dtype=dtype):
+            return aligned(shape, dtype)
+
+        longest, workspace = max(size.C, size.F, size.HD), None  # in float32 nothing is narrowed
+        if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
+            workspace = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
+        elif self.weights.rounds:
+            workspace = new(M, longest + 1, dtype=BF16)
+        self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
+                           new(size.L, slots, size.G, T, size.D))
+        attention = AttentionScratch(q=new(threads, queries, size.D),
+                                     scores=new(threads, queries, line),
+                                     out=new(threads, queries, size.D))
+        self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
+                         att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
+                         workspace=workspace, attention=attention, final=new(M, size.C),
+                         logits=new(M, size.V), guesses=new(self.heads, 1, size.V))
+        self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
+
+    def with_slots(self, slots, length=0):
+        other = type(self).__new__(type(self))
+        other.begin(self.cfg, slots, length)
+        other.weights = self.weights
+        other.allocate()
+        return other
+
+    @property
+    def tokens(self):
+        """What slot 0 has read, and not taken back."""
+        return self.texts[0]
+
+    def step(self, token):
+        return self.read([Part(0, [token])])[0]
+
+    def truncate(self, n, slot=0):
+        del self.texts[slot][n:]             # no row looks behind its position
+
+    def copy(self, source, slot, n):
+        panels = -(-n // self.cache.k.shape[5])
+        self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
+        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
+        self.texts[slot] = self.texts[source][:n]
+
+    def read(self, parts):
+        """`Reader`'s.  A slot that is full keeps its later half, which is read anew, from position
+        0 on, in the same step."""
+        parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
+        self.check(parts)
+        if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
+            return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
+                                     for slot, ids, wanted in parts])
+        rounds = []                          # mostly one
+        for n, part in enumerate(parts):
+            for i, piece in enumerate(self.pieces(part)):
+                if i == len(rounds):
+                    rounds.append([])
+                rounds[i].append((n, *piece))
+        found, final = [[] for _ in parts], [[] for _ in parts]
+        for pieces in rounds:
+            of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
+            logits = self.read_pieces([piece for _, *piece in pieces])
+            for i, n in enumerate(of_parts):
+                found[n].append(logits[i].copy())
+                final[n] += [self.final[i]] if self.heads else []
+        self.final = np.array([row for rows in final for row in rows])
+        return np.array([row for rows in found for row in rows])
+
+    def check(self, parts):
+        V, slots = self.cfg.vocab_size, [part.slot for part in parts]
+        need(parts and len({*slots}) == len(slots), "each slot is read once in a step")
+        for slot, ids, wanted in parts:
+            need(0 <= slot < len(self.texts), f"slot {slot} is none of {len(self.texts)}")
+            need(ids and 0 <= wanted <= len(ids), f"the logits of {wanted} of {len(ids)} tokens")
+            for token in min(ids), max(ids):
+                need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
+
+    def pieces(self, part):
+        """[(slot, first position, ids, wanted)] of what has to be computed for a part.  Mostly one.
+        What is read anew after a slide is computed before it only if its logits are wanted."""
+        T, pieces = self.length, []
+        slot, ids, wanted = part
+        text, at = self.texts[slot], 0
+        start, kept = len(text), []          # kept: what is read anew
+        while True:
+            if start + len(kept) == T:
+                kept = [*text[:start], *kept][T - T // 2:]
+                start = 0
+            n = min(len(ids) - at, T - start - len(kept))
+            at += n
+            here = max(0, wanted - (len(ids) - at))      # wanted of these rows
+            here = min(here, n)
+            now = [*kept, *ids[at - n:at]]
+            if here or at == len(ids):
+                pieces.append((slot, start, now, here))
+            if at == len(ids):
+                return pieces
+            text, start, kept = [*text[:start], *now], T, []
+
+    def read_pieces(self, pieces):
+        """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
+        for slot, start, *_ in pieces:
+            self.truncate(start, slot)
+        found, final = [], []
+        for step in steps_of(pieces):
+            if found:
+                found[-1] = found[-1].copy()
+            found.append(self.compute(self.rows(step)))
+            if self.heads:                   # `guesses` may be asked for any row of the whole
+                final.append(self.work.final[:len(found[-1])].copy())
+            for slot, _, ids, _ in step:
+                self.texts[slot] += ids
+        if self.heads:
+            self.final = final[0] if len(final) == 1 else np.concatenate(final)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def rows(self, pieces):
+        """Those of pieces in one step.  A block is a few rows of one slot."""
+        tokens, slots, positions, blocks, wanted = [], [], [], [], []
+        for slot, start, ids, n in pieces:
+            first = len(tokens)
+            tokens += ids
+            slots += [slot] * len(ids)
+            positions += range(start, start + len(ids))
+            end = len(tokens)
+            blocks += [(r, min(end, r + self.block)) for r in range(first, end, self.block)]
+            wanted += range(end - n, end)
+        columns = np.array((tokens, slots, positions), np.int32)
+        return Rows(*columns, np.array(blocks, np.int32), np.array(wanted, np.int32))
+
+    def compute(self, rows):
+        """The logits (n, V) of the rows that are wanted"""
+        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
+                    self.sin, self.cfg.norm_eps)
+        return self.work.logits[:len(rows.wanted)]
+
+    def guesses(self, row):
+        self.work.final[0] = self.final[row]             # where a product may read beyond it
+        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others,
+                     self.work.workspace)
+        return self.work.guesses[:, 0]
+
+def steps_of(pieces):
+    """Lists of pieces that have at most MOST_ROWS rows together; a long one is cut."""
+    step, room = [], MOST_ROWS
+    for slot, start, ids, wanted in pieces:
+        while len(ids) > room:
+            rest = len(ids) - room
+            if room:
+                step.append((slot, start, ids[:room], max(0, wanted - rest)))
+            yield step
+            start, ids, wanted = start + room, ids[room:], min(wanted, rest)
+            step, room = [], MOST_ROWS
+        step.append((slot, start, ids, wanted))
+        room -= len(ids)
+    yield step
+
+# ==== 10.1 Texts and examples ====
 # ---- texts
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
 
@@ -1569,58 +2791,6 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     except UserError as e:                   # a folder of others, or another run that fills it
         print(f"note: {e}", file=sys.stderr)
     return train_ids, val_ids
-
-# ---- batches
-def targets_of(rows, P):
-    """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
-    T = rows.shape[1] - P
-    return np.stack([rows[:, 1 + k:1 + k + T] for k in range(P)])
-
-def windows(tokens, starts, T, P):
-    """tokens (B, T), targets (P, B, T) of the windows that begin there, -1 past the end; int32"""
-    rows = np.full((len(starts), T + P), -1, np.int32)
-    for row, start in zip(rows, starts, strict=True):
-        piece = tokens[start:start + T + P]
-        row[:len(piece)] = piece
-    return np.maximum(rows[:, :T], 0), targets_of(rows, P)
-
-class Epochs:
-    """Endless epochs, each a permutation of range(n) of its own.
-    Entry i depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation come from
-    (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
-
-    def __init__(self, n, T, seed):
-        self.n, self.T, self.seed, self.epoch = n, T, seed, None
-
-    def entry(self, i):
-        """(epoch, which of the n, phase 0 <= phase < T of the epoch)"""
-        epoch, j = divmod(i, self.n)
-        if epoch != self.epoch:              # the permutation of one epoch is kept
-            rng = np.random.default_rng((self.seed, epoch))
-            self.phase = rng.integers(self.T)
-            self.order = rng.permutation(self.n)
-            self.epoch = epoch
-        return epoch, self.order[j], self.phase
-
-    def n_read(self, i, B):
-        """How many tokens rows i to i + B of the run hold: all of them, where none is padded."""
-        return B * self.T
-
-class Batches(Epochs):
-    """Windows of T tokens, side by side; where the first one begins is the phase of the epoch."""
-
-    def __init__(self, tokens, T, P, seed):
-        super().__init__(len(tokens) // T - 1, T, seed)
-        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) > 1 else ""
-        need(self.n > 0, f"{counted(len(tokens), 'token')} to learn: less than two windows of {T}; "
-             f"use a longer text with --data{shorter}")
-        self.tokens, self.P = tokens, P
-
-    def take(self, i, B):
-        """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
-        entries = [self.entry(j) for j in range(i, i + B)]
-        starts = [window * self.T + phase for _, window, phase in entries]
-        return windows(self.tokens, starts, self.T, self.P)
 
 # ---- examples
 # Stanford Alpaca's templates; what follows them is the response
@@ -1784,239 +2954,365 @@ def read_examples(path, *answers):
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, digest
 
-# ---- rows of examples
-class Examples(Epochs):
-    """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
-    then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
-    every head.  The R rows of one question stay together.  Where there are copies of all rows, one
-    after the other, epoch e reads copy e % copies."""
+# ==== 10.2 Checkpoint ====
+# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
+# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
+# flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+          "U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "I8": np.dtype("i1")}
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
+NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
+MAX_HEADER = 100_000_000     # bytes
+FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
 
-    def __init__(self, rows, T, P, seed, R=1, copies=1):
-        """rows: (asked, answered, asked, answered, ...) as arrays of ids, T + 1 at most together"""
-        super().__init__(len(rows) // R // copies, T, seed)          # n questions
-        self.P, self.R, self.copies = P, R, copies
-        self.rows = np.full((len(rows), T + P), -1, np.int32)
-        self.answers = self.rows.copy()
-        for i, parts in enumerate(rows):
-            start = 0
-            for part, learned in zip(parts, itertools.cycle((False, True))):
-                end = start + len(part)
-                self.rows[i, start:end] = part
-                if learned:
-                    self.answers[i, start:end] = part
-                start = end
+AGAIN = "copy or download it again"
 
-    def batch(self, rows):
-        """tokens (B, T), targets (P, B, T), -1 outside of the answers; int32"""
-        return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
+def cut_short(size, end):
+    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
-    def row(self, i):
-        """Which row is number i of the run."""
-        epoch, prompt, _ = self.entry(i // self.R)
-        copy = epoch % self.copies
-        return self.R * (copy * self.n + prompt) + i % self.R
+@contextlib.contextmanager
+def replacing(path, remedy):
+    """All or nothing: what is written under the name it yields is flushed, then takes the path.
+    The name is this process's own: another one may write the same path at the same time."""
+    path = os.path.realpath(path)            # a link stays one
+    temporary = f"{path}.{os.getpid()}.tmp"
+    for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
+        if not old[len(path) + 1:-len(".tmp")].isdigit():
+            continue                         # it is somebody's own
+        with contextlib.suppress(OSError):
+            if time.time() - os.path.getmtime(old) > FORGOTTEN:
+                os.remove(old)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as f:
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
+            folder = os.open(os.path.dirname(path), os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except BaseException as e:               # Ctrl-C as well
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        if isinstance(e, OSError):
+            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
+                            f"{remedy}") from None
+        raise
 
-    def pick(self, i, B):
-        """Which rows are i to i + B of the run."""
-        return [self.row(j) for j in range(i, i + B)]
+def write_tensors(path, meta, tensors, remedy):
+    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
+    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
+    start = 0
+    for name, x in tensors.items():
+        end = start + x.nbytes
+        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    need(len(header) <= MAX_HEADER, f"{path}: its header has {len(header):,} bytes, at most "
+         f"{MAX_HEADER:,} can be read; {remedy}")
+    digest = hashlib.sha256(header)
+    for x in tensors.values():
+        digest.update(x)
+    before, _, after = header.rpartition(NO_HASH.encode())
+    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
+        f.write(len(header).to_bytes(8, "little"))
+        f.write(before + digest.hexdigest().encode() + after)
+        for x in tensors.values():
+            f.write(x)
 
-    def take(self, i, B):
-        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
-        return self.batch(self.pick(i, B))
+def map_tensors(path):
+    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
+    No size in the header is believed until the file is known to be that long."""
+    need_regular(path)
+    with open(path, "rb") as f:
+        size, first = os.fstat(f.fileno()).st_size, f.read(8)
+        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
+        length = int.from_bytes(first, "little")
+        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
+             "file, or only the beginning of one")
+        header = f.read(length)
+        entries = json.loads(header)
+        meta = entries.pop("__metadata__", {})
+        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
+        need(size >= end, cut_short(size, end))
+        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
+            np.zeros(0, np.uint8))           # of nothing there is no map
+    tensors = {}
+    for name, t in entries.items():
+        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
+        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
+        tensors[name] = x.reshape(t["shape"])
+    end = 0                                  # the tensors stand side by side, without a hole
+    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
+        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
+        end = stop
+    need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    if "sha256" in meta:
+        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+        digest.update(data)
+        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+    return meta, tensors
 
-    def n_read(self, i, B):
-        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
+def need_finite(name, x):
+    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
+    its terms are, and is quick; only where it is not, each entry is looked at."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = x.sum()
+    if not np.isfinite(total):
+        bad = np.argwhere(~np.isfinite(x)).tolist()
+        if bad:                              # else the sum of large numbers was not finite
+            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
 
+# ---- a run's state, its tensors and moments
 @dataclass
-class DataSet:
-    """What a run learns, and what it is measured on: `load` of section 8 returns it."""
-    path: str                  # the file it was read from, and its digest
-    sha256: str
-    tokenizer: bpe.Tokenizer
-    batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
-    validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
-    bytes_per_token: float     # of what is learned
-    steps: int | None          # length of the run; None: the clock decides
-    rows: list                 # of the table that is printed: (name, value)
-
-@dataclass
-class ExampleSet(DataSet):
-    """What fine-tuning needs besides: responses are held out with the questions they answer."""
-    held: str                  # "a held-out", or what is learned has to stand in for it
-    questions: list            # examples, held out
-    responses: Examples        # all R responses to each of them
-
-# ==== 8 Training ====
-# ---- settings
-@dataclass
-class Optimization(Settings):
-    """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    dtypes = "f32", "bf16"     # there are
-    unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
-    # settings that some runs have, and what holds for the others
-    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
-    steps: int = setting(0, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
-    batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
-    micro_batch: int = setting(0, 0, 65_535, "sequences in memory at once; 0: as fits")
-    lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
-    floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
-    warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
-    beta1: float = setting(0.9, 0, 0.9999, "memory of the gradient")
-    beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
-    clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
-    eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
-    save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
-    seed: int = setting(1, 0, 1 << 60, "of weights and batches")
-    dtype: str = setting("", 0, 0, "f32, or bf16: what only feeds products in bfloat16; empty: "
-                         "the faster one here")
-
-    given = frozenset()        # names of the settings that are not the defaults
-
-    def __post_init__(self):
-        self.dtype = self.dtype or DTYPE
-
-    def check(self):
-        need(self.dtype in self.dtypes,
-             f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
-        super().check()
-        need("\0" not in self.data, f"data is {self.data!r}, which names no file")
-        return self
-
-    @classmethod
-    def chosen(cls, **settings):
-        """With the defaults for all other settings."""
-        options = cls(**settings).check()
-        options.given = frozenset(settings)
-        return options
-
-@dataclass
-class Options(Optimization):
-    data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
-    minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
-    holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
-    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    mtp_until: float = setting(1.0, 0, 1, "share of the run after which the other heads rest")
-    mtp_from: float = setting(1.0, 0, 1, "and from which they learn again")
-    weight_decay: float = setting(0.3, 0, 10, "of matrices only")
-    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
-
-# What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
-# (bench/NOTES.md); and the settings that AdamW alone does not have
-ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
-                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
-ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
-MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
-
-@dataclass
-class TrainOptions(Options):
-    """Of this program's `train`."""
-    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
-              "newton_schulz": 5, "embedding_lr": 3.0}
-    lr: float = setting(4e-3, 1e-9, 1, "learning rate of AdamW, times 128 / n_embd")
-    floor: float = setting(0.0, 0, 1, "the cosine ends at this share of lr")
-    warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
-    optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
-                             f"all, by default with {ADAMW_DEFAULTS_SHOWN}")
-    muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
-    momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
-    newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
-    embedding_lr: float = setting(4.0, 1e-3, 1e3, "with Muon: the embedding's, times lr")
-    mtp_until: float = setting(0.3, 0, 1, "share of the run after which the other heads rest")
-    mtp_from: float = setting(0.9, 0, 1, "and from which they learn again")
+class State(Settings):
+    """What a checkpoint knows besides the weights."""
+    kind: str = "base"         # "chat" after fine-tuning
+    template: str = ""         # Jinja text of a chat; empty: Alpaca's
+    bos: str = ""              # names of the tokens that begin and end what the model reads
+    eos: str = "</s>"
+    step: int = 0
+    n_steps: int | None = None         # of the whole run; None: there is no plan yet
+    tokens_seen: int = 0
+    micro_batch: int | None = None     # sequences at a time: where they are summed apart, bits
+                                       # depend on it
+    elapsed: float = 0.0       # seconds of training
+    bits_per_byte: float | None = None         # the latest validation
+    text_sha256: str = ""
+    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
+    options: dict = field(default_factory=dict)
+    reference: list = field(default_factory=list)      # of dpo: -log ref of every response
 
     def check(self):
         super().check()
-        need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
-             f"adamw or muon")
+        for name in ("template", "bos", "eos"):
+            text = getattr(self, name)
+            need(text == text.encode(errors="replace").decode(),
+                 f"{name} holds half a surrogate pair, which is no character")
         return self
 
-    @classmethod
-    def chosen(cls, **settings):
-        if settings.get("optimizer") != "adamw":
-            return super().chosen(**settings)
-        for name in MUON_SETTINGS:
-            need(name not in settings,
-                 f"{name} is a setting of Muon: drop it, or --optimizer adamw")
-        return super().chosen(**ADAMW_DEFAULTS | settings)
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
 
-@dataclass
-class TuningOptions(Optimization):
-    """Of runs on examples."""
-    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
-    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
+def llama_tensors(cfg):
+    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
+    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
+    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
+    on.  gguf: the name in a GGUF file, "" if it has no place there."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
 
-@dataclass
-class SftOptions(TuningOptions):
-    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
-    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
-    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
-    template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+def tensor_shapes(cfg):
+    """name -> shape of the tensors of a checkpoint, in buffer order"""
+    return {x.name: x.shape for x in llama_tensors(cfg)}
 
-    def check(self):
-        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
-        return super().check()
+def named(cfg, flat):
+    """name -> view of the flat buffer"""
+    shapes = tensor_shapes(cfg)
+    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
 
-@dataclass
-class DpoOptions(TuningOptions):
-    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
-    epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
-    beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
-    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
+def muon_slice(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down"""
+    return entries_where(cfg, lambda x: x.optimizer == "muon")
 
-# ---- losses
-def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
-    targets (P, ...) -> (P,)"""
-    P = len(targets)
-    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(heads) / count
+def moment_shapes(cfg, optimizer):
+    """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
+    N, part = n_params(cfg), muon_slice(cfg)
+    n = part.stop - part.start
+    if optimizer == "muon":
+        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
+    return {"adamw.m": (N,), "adamw.v": (N,)}
 
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> means over the pairs, d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
-    if y were ref's own; it costs no sampling, and may be negative."""
-    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
+def named_moments(cfg, optimizer, m, v):
+    """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
+    if optimizer == "muon":
+        part = muon_slice(cfg)
+        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
+                "adamw.v": np.delete(v, part)}
+    return {"adamw.m": m, "adamw.v": v}
 
-# ---- validation
-def with_progress(parts, what):
-    """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
-    told = time.perf_counter()
-    for i, part in enumerate(parts):
-        if time.perf_counter() - told > MOST_SILENT:
-            told = time.perf_counter()
-            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
-        yield part
+def read_moments(cfg, tensors):
+    """(m, v), each (N,), of these tensors of a checkpoint"""
+    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
+    of_adamw = np.ones(n_params(cfg), bool)
+    if "muon.momentum" in tensors:
+        part = muon_slice(cfg)
+        m[part], of_adamw[part] = tensors["muon.momentum"], False
+    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
+    return m, v
 
-def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
-    """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
-    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
-    takes `batch` of them at a time."""
-    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
-    parts = np.split(pick, range(batch, len(pick), batch))
-    nats = sum(model.losses(tokens[part], targets[part]).sum()
-               for part in with_progress(parts, "validation"))
-    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
-    return float(nats / math.log(2) / (n_bytes * share))
+# ---- matrices in int8
+# `quantize` keeps each matrix of a file as int8, with a float32 scale a row, NAME_scale, as the
+# format of compressed-tensors calls it; gains stay float32, and moments have no place there.
+def in_int8(w):
+    """(q (N, K) int8, scale (N, 1) float32) of a matrix (N, K): w is about scale * q, as `stored`
+    rounds it.  Of the 24 bits of a float32 the scale uses 17, and q needs 7: scale * q is exact,
+    and a decoder with int8 weights, which rounds it again, finds the same q and scale."""
+    _, scale = stored(w, "int8")
+    scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
+    return np.rint(w / scale).astype(np.int8), scale
 
+def from_int8(name, q, scale):
+    """scale * q (N, K) float32, of the tensors `name` and `name`_scale of a file"""
+    bad = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
+    if bad.size:
+        raise UserError(f"{name}_scale[{bad[0]}] is {scale.flat[bad[0]]}, expected a positive "
+                        f"number")
+    with np.errstate(over="ignore"):         # `need_finite` says where
+        return q * scale
+
+def as_int8(tensors):
+    """{name: array} as a file has them in int8: first what is float32, which so is aligned"""
+    floats, matrices = {}, {}
+    for name, x in tensors.items():
+        if x.ndim > 1:
+            matrices[name], floats[f"{name}_scale"] = in_int8(x)
+        else:
+            floats[name] = x
+    return floats | matrices
+
+def types_of(tensors):
+    """{name: (dtype, shape)}"""
+    return {name: (x.dtype, x.shape) for name, x in tensors.items()}
+
+def expected_types(cfg, matrices):
+    """`types_of` the weights of a checkpoint whose matrices are "f32" or "int8" """
+    types = {}
+    for name, shape in tensor_shapes(cfg).items():
+        int8 = matrices == "int8" and len(shape) > 1
+        types[name] = DTYPES["I8" if int8 else "F32"], shape
+        if int8:
+            types[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
+    return types
+
+# ---- reading and writing
+def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
+    """Everything that a run needs to go on, in one file, in float32; or the matrices in int8."""
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
+            "tokenizer_sha256": tokenizer.hash()}
+    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
+    tensors = named(cfg, flat)
+    if matrices != "f32":                    # else nothing says it, as it always was
+        meta["matrices"], tensors = matrices, as_int8(tensors)
+    if moments:
+        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
+    write_tensors(path, meta, tensors, "free space or choose another --out")
+
+# flat is float32; matrices: what they are in the file, "f32" or "int8"
+Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
+                        defaults=["f32"])
+
+def read_checkpoint(path, moments=True):
+    """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
+    the optimizer's moments, twice its memory."""
+    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
+        meta, tensors = map_tensors(path)
+        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
+        cfg = Config(**json.loads(meta["config"])).check()
+        state = State(**json.loads(meta["state"])).check()
+        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
+        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
+             "its moments are another optimizer's")
+        matrices = meta.get("matrices", "f32")
+        need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
+        expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
+        has_moments = "adamw.m" in tensors and matrices == "f32"
+        if has_moments:
+            expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
+        need(types_of(tensors) == expected, "its tensors are not those of its configuration")
+        flat = aligned((n_params(cfg),), np.float32)
+        for name, x in named(cfg, flat).items():
+            if tensors[name].dtype == np.int8:
+                x[...] = from_int8(name, tensors[name], tensors[f"{name}_scale"])
+            else:
+                x[...] = tensors[name]
+            need_finite(name, x)
+        kept = ()
+        if has_moments and moments:
+            for name in remembered:
+                need_finite(name, tensors[name])
+            kept = read_moments(cfg, tensors)
+        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
+        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
+        need(tokenizer.vocab_size == cfg.vocab_size,
+             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+    return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
+
+# ---- what is said of files
+def refuse_overwrite(path, force, remedy="another name keeps it"):
+    """Refuses to replace a file without --force, and anything else with it."""
+    if os.path.exists(path):
+        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
+
+def counted(n, noun):
+    """So many of them: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+def print_table(title, rows):
+    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
+    print(printable(title))
+    for name, value in rows:
+        print(f"  {name:<16} {printable(str(value))}")
+    print(flush=True)
+
+def info(file):
+    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
+    c = read_checkpoint(file)
+    s = c.state
+    text = str(s.options.get("data"))
+    if s.text_sha256:                        # an imported model's is not known
+        text += f", sha256 {s.text_sha256[:12]}"
+    print_table(file, [
+        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
+        ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
+        ("text", text),
+        ("matrices", "int8, a float32 scale a row" if c.matrices == "int8" else "float32"),
+        ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
+        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
+
+def with_heads(c, n_mtp):
+    """A Checkpoint with the first so many of its heads, and without moments"""
+    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
+         f"more")
+    cfg = replace(c.cfg, n_mtp=n_mtp).check()
+    flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
+    for name, x in named(cfg, flat).items():
+        x[...] = given[name]
+    return c._replace(cfg=cfg, flat=flat, moments=())
+
+def quantize(file, out, force, n_mtp=None):
+    """`quantize`: a checkpoint to talk to, or to begin with, whose matrices are int8."""
+    refuse_overwrite(out, force)
+    need(os.path.realpath(out) != os.path.realpath(file),
+         f"{out} would replace {file}, which is more exact; choose another name")
+    c = read_checkpoint(file, moments=False)
+    c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
+    # no run goes on from here: without its clock and folders the same run makes the same bytes
+    learned = os.path.basename(str(c.state.options.get("data", "")))
+    state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
+                    source_sha256="", micro_batch=0, reference=[])
+    write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
+    print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
+          f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
+          f"    {typed(Model.program)} chat {shlex.quote(out)}")
+
+# ==== 10.3 Runs on disk ====
 # ---- the log, and locks
 def parse_record(line):
     """The record of a step in a line of a log; None if a killed run left it unfinished."""
@@ -2110,11 +3406,17 @@ def lock(f):
         return True
     return True
 
-# ---- the training loop
-MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
-RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
+# ---- a run
+def with_progress(parts, what):
+    """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
+    told = time.perf_counter()
+    for i, part in enumerate(parts):
+        if time.perf_counter() - told > MOST_SILENT:
+            told = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part
 
-class Run:
+class Run(TrainingLoop):
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb = "train"                           # of the command line
     Options = TrainOptions                   # what its flags set
@@ -2122,15 +3424,13 @@ class Run:
     begins_with = None                       # the checkpoint, where none is named
     larger_data = ""                         # which goes before that of Options where it is there
     scope = "the whole held-out tail"        # of the last validation
-    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
-    R = 1                                    # so many rows of a batch stay together
 
     def __init__(self, out, start, options, engine=Model):
         """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
         model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
-        self.state = s = replace(start.state, options=asdict(options))
+        self.state = s = replace(start.state, options=options.written())
         self.log = log_path(out, self.data_file())
         self.lr = options.lr * 128 / start.cfg.n_embd
 
@@ -2173,16 +3473,6 @@ class Run:
                   f"{o.warmup}: the learning rate never falls; --warmup sets another",
                   file=sys.stderr)
 
-    def initial(self, cfg):
-        """Parameters to begin with."""
-        flat = init_params(cfg, self.options.seed)
-        if self.options.optimizer == "muon":
-            p = views(flat, param_table(cfg))
-            p.wte[:] *= np.float32(EMBEDDING_INIT)
-            for written in (p.attn_proj, p.down, p.lm_head):
-                written[:] = 0
-        return flat
-
     def rows_of_optimizer(self):
         """What the table says of it."""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
@@ -2194,21 +3484,6 @@ class Run:
                 ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
                           f"others"),
                 ("both", rest)]
-
-    def hyper(self):
-        """The Hyper of the next step."""
-        o, s = self.options, self.state
-
-        def rate(highest):
-            n_steps = s.n_steps or math.inf  # there is no plan yet
-            return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
-
-        muon_settings = {}
-        if o.optimizer == "muon":
-            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
-            muon_settings["muon_lr"] = rate(o.muon_lr)
-        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
-                        weight_decay=o.weight_decay, **muon_settings)
 
     def data_file(self):
         return self.data_path(self.options)
@@ -2249,7 +3524,7 @@ class Run:
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps or None, rows=rows)
+                       steps=o.steps, rows=rows)
 
     def same_data(self, digest):
         """A resumed run must find the data it was started with."""
@@ -2257,52 +3532,6 @@ class Run:
         need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
              f"{old[:12]}; restore it, or start with --out NAME")
         return digest
-
-    def elapsed(self):
-        return time.perf_counter() - self.began
-
-    def ce_weights(self, tokens, targets):
-        """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
-        mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
-        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
-
-    def heads_rest(self):
-        """Is the next step one of those without the other heads?  They help in the beginning, and
-        what the model has become until the end they learn in a tenth of the run."""
-        o, s = self.options, self.state
-        return s.n_steps > 0 and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
-
-    def advance(self):
-        """One step: gradient, clip, AdamW.  Returns its log record."""
-        began, s, model = time.perf_counter(), self.state, self.model
-        tokens, targets = self.next
-        hyper = self.hyper()
-        weight, measures = self.ce_weights(tokens, targets)
-        micro = s.micro_batch
-        for b in range(0, self.B, micro):
-            part = slice(b, b + micro)
-            model.gradient(tokens[part], targets[:, part], weight[part])
-        t = s.step + 1
-        self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
-        losses, norm = model.update(hyper)
-        ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
-        if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
-                            f"{self.out} is as it was; start with a lower --lr and another --out")
-        s.step = t                           # now: what is saved has its parameters
-        trained = weight.any(0)              # of the heads
-        s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
-        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
-        return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
-                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
-
-    def validate(self, rows=None):
-        """Measures held-out text, or so many rows of it; returns the result in words."""
-        s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
-        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
-        return f"{s.bits_per_byte:.4f} bits/byte"
 
     def save(self):
         self.state.elapsed = self.elapsed()
@@ -2330,7 +3559,7 @@ class Run:
         with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
             try:
                 self.learn(caught)
-                complete = s.step >= s.n_steps > 0
+                complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
@@ -2344,65 +3573,6 @@ class Run:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
                   f"\n    {typed(self.model.program)} {self.verb} --resume --out "
                   f"{shlex.quote(self.out)}")
-
-    def learn(self, caught):
-        """The training loop.  It ends with the last step, or with the one that a signal met."""
-        o, s, first, told = self.options, self.state, self.state.step, self.elapsed()
-        seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
-        while s.step < (s.n_steps or math.inf) and not caught:
-            resting = self.heads_rest()
-            r = self.advance()
-            self.record(**r)
-            done = s.step - first            # in this sitting
-            if done == 1:
-                after_first = self.elapsed()             # which compiles what no cache has
-            else:
-                seconds[resting].append(r["ms"] / 1e3)
-            if done > 1:
-                everything = self.elapsed() - after_first            # with validations, samples
-                pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
-            else:
-                pace = r["ms"] / 1e3
-            often = done == 5 or (done > 5 and s.step % 20 == 0)
-            in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-            if often and not self.data.steps and not in_last_tenth:
-                self.plan(pace)
-            if often or self.elapsed() - told > MOST_SILENT:
-                told = self.elapsed()
-                self.report(r, pace)
-            if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
-                if s.step % o.eval_every == 0:
-                    estimate, sample = self.validate(rows=64), self.sample(40)
-                    self.record(step=s.step, sample=sample)
-                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
-                          flush=True)
-                if s.step % o.save_every == 0:
-                    self.save()
-
-    def pace(self, seconds):
-        """Seconds that a step takes, the mean of those to come, by those that were."""
-        o, s = self.options, self.state
-        full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
-        full = full or resting / RESTING     # there was none of its kind
-        resting = resting or full * RESTING
-        share = s.step / s.n_steps if s.n_steps else 0.0
-        to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
-        return to_rest * resting + (1 - to_rest) * full
-
-    def plan(self, pace):
-        """As many steps as the minutes left allow at this pace, seconds a step."""
-        s, tokens = self.state, self.data.validation[0]
-        check = pace * tokens.size / (3 * self.next[0].size)     # at the end: forward alone
-        left = 60 * self.options.minutes - self.elapsed() - check
-        s.n_steps = s.step + max(1, int(left / pace))
-
-    def report(self, r, pace):
-        """The line of a step: r is its record."""
-        s = self.state
-        left = max(0, int((s.n_steps - s.step) * pace))
-        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
-              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
-              f"ETA {left // 60}:{left % 60:02d}", flush=True)
 
 @contextlib.contextmanager
 def signals_caught():
@@ -2423,7 +3593,14 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-# ---- fine-tuning
+# ---- on examples
+@dataclass
+class ExampleSet(DataSet):
+    """What fine-tuning needs besides: responses are held out with the questions they answer."""
+    held: str                  # "a held-out", or what is learned has to stand in for it
+    questions: list            # examples, held out
+    responses: Examples        # all R responses to each of them
+
 MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
 
 def tokens_of(rows):
@@ -2432,20 +3609,6 @@ def tokens_of(rows):
 
 def has_chatml(tokenizer):
     return tokenizer.specials.keys() >= {*CHATML_TOKENS}
-
-def chatml_row(messages, learned_from, tokenizer, encode):
-    """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
-    messages.  Answered are the answers from this message on, each with the token that ends it."""
-    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
-    row, asked = [], []
-    for i, (role, text) in enumerate(messages):
-        if role == "assistant" and i >= learned_from:
-            asked += [start, *encode("assistant\n")]
-            row += [asked, [*encode(text), end]]
-            asked = [*encode("\n")]
-        else:
-            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
-    return [np.array(part, np.int32) for part in row]    # what is asked at the end has no answer
 
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
@@ -2593,8 +3756,8 @@ class SftRun(Run):
         return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
                 f"{self.say(n, asked, temperature=0.0)}")
 
-# ---- preferences
-class DpoRun(SftRun):
+# ---- on pairs of responses
+class DpoRun(PreferenceLoop, SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
     The reference is the model at step 0.  It never changes, so its cross-entropies are computed
     then, once, and kept in the checkpoint: there is no second model."""
@@ -2638,28 +3801,6 @@ class DpoRun(SftRun):
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
         self.tested_reference = np.array(self.state.reference[n:])
 
-    def losses(self, examples, rows):
-        """-log pi of the responses in these rows, (B,), computed a micro-batch at a time."""
-        ce, micro = [], self.state.micro_batch
-        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
-            tokens, targets = examples.batch(rows[b:b + micro])
-            ce.append(self.model.losses(tokens, targets[0]))
-        return np.concatenate(ce)
-
-    def all_losses(self, examples):
-        return self.losses(examples, range(len(examples.rows)))
-
-    def ce_weights(self, tokens, targets):
-        """A forward pass of its own: the weight of a row depends on both responses of its pair."""
-        o, learned = self.options, self.data.batches
-        rows = learned.pick(self.state.step * self.B, self.B)
-        ce = self.losses(learned, rows)
-        weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
-        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
-        chosen = slice(None, None, 2)
-        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
-        return weight, measures
-
     def validate(self, rows=None):
         """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
         text = super().validate(rows)
@@ -2676,6 +3817,7 @@ def print_done(out, s, engine):
 LENGTH = {"steps", "minutes", "epochs"}
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
 FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
+OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
     with open(path, "rb") as f:
@@ -2692,6 +3834,8 @@ def resumed(run, out, preset, file, chosen):
     """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
     model, shape and settings than file, flags and preset say, apart from FREE."""
     start = read_checkpoint(out)
+    need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
+         f"run goes on with it; start with --out NAME")
     if file is not None:
         need_source(file, out, start.state)
     stored = Optimization.unsaid | run.Options.unsaid | start.state.options
@@ -2711,8 +3855,7 @@ def resumed(run, out, preset, file, chosen):
              f"something else; start with --out NAME")
     asked = dict(chosen)
     if preset:
-        shape = {f.name for f in SHAPE}      # flags choose these, whatever the preset
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in shape}
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
         asked = of_preset | chosen
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
@@ -2720,21 +3863,21 @@ def resumed(run, out, preset, file, chosen):
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
-        free = {"steps": 0, **free}          # the old steps would go before minutes and epochs
+        free = {"steps": None, **free}       # the old steps would go before minutes and epochs
     options = replace(old, **free).check()
     if new_length:
         done = start.state.step
         if start.state.n_steps and done >= start.state.n_steps:
             print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
                   f"the learning rate rises again", file=sys.stderr)
-        n_steps = steps_planned(start.state, options) if "minutes" in chosen else 0
+        n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
         start = start._replace(state=replace(start.state, n_steps=n_steps))
     return start, options
 
 def steps_planned(state, options):
-    """Steps in all that --minutes allow at the pace so far; 0, no plan, if none was measured."""
+    """Steps in all that --minutes allow at the pace so far; None if none was measured."""
     if not state.elapsed:
-        return 0
+        return None
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
@@ -2758,8 +3901,18 @@ def fresh(run, preset, file, chosen):
     settings = {k: v for k, v in chosen.items() if k not in shape}
     if file and "seq_len" in chosen:
         settings.setdefault("row_len", chosen["seq_len"])
-    options = run.Options.chosen(**settings)
-    return start._replace(cfg=replace(start.cfg, **shape).check()), options
+    options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
+    need_memory(cfg)
+    return start._replace(cfg=cfg), options
+
+def need_memory(cfg):
+    """Parameters, gradient and two moments, in float32, are the least that a run needs.  The rows
+    of the vocabulary do not count: a text may have fewer tokens than were asked for."""
+    n, there = n_params(replace(cfg, vocab_size=1)), math.inf
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a system of POSIX
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
+         f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
 
 def need_data(path, out):
     """Refuses what no run can read, before anything is compiled."""
@@ -2772,7 +3925,9 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
     was started with.  All that can be refused is, before a kernel is compiled."""
     if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
-        chosen.setdefault("steps", 0)
+        chosen.setdefault("steps", None)
+    chosen = {name: x if x or name not in ("steps", "micro_batch") else None
+              for name, x in chosen.items()}             # --steps 0
     if "data" in chosen:                     # what is named is not looked for elsewhere
         need_data(chosen["data"], out)
     with alone(out) as refusal:              # before it is read: its run may be about to end
@@ -2859,1580 +4014,7 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
     for letter, (path, key) in zip(LETTERS, curves):
         print(f"    {letter}  {path} {key}")
 
-# ==== 9 Inference ====
-# A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
-# a slot is the memory of one text, the keys and values of its tokens.  A row appends its own key
-# and value to its slot and then sees that slot up to itself.  Everything is this one step:
-#
-#     a prompt           many rows of one slot
-#     a batch            one row of each of many slots
-#     drafts to verify   some rows of one slot, of which those behind the first wrong one are taken
-#                        back
-#     a server           any mixture of these
-#
-# Each number of a row is summed in one order, which knows nothing of the other rows: a text is the
-# same, to the bit, alone and in a batch, with drafts and without.
-Rows = namedtuple("Rows", "tokens slots positions blocks wanted")        # int32, R of the first 3
-Cache = namedtuple("Cache", "k v")
-Scales = namedtuple("Scales", Params._fields[MATRICES])
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu rounded q scores out final logits "
-                          "guesses")
-MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
-SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
-
-# ---- the step
-@jit
-def panel_product(y, x, w, scale, n, add):
-    """Of `product`, the columns of panel n.  A weight is read once for all of some rows, at most
-    MR, whose sums fit into the registers."""
-    R, r = len(y), 0
-    while r < R:
-        left = R - r
-        if left == 1:
-            rows_tile(y, x, w, scale, r, n, add, 1)
-            r += 1
-        elif left == 2:
-            rows_tile(y, x, w, scale, r, n, add, 2)
-            r += 2
-        elif left <= 4:
-            rows_tile(y, x, w, scale, r, n, add, 4)
-            r += 4
-        else:
-            rows_tile(y, x, w, scale, r, n, add, MR)
-            r += MR
-
-@jit_parallel
-def product_parallel(y, x, w, scale, add):
-    for n in prange(len(w)):
-        panel_product(y, x, w, scale, np.int64(n), add)
-
-@jit
-def product(y, x, w, scale, add):
-    """y = x W^T, + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
-    Panels of int8 stand for scale[n] times what they hold; those of other types have no scale.
-    The threads share the panels: one core does not use up the memory's speed.  Of many rows, ROWS
-    at a time pass by a panel, which stays in L2."""
-    if len(y) * w.size < SMALL_PRODUCT:
-        for n in range(len(w)):
-            panel_product(y, x, w, scale, n, add)
-    else:
-        for r in range(0, len(y), ROWS):
-            product_parallel(y[r:r + ROWS], x[r:r + ROWS], w, scale, add)
-
-@jit
-def embed(x, tokens, w, scale):
-    """x[r] = wte[tokens[r]], read out of the panels of wte: tied embeddings need no second copy"""
-    width, pairs = w.shape[2], rows_a_row_of(w)
-    for r in range(len(x)):
-        token = tokens[r]
-        column, row = w[token // width, :, token % width], x[r]
-        for c in range(row.size):
-            row[c] = entry_of(column[c // pairs], c % pairs, scale) * scale[token]
-
-@jit
-def remember(k, v, rows, qkv):
-    """Writes the key and value of each row into its slot.
-    k (slots, G, panels, D, width), which are K^T in panels, v (slots, G, T, D), qkv (R, QKV)"""
-    _, G, _, D, width = k.shape
-    for r in range(len(qkv)):
-        slot, t = rows.slots[r], rows.positions[r]
-        of_k, of_v = qkv[r, -2 * G * D:], qkv[r, -G * D:]
-        for g in range(G):
-            for i in range(D):
-                k[slot, g, t // width, i, t % width] = of_k[g * D + i]
-                v[slot, g, t, i] = of_v[g * D + i]
-
-@jit
-def softmax(row, scale):
-    """row = softmax(scale * row), in place"""
-    m, total = row_max(row), row.dtype.type(0)
-    for j in range(row.size):
-        row[j] = exp((row[j] - m) * scale)
-    for j in range(row.size):
-        total += row[j]
-    norm = row.dtype.type(1) / total
-    for j in range(row.size):
-        row[j] *= norm
-
-@jit
-def attend(r0, r1, g, att, qkv, rows, k, v, q, scores, out):
-    """Of `attention`, the heads of key g for rows r0 to r1: of one slot, one behind the other.
-    scratch: q, out (queries, D), scores (queries, T)"""
-    D, width = k.shape[3], k.shape[4]
-    heads = att.shape[1] // (D * k.shape[1])             # H / G
-    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1
-    m = (r1 - r0) * heads
-    for i in range(m):
-        start = (g * heads + i % heads) * D
-        source, to = qkv[r0 + i // heads, start:start + D], q[i]
-        for j in range(D):
-            to[j] = source[j]
-    S = scores[:m, :n]
-    matmul(S, q[:m], k[slot, g, :(n + width - 1) // width])
-    for i in range(m):
-        seen = rows.positions[r0 + i // heads] + 1
-        softmax(S[i, :seen], q.dtype.type(1 / math.sqrt(D)))
-        for j in range(seen, n):
-            S[i, j] = 0                      # what this row does not see adds nothing to its sum
-    matmul(out[:m], S, v[slot, g, :n])
-    for i in range(m):
-        start = (g * heads + i % heads) * D
-        source, to = out[i], att[r0 + i // heads, start:start + D]
-        for j in range(D):
-            to[j] = source[j]
-
-@jit_parallel
-def attention_parallel(att, qkv, rows, k, v, q, scores, out):
-    counter = np.zeros(1, np.int64)
-    G = k.shape[1]
-    for i in prange(len(q)):
-        n = next_task(counter, 0)
-        while n < len(rows.blocks) * G:
-            r0, r1 = rows.blocks[n // G]
-            attend(r0, r1, n % G, att, qkv, rows, k, v, q[i], scores[i], out[i])
-            n = next_task(counter, 0)
-
-@jit
-def attention(att, qkv, rows, k, v, q, scores, out):
-    """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
-    out: att (R, HD)     in: qkv (R, QKV), k, v the cache of a layer; scratch of each thread"""
-    work = 0
-    for b in range(len(rows.blocks)):
-        r0, r1 = rows.blocks[b]
-        work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
-    if work < SMALL_PRODUCT:
-        for b in range(len(rows.blocks)):
-            r0, r1 = rows.blocks[b]
-            for g in range(k.shape[1]):
-                attend(r0, r1, g, att, qkv, rows, k, v, q[0], scores[0], out[0])
-    else:
-        attention_parallel(att, qkv, rows, k, v, q, scores, out)
-
-@jit
-def decode_step(rows, p, scales, cache, s, cos, sin, eps):
-    """`forward` for R rows, whose keys and values go into the cache.
-    out: s.final, s.logits: the normed x and head 0's logits of the rows that are wanted
-    in: p as Params, but matrices in panels, and lm_head that of head 0; scales of their rows
-    in and out: cache.k (L, slots, G, panels, D, width), cache.v (L, slots, G, T, D)"""
-    R, D = len(rows.tokens), cache.k.shape[4]
-    x, y, rstd, qkv, att = s.x[:R], s.y[:R], s.rstd[:R], s.qkv[:R], s.att[:R]
-    gate_up, swiglu = s.gate_up[:R], s.swiglu[:R]
-    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)
-    no, add = np.int64(0), np.int64(1)
-    embed(x, rows.tokens, p.wte, scales.wte)
-    for l in range(len(cache.k)):
-        rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
-        product(qkv, operand(s.rounded, y), p.qkv[l], scales.qkv[l], no)
-        for r in range(R):
-            t = rows.positions[r]
-            rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
-        remember(cache.k[l], cache.v[l], rows, qkv)
-        attention(att, qkv, rows, cache.k[l], cache.v[l], s.q, s.scores, s.out)
-        product(x, operand(s.rounded, att), p.attn_proj[l], scales.attn_proj[l], add)
-        rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
-        product(gate_up, operand(s.rounded, y), p.gate_up[l], scales.gate_up[l], no)
-        swiglu_forward(swiglu, gate_up)
-        product(x, operand(s.rounded, swiglu), p.down[l], scales.down[l], add)
-    n = len(rows.wanted)
-    for i in range(n):
-        r = rows.wanted[i]
-        rmsnorm_forward(s.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, eps)
-    head_logits(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, s.rounded)
-
-@jit
-def head_logits(logits, final, w, scale, rounded):
-    """logits (n, V) of a head for rows of s.final"""
-    product(logits, operand(rounded, final), w, scale, np.int64(0))
-
-@jit
-def guess_logits(logits, final, w, scale, rounded):
-    """logits (heads, 1, V) of all further heads for a row of s.final"""
-    for k in range(len(w)):
-        head_logits(logits[k], final, w[k], scale[k], rounded)
-
-# ---- weights
-# In float32 a product is one of float32.  So it is in bfloat16 and int8, where only the weights are
-# rounded, unless the processor multiplies these itself: then x is rounded, too, for one row as for
-# many, to bfloat16, which does not cost the small model a ten-thousandth of a bit a byte
-# (bench/NOTES.md), or beside int8 to 16 bits of the largest of its row.
-LONGEST_QUADS = 1 << 17      # numbers of a row whose products with int8 an int32 still holds
-
-def stored(w, weights):
-    """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
-    f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
-    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
-    scale = np.ones(w.shape[:-1], w.dtype)
-    if weights == "bf16":
-        return to_bf16(w), scale
-    if weights == "int8":
-        scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
-        return np.rint(w / scale[..., None]).astype(np.int8), scale
-    return w, scale
-
-def in_panels(w, weights, quads=False):
-    """(panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
-    Panels of bfloat16 hold pairs, int32 (L, n, K / 2, width); if quads, those of int8 hold four
-    numbers, plus 128, uint32 (L, n, K / 4, width)."""
-    L, N, K = w.shape
-    width = tile_width(w.dtype)
-    dtype, step = {"bf16": (np.int32, 2), "int8": (np.int8, 1)}.get(weights, (w.dtype, 1))
-    if quads:
-        dtype, step = np.uint32, 4
-    n = -(-N // width)
-    panels, scales = aligned((L, n, -(-K // step), width), dtype), aligned((L, n * width), w.dtype)
-    for l in range(L):
-        x, scales[l, :N] = stored(w[l], weights)
-        if dtype == np.uint32:
-            pack_fours(panels[l], x)
-        else:
-            pack(panels[l], x.T)
-    return panels, scales
-
-def pack_fours(panels, w):
-    """Of w (N, K) int8: byte i of panels[n, k, j] is w[n * width + j, 4 k + i] + 128, which is the
-    same bits, the highest turned over."""
-    I, quads, width = panels.shape
-    padded = np.zeros((I * width, 4 * quads), np.uint8)
-    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
-    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
-
-class Weights:
-    """The matrices of a model as a decoder reads them: copies, of the moment it was made."""
-
-    def __init__(self, cfg, flat, weights):
-        p = views(flat, param_table(cfg))
-        heads = p.lm_head                    # tied: heads 1.. alone
-        longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
-        quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
-        packed = partial(in_panels, weights=weights, quads=quads)
-        layers = [packed(x) for x in p[PACKED]]
-        wte = packed(p.wte[None])
-        first = wte if cfg.tie_embeddings else packed(heads[:1])
-        self.others = packed(heads[1 - cfg.tie_embeddings:]) if cfg.n_mtp > 1 else None
-        matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
-        self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
-        self.scales = Scales(*scales)
-        self.rounds = weights == "bf16" and HAS_BF16 or quads
-
-# ---- slots
-Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
-
-class Reader(Protocol):
-    """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
-    cfg: Config
-    length: int                              # the longest context, tokens
-    texts: list                              # of each slot: the tokens that are in its cache
-    heads: int                               # auxiliary heads that `guesses` has
-    wide: bool                               # do a few rows take about as long as one?
-
-    @staticmethod
-    def ready():
-        """What must happen before the first decoder of a process is made."""
-
-    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them;
-        length: of each slot's memory, tokens, at most and if 0 cfg.seq_len"""
-
-    def with_slots(self, slots, length=0):
-        """Another one of the same weights, with a cache of its own"""
-
-    def read(self, parts):
-        """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
-        the last of them the logits are wanted.  A full slot slides.
-        Returns these logits (n, V), on the host, valid until the next call."""
-
-    def guesses(self, row):
-        """(heads, V): for a row of the last logits, those of heads 1 and on"""
-
-    def step(self, token):
-        """Appends a token to slot 0, and returns the logits (V,) of the next one."""
-
-    def truncate(self, n, slot=0):
-        """Keeps the first n tokens of a slot, as if those after them had never been read."""
-
-    def copy(self, source, slot, n):
-        """Gives a slot the first n tokens of another, as if it had read them itself."""
-
-class Decoder:
-    """The weights of a model, a cache of keys and values, and the tokens in it."""
-    wide = True
-
-    @staticmethod
-    def ready():
-        fill_cache(SPEECH)
-
-    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        self.begin(cfg, slots, length)
-        self.weights = Weights(cfg, flat, weights)
-        self.allocate()
-
-    def begin(self, cfg, slots, length):
-        """Of a decoder on any device: empty slots."""
-        need(slots > 0, f"{slots} slots are none")
-        self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
-        self.texts = [[] for _ in range(slots)]
-        self.heads = cfg.n_mtp - 1
-        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows that `attend` takes at once
-
-    def allocate(self):
-        get_num_threads()                    # starts the threads; a cached decode_step does not
-        cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
-        C, F, H, D, L, G, V = (cfg.n_embd, cfg.n_hidden, cfg.n_head, cfg.head_dim, cfg.n_layer,
-                               cfg.n_kv_head, cfg.vocab_size)
-        M, width, threads, slots = MOST_ROWS, tile_width(dtype), get_num_threads(), len(self.texts)
-        line = T + 16                        # rows of 2^n numbers would share a few lines of L1
-        queries = self.block * H // G
-
-        def new(*shape, dtype=dtype):
-            return aligned(shape, dtype)
-
-        longest, rounded = max(C, F, H * D), new(0, 0)   # no workspace of `operand`
-        if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
-            rounded = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
-        elif self.weights.rounds:
-            rounded = new(M, longest + 1, dtype=BF16)
-        self.cache = Cache(new(L, slots, G, -(-T // width), D, width), new(L, slots, G, T, D))
-        self.work = Work(x=new(M, C), y=new(M, C), rstd=new(M), qkv=new(M, (H + 2 * G) * D),
-                         att=new(M, H * D), gate_up=new(M, 2 * F), swiglu=new(M, F),
-                         rounded=rounded, q=new(threads, queries, D),
-                         scores=new(threads, queries, line), out=new(threads, queries, D),
-                         final=new(M, C), logits=new(M, V), guesses=new(self.heads, 1, V))
-        self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
-
-    def with_slots(self, slots, length=0):
-        other = type(self).__new__(type(self))
-        other.begin(self.cfg, slots, length)
-        other.weights = self.weights
-        other.allocate()
-        return other
-
-    @property
-    def tokens(self):
-        """What slot 0 has read, and not taken back."""
-        return self.texts[0]
-
-    def step(self, token):
-        return self.read([Part(0, [token])])[0]
-
-    def truncate(self, n, slot=0):
-        del self.texts[slot][n:]             # no row looks behind its position
-
-    def copy(self, source, slot, n):
-        panels = -(-n // self.cache.k.shape[5])
-        self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
-        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
-        self.texts[slot] = self.texts[source][:n]
-
-    def read(self, parts):
-        """`Reader`'s.  A slot that is full keeps its later half, which is read anew, from position
-        0 on, in the same step."""
-        parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
-        self.check(parts)
-        if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
-            return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
-                                     for slot, ids, wanted in parts])
-        rounds = []                          # mostly one
-        for n, part in enumerate(parts):
-            for i, piece in enumerate(self.pieces(part)):
-                if i == len(rounds):
-                    rounds.append([])
-                rounds[i].append((n, *piece))
-        found, final = [[] for _ in parts], [[] for _ in parts]
-        for pieces in rounds:
-            of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
-            logits = self.read_pieces([piece for _, *piece in pieces])
-            for i, n in enumerate(of_parts):
-                found[n].append(logits[i].copy())
-                final[n] += [self.final[i]] if self.heads else []
-        self.final = np.array([row for rows in final for row in rows])
-        return np.array([row for rows in found for row in rows])
-
-    def check(self, parts):
-        V, slots = self.cfg.vocab_size, [part.slot for part in parts]
-        need(parts and len({*slots}) == len(slots), "each slot is read once in a step")
-        for slot, ids, wanted in parts:
-            need(0 <= slot < len(self.texts), f"slot {slot} is none of {len(self.texts)}")
-            need(ids and 0 <= wanted <= len(ids), f"the logits of {wanted} of {len(ids)} tokens")
-            for token in min(ids), max(ids):
-                need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
-
-    def pieces(self, part):
-        """[(slot, first position, ids, wanted)] of what has to be computed for a part.  Mostly one.
-        What is read anew after a slide is computed before it only if its logits are wanted."""
-        T, pieces = self.length, []
-        slot, ids, wanted = part
-        text, at = self.texts[slot], 0
-        start, kept = len(text), []          # kept: what is read anew
-        while True:
-            if start + len(kept) == T:
-                kept = [*text[:start], *kept][T - T // 2:]
-                start = 0
-            n = min(len(ids) - at, T - start - len(kept))
-            at += n
-            here = max(0, wanted - (len(ids) - at))      # wanted of these rows
-            here = min(here, n)
-            now = [*kept, *ids[at - n:at]]
-            if here or at == len(ids):
-                pieces.append((slot, start, now, here))
-            if at == len(ids):
-                return pieces
-            text, start, kept = [*text[:start], *now], T, []
-
-    def read_pieces(self, pieces):
-        """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
-        for slot, start, *_ in pieces:
-            self.truncate(start, slot)
-        found, final = [], []
-        for step in steps_of(pieces):
-            if found:
-                found[-1] = found[-1].copy()
-            found.append(self.compute(self.rows(step)))
-            if self.heads:                   # `guesses` may be asked for any row of the whole
-                final.append(self.work.final[:len(found[-1])].copy())
-            for slot, _, ids, _ in step:
-                self.texts[slot] += ids
-        if self.heads:
-            self.final = final[0] if len(final) == 1 else np.concatenate(final)
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def rows(self, pieces):
-        """Those of pieces in one step.  A block is a few rows of one slot."""
-        tokens, slots, positions, blocks, wanted = [], [], [], [], []
-        for slot, start, ids, n in pieces:
-            first = len(tokens)
-            tokens += ids
-            slots += [slot] * len(ids)
-            positions += range(start, start + len(ids))
-            end = len(tokens)
-            blocks += [(r, min(end, r + self.block)) for r in range(first, end, self.block)]
-            wanted += range(end - n, end)
-        columns = np.array((tokens, slots, positions), np.int32)
-        return Rows(*columns, np.array(blocks, np.int32), np.array(wanted, np.int32))
-
-    def compute(self, rows):
-        """The logits (n, V) of the rows that are wanted"""
-        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
-                    self.sin, self.cfg.norm_eps)
-        return self.work.logits[:len(rows.wanted)]
-
-    def guesses(self, row):
-        self.work.final[0] = self.final[row]             # where a product may read beyond it
-        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others,
-                     self.work.rounded)
-        return self.work.guesses[:, 0]
-
-def steps_of(pieces):
-    """Lists of pieces that have at most MOST_ROWS rows together; a long one is cut."""
-    step, room = [], MOST_ROWS
-    for slot, start, ids, wanted in pieces:
-        while len(ids) > room:
-            rest = len(ids) - room
-            if room:
-                step.append((slot, start, ids[:room], max(0, wanted - rest)))
-            yield step
-            start, ids, wanted = start + room, ids[room:], min(wanted, rest)
-            step, room = [], MOST_ROWS
-        step.append((slot, start, ids, wanted))
-        room -= len(ids)
-    yield step
-
-# ---- sampling
-@dataclass
-class Sampling(Settings):
-    """How a text is drawn, and how long it is."""
-    temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
-    top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
-    top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
-    min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
-    presence_penalty: float = setting(0.0, -100, 100, "off the logit of what was said already")
-    frequency_penalty: float = setting(0.0, -100, 100, "off it, each time that it was said")
-    tokens: int = setting(200, 0, 1 << 40, "longest reply")
-    stop: list = field(default_factory=list, metadata={
-        "help": "a text before which a reply ends; may be given several times"})
-    logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
-    seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
-
-    def check(self):
-        super().check()
-        need(all(isinstance(text, str) and text for text in self.stop),
-             f"stop is {self.stop}, expected texts that are not empty")
-        return self
-
-def rng_of(seed, prompt=0, answer=0):
-    """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
-    not depend on what else is generated; a prompt alone has those of the first of many."""
-    return np.random.default_rng([seed, prompt, answer] if prompt or answer else seed)
-
-def of_the_largest(x, n):
-    """Where the n largest of x are; of equal ones those that come first."""
-    least = np.partition(x, len(x) - n)[len(x) - n]
-    chosen = x > least
-    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
-    return chosen
-
-def sample(logits, rng, o):
-    """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
-    likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
-    if not math.isfinite(logits[likeliest]):
-        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
-                        f"weights are too large to compute with; name another checkpoint")
-    if o.temperature == 0:
-        return likeliest
-    z = logits.astype(np.float64)
-    p = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))       # the likeliest has 1
-    n = min(o.top_k or len(p), len(p))
-    if o.top_p < 1:                          # until those before reach top_p of all
-        total = np.sort(p)[::-1].cumsum()
-        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(p):
-        p[~of_the_largest(p, n)] = 0
-    p[p < o.min_p] = 0
-    total = p.cumsum()
-    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
-
-def log_softmax(logits):
-    z = logits.astype(np.float64)
-    z -= z.max()
-    return z - math.log(np.exp(z).sum())
-
-class Reply:
-    """A text that is being written: what its prompt is, what was drawn, and why it ends."""
-
-    def __init__(self, ids, sampling, rng, end=None, vocab=None):
-        """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
-        token that ends it; vocab: bytes of each token, which stop texts need"""
-        need(len(ids), NO_TOKEN)
-        self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
-        self.pending = [int(i) for i in ids]             # to be read next
-        self.tokens, self.logprobs, self.counts = [], [], {}
-        self.finish = "" if sampling.tokens else "length"
-        self.text = b""                      # of the tokens, if there is a vocabulary
-        self.stops = [text.encode() for text in sampling.stop]
-        need(vocab or not self.stops, "stop texts need a vocabulary")
-        self.drafts, self.slot, self.told = [], 0, 0
-
-    def draw(self, logits):
-        """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
-        the reply is no part of it."""
-        o = self.sampling
-        z = logits
-        if self.counts and (o.presence_penalty or o.frequency_penalty):
-            z = logits.copy()
-            for token, n in self.counts.items():
-                z[token] -= o.presence_penalty + n * o.frequency_penalty
-        token = sample(z, self.rng, o)
-        if token == self.end:
-            self.finish = "stop"
-            return token
-        self.tokens.append(token)
-        self.counts[token] = self.counts.get(token, 0) + 1
-        if o.logprobs:
-            p = log_softmax(logits)
-            top = np.argsort(-p, kind="stable")[:o.logprobs]
-            self.logprobs.append((float(p[token]), [(int(i), float(p[i])) for i in top]))
-        if len(self.tokens) == o.tokens:
-            self.finish = "length"
-        if self.vocab:
-            self.append(self.vocab[token])
-        return token
-
-    def append(self, piece):
-        """A stop text may begin in one token and end in another."""
-        longest = max(map(len, self.stops), default=0)
-        start = max(0, len(self.text) - longest)
-        self.text += piece
-        places = [place for stop in self.stops if (place := self.text.find(stop, start)) >= 0]
-        if places:
-            self.text = self.text[:min(places)]
-            self.finish = "stop"
-
-    @property
-    def answer(self):
-        """What was said, as text"""
-        return self.text.decode("utf-8", "replace")
-
-    def news(self):
-        """The bytes that have come since the last call, but for what may begin a stop text."""
-        end = len(self.text)
-        if not self.finish:
-            for stop in self.stops:
-                for n in range(min(len(stop), len(self.text)), 0, -1):
-                    if self.text.endswith(stop[:n]):
-                        end = min(end, len(self.text) - n)
-                        break
-        end = max(end, self.told)
-        piece, self.told = self.text[self.told:end], end
-        return piece
-
-# ---- generation
-NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
-
-@dataclass
-class Pace:
-    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
-    began: float = field(default_factory=time.perf_counter)
-    first: float = 0.0                       # seconds to the first token
-    seconds: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
-    accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
-
-    def count(self, tokens, seconds, drafted, reading):
-        """A step; one that reads prompts says nothing of either way."""
-        self.seconds = time.perf_counter() - self.began
-        self.first = self.first or self.seconds
-        self.tokens += tokens
-        self.steps += 1
-        if not reading:
-            way = self.ways[drafted]
-            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
-
-    def drafts(self, reader, sampling):
-        """How many to make for the next step: where nobody says, as many as have paid of late.
-        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
-        a draft changes when a token comes, never which."""
-        if sampling.speculate >= 0 or not reader.wide:
-            return max(0, sampling.speculate) if reader.wide else 0
-        most, tried = reader.heads or LOOKED_UP, self.steps % 64
-        if tried < 8:
-            return most if tried < 4 else 0
-        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
-                                self.ways.values())
-        return most if with_drafts < without else 0
-
-    def __str__(self):
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} a second, the first after "
-                f"{self.first:.2f} s")
-        if any(self.offered):
-            shares = [f"{a / n:.0%}" for a, n in zip(self.accepted, self.offered) if n]
-            text += (f"; {self.tokens / self.steps:.2f} a step, drafts accepted by position: "
-                     f"{', '.join(shares)}")
-        return text
-
-def advance(reader, replies, pace, also=()):
-    """One step of some replies, each in a slot of its own: reads what each has to read, draws the
-    next token, and if that is the draft that was read behind it, one more, and so on.
-    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
-    Returns the tokens drawn for each."""
-    began = time.perf_counter()
-    reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
-    for reply in replies:
-        held = len(reader.texts[reply.slot]) + len(reply.pending)
-        room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
-        del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
-    drafted = any(reply.drafts for reply in replies)
-    k = pace.drafts(reader, replies[0].sampling)         # for the next step
-    logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-                          for reply in replies] + [*also])
-    at, drawn = 0, []
-    for reply in replies:
-        row, drafts, new = at, reply.drafts, []
-        for guess in (*drafts, None):
-            token = reply.draw(logits[row])
-            if token != reply.end:
-                new.append(token)
-            if reply.finish or token != guess:
-                break
-            row += 1
-        wrong = len(drafts) - (row - at)
-        reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
-        for i in range(len(drafts)):
-            pace.offered[i] += 1
-            pace.accepted[i] += i < row - at
-        reply.pending, reply.drafts = [token], []
-        if k and not reply.finish:
-            reply.drafts = draft(reader, reply, row, k)
-        at += 1 + len(drafts)
-        drawn.append(new)
-    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
-    return drawn
-
-def generate(decoder, prompt, n, rng, sampling, stop=None):
-    """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
-    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
-    pace = Pace()
-    while not reply.finish:
-        [tokens] = advance(decoder, [reply], pace)
-        yield from tokens
-
-def generate_many(reader, replies, pace=None):
-    """Yields (its number, a Reply) as each of many ends.  A slot that is free takes the next one.
-    replies: an iterable; each has what it needs when its turn comes"""
-    waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
-    pace = pace or Pace()
-    while True:
-        while free:
-            number, reply = next(waiting, (None, None))
-            if reply is None:
-                break
-            reply.slot = free.pop()
-            reader.truncate(0, reply.slot)
-            active[number] = reply
-        running = [reply for reply in active.values() if not reply.finish]
-        if running:
-            advance(reader, running, pace)
-        elif not active:
-            return
-        for number in [number for number, reply in active.items() if reply.finish]:
-            reply = active.pop(number)
-            free.append(reply.slot)
-            yield number, reply
-
-# ---- drafts
-# Reading a few rows takes hardly longer than reading one, because the weights come from memory once
-# for all of them.  So a cheap guess of the next tokens is read together with the token that was
-# drawn; where the model then draws the same, a step has brought several tokens.  A guess that is
-# wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
-# logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
-# draft is the simplest case of Leviathan et al. 2023).
-MOST_DRAFTS = 15
-LOOKED_UP = 4                # drafts by look-up, where nobody says how many
-
-def draft(reader, reply, row, k):
-    """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
-    by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
-    if reader.heads:
-        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
-    return looked_up(reader.texts[reply.slot] + reply.pending, k)
-
-LONGEST_MATCH = 3
-
-def looked_up(tokens, k):
-    """What followed the last few tokens where they stood before, the latest place of the longest
-    match (prompt look-up decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
-    text = np.array(tokens, np.int32)
-    for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
-        matches = np.ones(len(text) - n, bool)           # of windows that end before the last
-        for i in range(n):
-            matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
-        places = np.flatnonzero(matches)
-        if len(places):
-            start = places[-1] + n
-            return tokens[start:start + k]
-    return []
-
-# ---- chat
-# What a chat model reads is one text: all that was said, and what begins its answer.  A template
-# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
-#
-#     <|im_start|>user
-#     What is a cat?<|im_end|>
-#     <|im_start|>assistant
-#
-# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
-# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
-# was it said?), and names are looked for only in those that were not.  An imported model brings a
-# template that is a program; section 11 makes pieces of what it writes.
-
-# Ours as such programs, for others who read an export
-ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
-    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
-    "{% endif %}{% endfor %}")
-CHATML_TOKENS = bpe.SPECIALS[1:]
-CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-
-def is_alpaca(template):
-    return template in ("", "alpaca", ALPACA)
-
-def alpaca_pieces(messages):
-    """Those of the last question"""
-    before, after = PROMPT.split("{instruction}")
-    _, question = messages[-1]
-    return [(before, False), (question, True), (after, False)]
-
-def chatml_pieces(template, messages):
-    """Some spellings of ChatML begin with a system message of their own."""
-    pieces, ended = [], ""
-    for _, text in default_system(template, messages):
-        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
-    for role, text in messages:
-        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
-        ended = "<|im_end|>\n"
-    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
-
-def own_pieces(template, messages):
-    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
-    if is_alpaca(template):
-        return alpaca_pieces(messages)
-    return chatml_pieces(template, messages) if is_chatml(template) else None
-
-def special_names(tokenizer):
-    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
-    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
-
-def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation, with what begins the next answer
-    sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    messages = [(role, unmarked(text)) for role, text in messages]
-    pieces = (own_pieces(template, messages) or
-              strangers_pieces(template, messages, state, tokenizer))
-    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
-    for piece, said in pieces:
-        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
-            if said and sampled and part in sampled:
-                new = sampled[part]
-            elif not said and part in tokenizer.specials:
-                new = [tokenizer.specials[part]]
-            else:
-                text += part
-                continue
-            ids += [*tokenizer.encode(text).tolist(), *new]
-            text = ""
-    ids += tokenizer.encode(text).tolist()
-    need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
-    return ids
-
-def rewind_to(decoder, ids):
-    """Takes back what the decoder has read, from where it begins to differ from ids.  Returns the
-    ids that it has to read then: at least the last, whose logits are wanted."""
-    n = 0
-    for held, token in zip(decoder.tokens, ids[:-1]):
-        if held != token:
-            break
-        n += 1
-    decoder.truncate(n)
-    return ids[n:]
-
-def for_terminal(text):
-    """What a model says, as it is; a terminal it must not command: there, control characters but
-    for tabs and line ends are shown as U+FFFD."""
-    if not (sys.stdout and sys.stdout.isatty()):
-        return text
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
-
-class Speaker:
-    """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
-    continues."""
-
-    def __init__(self, file, decoder, options):
-        need(options.template in TEMPLATES,
-             f"--template {options.template} is not alpaca or chatml")
-        c = read_checkpoint(file, moments=False)
-        decoder.ready()
-        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
-        self.decoder = decoder(c.cfg, c.flat, options.weights)
-        self.template = options.template or c.state.template
-        self.answers = c.state.kind == "chat" or options.template != ""
-        self.stop = c.tokenizer.specials.get(c.state.eos)
-        self.rng = np.random.default_rng(options.seed)
-        self.said = []                       # (role, text), user and assistant in turn
-        self.last, self.pace = None, None    # the latest Reply, and its Pace
-        self.sampled = {}                    # the ids of each answer, by its text
-
-    def forget(self):
-        self.decoder.truncate(0)
-        self.said.clear()
-        self.sampled.clear()
-
-    def ids_after(self, question):
-        """The ids to continue, the question's alone, or to answer: those of the conversation with
-        what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
-        room: it may take half of the context, or as much as it may be long."""
-        if not self.answers:
-            ids = self.tokenizer.encode(question)
-            need(len(ids), NO_TOKEN)
-            return ids
-        T = self.cfg.seq_len
-        room = T - min(self.options.tokens, T // 2)
-        said, forgotten = [*self.said, ("user", question)], 0
-        while True:
-            ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
-            if len(ids) <= room or len(said) == 1:
-                break
-            said = said[2:]                  # without the first question and its answer
-            forgotten += 1
-        if forgotten and not is_alpaca(self.template):   # which knows of one question anyway
-            print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
-                  file=sys.stderr)
-        if len(ids) > T:
-            print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
-                  f"forgotten", file=sys.stderr)
-        self.said = [*said, ("assistant", "")]           # not before all has gone well
-        return rewind_to(self.decoder, ids)
-
-    def new_reply(self, ids, options, rng):
-        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
-
-    def pieces(self, reply, pace, reader=None):
-        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
-        no part of the conversation"""
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        while not reply.finish:
-            advance(reader or self.decoder, [reply], pace)
-            if piece := decode(reply.news(), bool(reply.finish)):
-                yield piece
-
-    def answer_pieces(self, ids):
-        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
-        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
-        try:
-            for piece in self.pieces(self.last, self.pace):
-                answer += piece
-                if self.answers:             # now, because Ctrl-C may end it here
-                    self.said[-1] = "assistant", answer
-                yield piece
-        finally:
-            self.keep_ids(answer, self.last.tokens)
-
-    def reply(self, ids):
-        """Prints the reply as it comes.  Returns how many tokens it had."""
-        for piece in self.answer_pieces(ids):
-            print(for_terminal(piece), end="", flush=True)
-        print()
-        return len(self.last.tokens)
-
-    # what Python uses: nothing is printed
-    def say(self, question):
-        """The answer to what is said next in the conversation, or its continuation."""
-        return "".join(self.answer_pieces(self.ids_after(question)))
-
-    def ids_of(self, prompt):
-        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
-        if isinstance(prompt, str) and not self.answers:
-            ids = self.tokenizer.encode(prompt)
-        else:
-            need(self.answers, "messages are for a chat model, and this one continues texts")
-            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
-            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
-        need(len(ids), NO_TOKEN)
-        return [int(i) for i in ids]
-
-    def shortened(self, ids, truncate):
-        """A prompt that fits into the context; cut from the left where that is allowed."""
-        T = self.cfg.seq_len
-        if truncate and len(ids) > T:
-            return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
-        need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
-             f"or let --truncate cut it from the left")
-        return ids
-
-    def stream(self, prompt, **sampling):
-        """Yields the text that follows a prompt by itself, as it comes."""
-        options = replace(self.options, **sampling).check()
-        ids = self.shortened(self.ids_of(prompt), False)
-        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
-        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
-
-    def generate(self, prompts, batch=64, truncate=False, **sampling):
-        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
-        written at a time.  Reply.answer is its text."""
-        options = replace(self.options, **sampling).check()
-        ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
-        found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
-        replies = [found[i] for i in range(len(ids))]
-        return replies if options.n > 1 else [reply for [reply] in replies]
-
-    def answers_to(self, prompts, options, batch, pace, first=0):
-        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
-        prompts: ids of each"""
-        if not prompts:
-            return
-        n, longest = options.n, max(map(len, prompts))
-        reader = self.decoder.with_slots(min(batch, n * len(prompts)), longest + options.tokens)
-        replies = (self.new_reply(ids, options, rng_of(options.seed, first + i, j))
-                   for i, ids in enumerate(prompts) for j in range(n))
-        waiting = {}
-        for number, reply in generate_many(reader, replies, pace):
-            answers = waiting.setdefault(number // n, {})
-            answers[number % n] = reply
-            if len(answers) == n:
-                del waiting[number // n]
-                yield first + number // n, [answers[j] for j in range(n)]
-
-    def keep_ids(self, answer, sampled):
-        """The model's next turn begins with the ids that it said, and the decoder holds them.  An
-        answer with a special token is read as text: there, its name is ordinary tokens."""
-        special = set(sampled) & set(self.tokenizer.specials.values())
-        whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
-        if answer and whole and not special:             # Ctrl-C may end it within a character
-            self.sampled[answer] = sampled
-
-    def converse(self):
-        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
-        clears the line, a second one leaves."""
-        with contextlib.suppress(ImportError):           # arrow keys
-            importlib.import_module("readline")
-        cleared = False
-        while True:
-            try:
-                text = input("\n> ")
-            except EOFError:
-                break
-            except KeyboardInterrupt:
-                if cleared:
-                    break
-                cleared = True
-                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
-                continue
-            cleared = False
-            if text.strip() == "/quit":
-                break
-            with contextlib.suppress(KeyboardInterrupt):
-                self.obey(text)
-        print()
-
-    def obey(self, text):
-        """Does what a line asks for: a command, or a reply."""
-        command = text.strip()
-        if command == "/reset":
-            self.forget()
-        elif command == "/help":
-            print(HELP)
-        elif command.split()[:1] == ["/temperature"]:
-            self.warm(command.removeprefix("/temperature").strip())
-        elif re.fullmatch("/[a-z]+( .*)?", command):
-            print(f"there is no {command.split()[0]}; /help lists what there is")
-        elif command:
-            self.answer_line(text)
-
-    def warm(self, number):
-        """/temperature: sets it, or says what it is."""
-        try:
-            if number:
-                self.options = replace(self.options, temperature=float(number)).check()
-            print(f"temperature {self.options.temperature:g}")
-        except ValueError:                   # a UserError, too
-            print(f"/temperature {number}: expected a number, 0 to 100")
-
-    def answer_line(self, text):
-        """A reply, or in a line why these words can have none."""
-        try:
-            ids = self.ids_after(text)
-        except UserError as e:
-            print(f"note: {e}", file=sys.stderr)
-        else:
-            self.reply(ids)
-
-HELP = """/help     this list
-/reset    forgets what was said
-/quit     leaves, as Ctrl-D does
-/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
-Ctrl-C    stops a reply; clears a line that is being typed"""
-
-def said_or_read(prompt):
-    """A prompt; that of `-` is read from standard input, without the end of its last line."""
-    if prompt != "-":
-        return prompt
-    need(sys.stdin, "standard input is closed; name the prompt")
-    if sys.stdin.isatty():
-        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
-    return sys.stdin.read().removesuffix("\n")
-
-def load(file, decoder=Decoder, **sampling):
-    """A Speaker of a checkpoint, to talk to from Python:
-
-        model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
-        for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
-            print(reply.answer)
-        print(*model.stream("Tell me of the sea.", temperature=0), sep="")
-        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
-    return Speaker(file, decoder, Sampling(**sampling).check())
-
-def shown_logprobs(reply):
-    """Of each token: the text, its log-probability, and those of the likeliest"""
-    def text(token):
-        return reply.vocab[token].decode("utf-8", "backslashreplace")
-
-    return [{"token": text(token), "logprob": round(p, 4),
-             "top": [[text(i), round(q, 4)] for i, q in top]}
-            for token, (p, top) in zip(reply.tokens, reply.logprobs)]
-
-def generate_text(prompt, file, decoder=Decoder, prompts=None, out=None, batch=64, truncate=False,
-                  force=False, **chosen):
-    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
-    options = Sampling(**chosen).check()
-    if prompts:                              # then a word that stands alone names the checkpoint
-        need(out, "name a file for the answers: --out answers.jsonl")
-        need(not prompt or file == FILE.options["default"],
-             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
-        return generate_file(prompts, prompt or file, out, decoder, batch, truncate, force, options)
-    need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
-    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
-    prompt = said_or_read(prompt)
-    speaker = Speaker(file, decoder, options)
-    for i in range(options.n):
-        speaker.rng = rng_of(options.seed, 0, i)
-        speaker.said.clear()
-        if not speaker.answers:
-            print(prompt, end="", flush=True)          # reading it may take a while
-            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
-        else:
-            rewound = speaker.ids_after(prompt)
-        n, most = speaker.reply(rewound), options.tokens
-        if n < most and not speaker.answers and not options.stop:
-            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
-                  f"{printable(speaker.state.eos)}", file=sys.stderr)
-        for row in shown_logprobs(speaker.last):
-            top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
-            print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
-        if sys.stderr and sys.stderr.isatty():
-            print(f"note: {speaker.pace}", file=sys.stderr)
-
-def chat(file, decoder=Decoder, **chosen):
-    """`chat`: a conversation."""
-    need(sys.stdin, "standard input is closed; see generate")
-    speaker = Speaker(file, decoder, Sampling(**chosen).check())
-    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
-          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
-          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    speaker.converse()
-
-# ---- a file of prompts
-# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
-# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
-# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
-# all before it are there.
-def prompts_in(path, speaker, truncate):
-    """[(record, ids)] of the lines of a file"""
-    with reading(path, "name a file of JSON lines"):
-        need_regular(path)
-        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = parse_json(line)
-            record = {"prompt": record} if isinstance(record, str) else record
-            need(isinstance(record, dict), "it is no object")
-            if "messages" in record:
-                prompt = [(m["role"], m["content"]) for m in record["messages"]]
-                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
-            else:
-                prompt = record["prompt"]
-                need(isinstance(prompt, str), "its prompt is no text")
-            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
-        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
-            said = f"it has no {e}" if isinstance(e, KeyError) else e
-            raise UserError(f"{path}, line {number}: {said}") from None
-    need(found, f"{path} has no line")
-    return found
-
-def answers_there(f, keys, out):
-    """How many answers an open file holds, if they are those that would be written; a line that was
-    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
-    f.seek(0)
-    n = end = 0
-    for line in f:
-        record, whole = object_in(line), line.endswith(b"\n")
-        cut_short = record is None and not whole and line.startswith(b"{")
-        is_next = n < len(keys) and (record or {}).get("key") == keys[n]
-        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
-             f"with these settings; choose another --out, or --force to begin anew")
-        if whole:
-            n, end = n + 1, end + len(line)
-    f.truncate(end)
-    return n
-
-def object_in(line):
-    """That of JSON, or None"""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        return record if isinstance(record, dict) else None
-
-def generate_file(path, file, out, decoder, batch, truncate, force, options):
-    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
-    that are there."""
-    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
-    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
-         f"{out} would be replaced; choose another --out")
-    speaker = Speaker(file, decoder, options)
-    records = prompts_in(path, speaker, truncate)
-    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
-    base = json.dumps([sha256_of(file), settings], sort_keys=True)
-    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
-            for i, (record, _) in enumerate(records)]
-    if os.path.exists(out):
-        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
-    with open(out, "ab+") as f:
-        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
-        if force:
-            f.truncate(0)
-        done = answers_there(f, keys, out)
-        if done:
-            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
-                  f"follow", file=sys.stderr, flush=True)
-        waiting, pace, told = {}, Pace(), time.perf_counter()
-        ids = [ids for _, ids in records[done:]]
-        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
-            waiting[number] = replies
-            while done in waiting:
-                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
-                          "key": keys[done]}
-                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
-                f.flush()
-                done += 1
-            if time.perf_counter() - told > MOST_SILENT:
-                told = time.perf_counter()
-                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
-                      flush=True)
-        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
-
-def told_of(reply):
-    """What a line of answers has of one."""
-    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
-    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
-
-# ---- the lens
-def euler_steps(model, tokens):
-    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
-
-    Yields (name, |f| / |x|, the angle in degrees between x before and after, p (V,)) of the state
-    that there is first, whose length and angle are None, and after each step.  p is what head 0
-    would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
-    cfg, p = model.cfg, model.p
-    model.logits(tokens[None])
-    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
-    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
-
-    def said(x):
-        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
-        e = np.exp(z - z.max())
-        return e / e.sum()
-
-    yield "embedding", None, None, said(states[0])
-    for i, (before, after) in enumerate(zip(states, states[1:])):
-        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
-        length = np.linalg.norm(after - before) / norm
-        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
-        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
-        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
-        yield name, float(length), angle, said(after)
-
-def lens(file, prompt):
-    """`lens`: the Euler steps of a prompt's last token."""
-    prompt = said_or_read(prompt)
-    c = read_checkpoint(file, moments=False)
-    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
-    need(len(tokens), "the prompt is empty; give at least one character")
-    Model.ready()
-    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
-
-    def text(token):
-        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
-
-    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for name, length, angle, p in euler_steps(model, tokens):
-        likeliest = "  ".join(f"{text(t)} {p[t]:.0%}" for t in np.argsort(-p)[:3])
-        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
-        print(f"{name:<14}{numbers}   {likeliest}")
-
-# ---- the server
-@dataclass
-class Serving(Settings):
-    """How `serve` listens, and how much it does at once."""
-    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
-    port: int = setting(8000, 0, 65_535, "0: one that is free")
-    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
-    origin: list = field(default_factory=list, metadata={
-        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
-    log: list = field(default_factory=list, metadata={
-        "help": "a log for /learn beside those in this folder; may be given several times"})
-    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
-    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
-    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
-    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
-    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
-    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
-    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
-
-def serve(file, decoder=Decoder, **chosen):
-    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
-    options = Serving(**chosen).check()
-    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
-        import nanoeuler_serve as server
-    else:
-        import serve as server
-    return server.run(file, decoder, options)
-
-# ==== 10 Checkpoint ====
-# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
-# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
-# flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
-CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
-NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
-MAX_HEADER = 100_000_000     # bytes
-FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
-
-AGAIN = "copy or download it again"
-
-def cut_short(size, end):
-    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
-
-@contextlib.contextmanager
-def replacing(path, remedy):
-    """All or nothing: what is written under the name it yields is flushed, then takes the path.
-    The name is this process's own: another one may write the same path at the same time."""
-    path = os.path.realpath(path)            # a link stays one
-    temporary = f"{path}.{os.getpid()}.tmp"
-    for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
-        if not old[len(path) + 1:-len(".tmp")].isdigit():
-            continue                         # it is somebody's own
-        with contextlib.suppress(OSError):
-            if time.time() - os.path.getmtime(old) > FORGOTTEN:
-                os.remove(old)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as f:
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
-            folder = os.open(os.path.dirname(path), os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except BaseException as e:               # Ctrl-C as well
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        if isinstance(e, OSError):
-            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
-                            f"{remedy}") from None
-        raise
-
-def write_tensors(path, meta, tensors, remedy):
-    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
-    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
-    start = 0
-    for name, x in tensors.items():
-        end = start + x.nbytes
-        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
-        start = end
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
-    need(len(header) <= MAX_HEADER, f"{path}: its header has {len(header):,} bytes, at most "
-         f"{MAX_HEADER:,} can be read; {remedy}")
-    digest = hashlib.sha256(header)
-    for x in tensors.values():
-        digest.update(x)
-    before, _, after = header.rpartition(NO_HASH.encode())
-    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        f.write(len(header).to_bytes(8, "little"))
-        f.write(before + digest.hexdigest().encode() + after)
-        for x in tensors.values():
-            f.write(x)
-
-def map_tensors(path):
-    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-    No size in the header is believed until the file is known to be that long."""
-    need_regular(path)
-    with open(path, "rb") as f:
-        size, first = os.fstat(f.fileno()).st_size, f.read(8)
-        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
-        length = int.from_bytes(first, "little")
-        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
-             "file, or only the beginning of one")
-        header = f.read(length)
-        entries = json.loads(header)
-        meta = entries.pop("__metadata__", {})
-        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
-        need(size >= end, cut_short(size, end))
-        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
-            np.zeros(0, np.uint8))           # of nothing there is no map
-    tensors = {}
-    for name, t in entries.items():
-        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
-        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
-        tensors[name] = x.reshape(t["shape"])
-    end = 0                                  # the tensors stand side by side, without a hole
-    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
-        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
-        end = stop
-    need(end == data.size, f"{data.size} bytes of data, expected {end}")
-    if "sha256" in meta:
-        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
-        digest.update(data)
-        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
-    return meta, tensors
-
-def need_finite(name, x):
-    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
-    its terms are, and is quick; only where it is not, each entry is looked at."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = x.sum()
-    if not np.isfinite(total):
-        bad = np.argwhere(~np.isfinite(x)).tolist()
-        if bad:                              # else the sum of large numbers was not finite
-            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
-
-# ---- a run's state, its tensors and moments
-@dataclass
-class State(Settings):
-    """What a checkpoint knows besides the weights."""
-    kind: str = "base"         # "chat" after fine-tuning
-    template: str = ""         # Jinja text of a chat; empty: Alpaca's
-    bos: str = ""              # names of the tokens that begin and end what the model reads
-    eos: str = "</s>"
-    step: int = 0
-    n_steps: int = 0
-    tokens_seen: int = 0
-    micro_batch: int = 0       # sequences at a time: where they are summed apart, bits depend on it
-    elapsed: float = 0.0       # seconds of training
-    bits_per_byte: float = 0.0         # the latest validation, 0: none yet
-    text_sha256: str = ""
-    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
-    options: dict = field(default_factory=dict)
-    reference: list = field(default_factory=list)      # of dpo: -log ref of every response
-
-    def check(self):
-        super().check()
-        for name in ("template", "bos", "eos"):
-            text = getattr(self, name)
-            need(text == text.encode(errors="replace").decode(),
-                 f"{name} holds half a surrogate pair, which is no character")
-        return self
-
-LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
-
-def llama_tensors(cfg):
-    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
-    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
-    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
-    on.  gguf: the name in a GGUF file, "" if it has no place there."""
-    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
-    prefixes = {"": [("", "")],
-                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
-                "head": of_heads[cfg.tie_embeddings:]}
-    tensors = []
-    for x in param_table(cfg):
-        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
-        for prefix, gguf_prefix in prefixes[x.each]:
-            for rows, name, gguf in x.parts:
-                gguf = gguf_prefix + gguf
-                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
-                                           (rows, *columns), start, x.optimizer))
-                start += math.prod((rows, *columns))
-    return tensors
-
-def tensor_shapes(cfg):
-    """name -> shape of the tensors of a checkpoint, in buffer order"""
-    return {x.name: x.shape for x in llama_tensors(cfg)}
-
-def named(cfg, flat):
-    """name -> view of the flat buffer"""
-    shapes = tensor_shapes(cfg)
-    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
-
-def muon_slice(cfg):
-    """The slice of the flat buffer that Muon updates: qkv to down"""
-    return entries_where(cfg, lambda x: x.optimizer == "muon")
-
-def moment_shapes(cfg, optimizer):
-    """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
-    N, part = n_params(cfg), muon_slice(cfg)
-    n = part.stop - part.start
-    if optimizer == "muon":
-        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
-    return {"adamw.m": (N,), "adamw.v": (N,)}
-
-def named_moments(cfg, optimizer, m, v):
-    """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
-    if optimizer == "muon":
-        part = muon_slice(cfg)
-        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
-                "adamw.v": np.delete(v, part)}
-    return {"adamw.m": m, "adamw.v": v}
-
-def read_moments(cfg, tensors):
-    """(m, v), each (N,), of these tensors of a checkpoint"""
-    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
-    of_adamw = np.ones(n_params(cfg), bool)
-    if "muon.momentum" in tensors:
-        part = muon_slice(cfg)
-        m[part], of_adamw[part] = tensors["muon.momentum"], False
-    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
-    return m, v
-
-def write_checkpoint(path, cfg, tokenizer, state, flat, moments=()):
-    """Everything that a run needs to go on, in one file, in float32."""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(asdict(state)), "tokenizer": tokenizer.to_json(),
-            "tokenizer_sha256": tokenizer.hash()}
-    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
-    tensors = named(cfg, flat)
-    if moments:
-        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
-    write_tensors(path, meta, tensors, "free space or choose another --out")
-
-Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments")
-
-def read_checkpoint(path, moments=True):
-    """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
-    the optimizer's moments, twice its memory."""
-    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
-        meta, tensors = map_tensors(path)
-        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
-        cfg = Config(**json.loads(meta["config"])).check()
-        state = State(**json.loads(meta["state"])).check()
-        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
-        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
-             "its moments are another optimizer's")
-        expected, remembered = tensor_shapes(cfg), moment_shapes(cfg, optimizer)
-        has_moments = "adamw.m" in tensors
-        if has_moments:
-            expected |= remembered
-        shapes = {name: x.shape for name, x in tensors.items() if x.dtype == np.float32}
-        need(shapes == expected, "its tensors are not those of its configuration")
-        flat = aligned((n_params(cfg),), np.float32)
-        for name, x in named(cfg, flat).items():
-            x[...] = tensors[name]
-            need_finite(name, x)
-        kept = ()
-        if has_moments and moments:
-            for name in remembered:
-                need_finite(name, tensors[name])
-            kept = read_moments(cfg, tensors)
-        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
-        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
-        need(tokenizer.vocab_size == cfg.vocab_size,
-             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    return Checkpoint(cfg, tokenizer, state, flat, kept)
-
-# ---- what is said of files
-def refuse_overwrite(path, force, remedy="another name keeps it"):
-    """Refuses to replace a file without --force, and anything else with it."""
-    if os.path.exists(path):
-        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
-
-def counted(n, noun):
-    """So many of them: 1 thread, 2,000 threads."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-def print_table(title, rows):
-    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
-    print(printable(title))
-    for name, value in rows:
-        print(f"  {name:<16} {printable(str(value))}")
-    print(flush=True)
-
-def info(file):
-    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
-    c = read_checkpoint(file)
-    s = c.state
-    text = str(s.options.get("data"))
-    if s.text_sha256:                        # an imported model's is not known
-        text += f", sha256 {s.text_sha256[:12]}"
-    print_table(file, [
-        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
-        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
-        ("text", text),
-        ("moments", "yes" if c.moments else "no"),
-        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
-
-# ==== 11 Import and export ====
+# ==== 10.4 Import and export ====
 # Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF).  Both know the model of
 # this file as a Llama; a field of Config has a name in config.json and one in GGUF.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
@@ -4506,7 +4088,7 @@ def llama_of_folder(folder):
 
     def read(name):
         x = tensors[name]
-        need(x.dtype != DTYPES["I32"], f"{name} holds int32, which are no weights")
+        need(x.dtype.kind != "i", f"{name} holds {x.dtype}, which are no weights")
         return from_bf16(x)
 
     return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
@@ -4760,7 +4342,402 @@ def export(file, folder, gguf, matrices, force):
     if folder:
         export_folder(c, folder)
 
-# ---- chat templates of strangers
+# ==== 11.1 Conversation ====
+# What a chat model reads is one text: all that was said, and what begins its answer.  A template
+# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
+#
+#     <|im_start|>user
+#     What is a cat?<|im_end|>
+#     <|im_start|>assistant
+#
+# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
+# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
+# was it said?), and names are looked for only in those that were not.  An imported model brings a
+# template that is a program; 11.2 makes pieces of what it writes.
+
+# Ours as such programs, for others who read an export
+ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
+    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}")
+CHATML_TOKENS = bpe.SPECIALS[1:]
+CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+def is_alpaca(template):
+    return template in ("", "alpaca", ALPACA)
+
+def alpaca_pieces(messages):
+    """Those of the last question"""
+    before, after = PROMPT.split("{instruction}")
+    _, question = messages[-1]
+    return [(before, False), (question, True), (after, False)]
+
+def chatml_pieces(template, messages):
+    """Some spellings of ChatML begin with a system message of their own."""
+    pieces, ended = [], ""
+    for _, text in default_system(template, messages):
+        ended = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for role, text in messages:
+        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
+        ended = "<|im_end|>\n"
+    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
+
+def own_pieces(template, messages):
+    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
+    if is_alpaca(template):
+        return alpaca_pieces(messages)
+    return chatml_pieces(template, messages) if is_chatml(template) else None
+
+def special_names(tokenizer):
+    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
+    return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
+
+def chat_ids(template, messages, state, tokenizer, sampled=None):
+    """The ids of a conversation, with what begins the next answer
+    sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
+    messages = [(role, unmarked(text)) for role, text in messages]
+    pieces = (own_pieces(template, messages) or
+              strangers_pieces(template, messages, state, tokenizer))
+    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
+    for piece, said in pieces:
+        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
+            if said and sampled and part in sampled:
+                new = sampled[part]
+            elif not said and part in tokenizer.specials:
+                new = [tokenizer.specials[part]]
+            else:
+                text += part
+                continue
+            ids += [*tokenizer.encode(text).tolist(), *new]
+            text = ""
+    ids += tokenizer.encode(text).tolist()
+    need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
+    return ids
+
+def rewind_to(decoder, ids):
+    """Takes back what the decoder has read, from where it begins to differ from ids.  Returns the
+    ids that it has to read then: at least the last, whose logits are wanted."""
+    n = 0
+    for held, token in zip(decoder.tokens, ids[:-1]):
+        if held != token:
+            break
+        n += 1
+    decoder.truncate(n)
+    return ids[n:]
+
+# ---- at a terminal, and from Python
+def for_terminal(text):
+    """What a model says, as it is; a terminal it must not command: there, control characters but
+    for tabs and line ends are shown as U+FFFD."""
+    if not (sys.stdout and sys.stdout.isatty()):
+        return text
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
+
+class Speaker:
+    """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
+    continues."""
+
+    def __init__(self, file, decoder, options):
+        need(options.template in TEMPLATES,
+             f"--template {options.template} is not alpaca or chatml")
+        c = read_checkpoint(file, moments=False)
+        decoder.ready()
+        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
+        self.decoder = decoder(c.cfg, c.flat, options.weights)
+        self.template = options.template or c.state.template
+        self.answers = c.state.kind == "chat" or options.template != ""
+        self.stop = c.tokenizer.specials.get(c.state.eos)
+        self.rng = np.random.default_rng(options.seed)
+        self.said = []                       # (role, text), user and assistant in turn
+        self.last, self.pace = None, None    # the latest Reply, and its Pace
+        self.sampled = {}                    # the ids of each answer, by its text
+
+    def forget(self):
+        self.decoder.truncate(0)
+        self.said.clear()
+        self.sampled.clear()
+
+    def ids_after(self, question):
+        """The ids to continue, the question's alone, or to answer: those of the conversation with
+        what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
+        room: it may take half of the context, or as much as it may be long."""
+        if not self.answers:
+            ids = self.tokenizer.encode(question)
+            need(len(ids), NO_TOKEN)
+            return ids
+        T = self.cfg.seq_len
+        room = T - min(self.options.tokens, T // 2)
+        said, forgotten = [*self.said, ("user", question)], 0
+        while True:
+            ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
+            if len(ids) <= room or len(said) == 1:
+                break
+            said = said[2:]                  # without the first question and its answer
+            forgotten += 1
+        if forgotten and not is_alpaca(self.template):   # which knows of one question anyway
+            print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
+                  file=sys.stderr)
+        if len(ids) > T:
+            print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
+                  f"forgotten", file=sys.stderr)
+        self.said = [*said, ("assistant", "")]           # not before all has gone well
+        return rewind_to(self.decoder, ids)
+
+    def new_reply(self, ids, options, rng):
+        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
+
+    def pieces(self, reply, pace, reader=None):
+        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
+        no part of the conversation"""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        while not reply.finish:
+            advance(reader or self.decoder, [reply], pace)
+            if piece := decode(reply.news(), bool(reply.finish)):
+                yield piece
+
+    def answer_pieces(self, ids):
+        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
+        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
+        try:
+            for piece in self.pieces(self.last, self.pace):
+                answer += piece
+                if self.answers:             # now, because Ctrl-C may end it here
+                    self.said[-1] = "assistant", answer
+                yield piece
+        finally:
+            self.keep_ids(answer, self.last.tokens)
+
+    def reply(self, ids):
+        """Prints the reply as it comes.  Returns how many tokens it had."""
+        for piece in self.answer_pieces(ids):
+            print(for_terminal(piece), end="", flush=True)
+        print()
+        return len(self.last.tokens)
+
+    # what Python uses: nothing is printed
+    def say(self, question):
+        """The answer to what is said next in the conversation, or its continuation."""
+        return "".join(self.answer_pieces(self.ids_after(question)))
+
+    def ids_of(self, prompt):
+        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
+        if isinstance(prompt, str) and not self.answers:
+            ids = self.tokenizer.encode(prompt)
+        else:
+            need(self.answers, "messages are for a chat model, and this one continues texts")
+            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
+            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
+        need(len(ids), NO_TOKEN)
+        return [int(i) for i in ids]
+
+    def shortened(self, ids, truncate):
+        """A prompt that fits into the context; cut from the left where that is allowed."""
+        T = self.cfg.seq_len
+        if truncate and len(ids) > T:
+            return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
+        need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
+             f"or let --truncate cut it from the left")
+        return ids
+
+    def stream(self, prompt, **sampling):
+        """Yields the text that follows a prompt by itself, as it comes."""
+        options = replace(self.options, **sampling).check()
+        ids = self.shortened(self.ids_of(prompt), False)
+        reader = self.decoder.with_slots(1, len(ids) + options.tokens)
+        yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
+
+    def generate(self, prompts, batch=64, truncate=False, **sampling):
+        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
+        written at a time.  Reply.answer is its text."""
+        options = replace(self.options, **sampling).check()
+        ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
+        found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
+        replies = [found[i] for i in range(len(ids))]
+        return replies if options.n > 1 else [reply for [reply] in replies]
+
+    def answers_to(self, prompts, options, batch, pace, first=0):
+        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
+        prompts: ids of each"""
+        if not prompts:
+            return
+        n, longest = options.n, max(map(len, prompts))
+        reader = self.decoder.with_slots(min(batch, n * len(prompts)), longest + options.tokens)
+        replies = (self.new_reply(ids, options, rng_of(options.seed, first + i, j))
+                   for i, ids in enumerate(prompts) for j in range(n))
+        waiting = {}
+        for number, reply in generate_many(reader, replies, pace):
+            answers = waiting.setdefault(number // n, {})
+            answers[number % n] = reply
+            if len(answers) == n:
+                del waiting[number // n]
+                yield first + number // n, [answers[j] for j in range(n)]
+
+    def keep_ids(self, answer, sampled):
+        """The model's next turn begins with the ids that it said, and the decoder holds them.  An
+        answer with a special token is read as text: there, its name is ordinary tokens."""
+        special = set(sampled) & set(self.tokenizer.specials.values())
+        whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
+        if answer and whole and not special:             # Ctrl-C may end it within a character
+            self.sampled[answer] = sampled
+
+    def converse(self):
+        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
+        clears the line, a second one leaves."""
+        with contextlib.suppress(ImportError):           # arrow keys
+            importlib.import_module("readline")
+        cleared = False
+        while True:
+            try:
+                text = input("\n> ")
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if cleared:
+                    break
+                cleared = True
+                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
+                continue
+            cleared = False
+            if text.strip() == "/quit":
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                self.obey(text)
+        print()
+
+    def obey(self, text):
+        """Does what a line asks for: a command, or a reply."""
+        command = text.strip()
+        if command == "/reset":
+            self.forget()
+        elif command == "/help":
+            print(HELP)
+        elif command.split()[:1] == ["/temperature"]:
+            self.warm(command.removeprefix("/temperature").strip())
+        elif re.fullmatch("/[a-z]+( .*)?", command):
+            print(f"there is no {command.split()[0]}; /help lists what there is")
+        elif command:
+            self.answer_line(text)
+
+    def warm(self, number):
+        """/temperature: sets it, or says what it is."""
+        try:
+            if number:
+                self.options = replace(self.options, temperature=float(number)).check()
+            print(f"temperature {self.options.temperature:g}")
+        except ValueError:                   # a UserError, too
+            print(f"/temperature {number}: expected a number, 0 to 100")
+
+    def answer_line(self, text):
+        """A reply, or in a line why these words can have none."""
+        try:
+            ids = self.ids_after(text)
+        except UserError as e:
+            print(f"note: {e}", file=sys.stderr)
+        else:
+            self.reply(ids)
+
+HELP = """/help     this list
+/reset    forgets what was said
+/quit     leaves, as Ctrl-D does
+/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
+Ctrl-C    stops a reply; clears a line that is being typed"""
+
+def said_or_read(prompt):
+    """A prompt; that of `-` is read from standard input, without the end of its last line."""
+    if prompt != "-":
+        return prompt
+    need(sys.stdin, "standard input is closed; name the prompt")
+    if sys.stdin.isatty():
+        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n")
+
+# What `dpo`, `sft` and `train` write where no name is given, and the model that comes with the
+# program: of that data/MODEL.md says what it was made of, and what it can
+MADE_HERE = "nanoeuler_dpo.bin", "nanoeuler_chat.bin", "nanoeuler.bin"
+SHIPPED = "data/model.bin"
+
+def model_to_use(file=None, told=False):
+    """The checkpoint that is named; else the newest that was made here, or the one that comes with
+    the program; or the name that `train` would give one.  Those but the last are told of, unless
+    the verb itself says what it talks to."""
+    if file is not None:
+        return file
+    made, shipped = list(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
+    if made:
+        file, which = max(made, key=os.path.getmtime), "is the newest model here"
+    elif os.path.exists(shipped):
+        file, which = shipped, "is the model that comes with the program"
+    else:
+        return MADE_HERE[-1]
+    if told and file != MADE_HERE[-1]:
+        print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
+              flush=True)
+    return file
+
+def load(file=None, decoder=Decoder, **sampling):
+    """A Speaker of a checkpoint, by default of `model_to_use`, to talk to from Python:
+
+        model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
+        for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
+            print(reply.answer)
+        print(*model.stream("Tell me of the sea.", temperature=0), sep="")
+        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
+    return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
+
+def shown_logprobs(reply):
+    """Of each token: the text, its log-probability, and those of the likeliest"""
+    def text(token):
+        return reply.vocab[token].decode("utf-8", "backslashreplace")
+
+    return [{"token": text(token), "logprob": round(logp, 4),
+             "top": [[text(i), round(other, 4)] for i, other in top]}
+            for token, (logp, top) in zip(reply.tokens, reply.logprobs)]
+
+def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
+                  truncate=False, force=False, **chosen):
+    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
+    options = Sampling(**chosen).check()
+    if prompts:                              # then a word that stands alone names the checkpoint
+        need(out, "name a file for the answers: --out answers.jsonl")
+        need(not prompt or file is None,
+             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
+        file = model_to_use(prompt or file, told=True)
+        return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
+    need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
+    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
+    file = model_to_use(file, told=True)
+    prompt = said_or_read(prompt)
+    speaker = Speaker(file, decoder, options)
+    for i in range(options.n):
+        speaker.rng = rng_of(options.seed, 0, i)
+        speaker.said.clear()
+        if not speaker.answers:
+            print(prompt, end="", flush=True)          # reading it may take a while
+            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
+        else:
+            rewound = speaker.ids_after(prompt)
+        n, most = speaker.reply(rewound), options.tokens
+        if n < most and not speaker.answers and not options.stop:
+            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
+                  f"{printable(speaker.state.eos)}", file=sys.stderr)
+        for row in shown_logprobs(speaker.last):
+            top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
+            print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
+        if sys.stderr and sys.stderr.isatty():
+            print(f"note: {speaker.pace}", file=sys.stderr)
+
+def chat(file=None, decoder=Decoder, **chosen):
+    """`chat`: a conversation."""
+    need(sys.stdin, "standard input is closed; see generate")
+    file = model_to_use(file)
+    speaker = Speaker(file, decoder, Sampling(**chosen).check())
+    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
+          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
+          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+    speaker.converse()
+
+# ==== 11.2 Templates of strangers ====
 # An imported model brings the template of its chat: a program, which says how messages become text.
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
@@ -5015,6 +4992,177 @@ def conversation_text(template, messages, state, tokenizer):
     need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
     return text
 
+# ==== 11.3 Prompts in a file, the lens, the server ====
+# ---- a file of prompts
+# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
+# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
+# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
+# all before it are there.
+def prompts_in(path, speaker, truncate):
+    """[(record, ids)] of the lines of a file"""
+    with reading(path, "name a file of JSON lines"):
+        need_regular(path)
+        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+            record = {"prompt": record} if isinstance(record, str) else record
+            need(isinstance(record, dict), "it is no object")
+            if "messages" in record:
+                prompt = [(m["role"], m["content"]) for m in record["messages"]]
+                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
+            else:
+                prompt = record["prompt"]
+                need(isinstance(prompt, str), "its prompt is no text")
+            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
+            said = f"it has no {e}" if isinstance(e, KeyError) else e
+            raise UserError(f"{path}, line {number}: {said}") from None
+    need(found, f"{path} has no line")
+    return found
+
+def answers_there(f, keys, out):
+    """How many answers an open file holds, if they are those that would be written; a line that was
+    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
+    f.seek(0)
+    n = end = 0
+    for line in f:
+        record, whole = object_in(line), line.endswith(b"\n")
+        cut_short = record is None and not whole and line.startswith(b"{")
+        is_next = n < len(keys) and (record or {}).get("key") == keys[n]
+        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
+             f"with these settings; choose another --out, or --force to begin anew")
+        if whole:
+            n, end = n + 1, end + len(line)
+    f.truncate(end)
+    return n
+
+def object_in(line):
+    """That of JSON, or None"""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+
+def generate_file(path, file, out, decoder, batch, truncate, force, options):
+    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
+    that are there."""
+    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
+    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
+         f"{out} would be replaced; choose another --out")
+    speaker = Speaker(file, decoder, options)
+    records = prompts_in(path, speaker, truncate)
+    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
+    base = json.dumps([sha256_of(file), settings], sort_keys=True)
+    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
+            for i, (record, _) in enumerate(records)]
+    if os.path.exists(out):
+        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
+    with open(out, "ab+") as f:
+        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        if force:
+            f.truncate(0)
+        done = answers_there(f, keys, out)
+        if done:
+            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
+                  f"follow", file=sys.stderr, flush=True)
+        waiting, pace, told = {}, Pace(), time.perf_counter()
+        ids = [ids for _, ids in records[done:]]
+        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
+            waiting[number] = replies
+            while done in waiting:
+                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
+                          "key": keys[done]}
+                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
+                f.flush()
+                done += 1
+            if time.perf_counter() - told > MOST_SILENT:
+                told = time.perf_counter()
+                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
+                      flush=True)
+        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+
+def told_of(reply):
+    """What a line of answers has of one."""
+    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
+    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
+
+# ---- the lens
+def euler_steps(model, tokens):
+    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,)) of
+    the state that there is first, whose length and angle are None, and after each step.  They are
+    what head 0 would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    cfg, p = model.cfg, model.p
+    model.logits(tokens[None])
+    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+
+    def said(x):
+        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
+        e = np.exp(z - z.max())
+        return e / e.sum()
+
+    yield "embedding", None, None, said(states[0])
+    for i, (before, after) in enumerate(zip(states, states[1:])):
+        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
+        length = np.linalg.norm(after - before) / norm
+        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
+        yield name, float(length), angle, said(after)
+
+def lens(prompt, file=None):
+    """`lens`: the Euler steps of a prompt's last token."""
+    file = model_to_use(file, told=True)
+    prompt = said_or_read(prompt)
+    c = read_checkpoint(file, moments=False)
+    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
+    need(len(tokens), "the prompt is empty; give at least one character")
+    Model.ready()
+    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
+
+    def text(token):
+        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
+
+    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
+    for name, length, angle, said in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {said[t]:.0%}" for t in np.argsort(-said)[:3])
+        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
+        print(f"{name:<14}{numbers}   {likeliest}")
+
+# ---- the server
+@dataclass
+class Serving(Settings):
+    """How `serve` listens, and how much it does at once."""
+    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
+    port: int = setting(8000, 0, 65_535, "0: one that is free")
+    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
+    origin: list = field(default_factory=list, metadata={
+        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
+    log: list = field(default_factory=list, metadata={
+        "help": "a log for /learn beside those in this folder; may be given several times"})
+    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
+    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
+    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
+    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
+    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
+    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
+    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
+    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
+    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+
+def serve(file=None, decoder=Decoder, **chosen):
+    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
+    options = Serving(**chosen).check()
+    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
+        import nanoeuler_serve as server
+    else:
+        import serve as server
+    return server.run(model_to_use(file), decoder, options)
+
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
 # when it is first called, and looks up then what it calls: so all this may stand behind its users.
@@ -5054,11 +5202,7 @@ def faster_dtype(cpu, has_bf16):
     (uops.info): there bfloat16 only adds the work of rounding."""
     return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
 
-try:
-    BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
-except UserError as e:                       # whichever program imports this one: one line
-    print(f"nanoeuler: {e}", file=sys.stderr)
-    sys.exit(2)
+BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
 HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 HAS_VNNI = bool(_CPU.get("avx512vnni")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
 QUADS = HAS_VNNI                 # does a decoder multiply int8 in integers?
@@ -5541,6 +5685,40 @@ def pack_vectors(typing, row, first, second, mask):
         return whole
     return types.intp(row, first, second, mask), codegen
 
+# ---- threads that share a sequence
+SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
+
+@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+def shared(team, n, step):
+    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
+    Behind the loop all n are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]
+    end = before + (n + size - 1) // size
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        next_task(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+@jit
+def counters(n):
+    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
+    In a parallel function np.zeros itself would be one more parallel loop."""
+    return np.zeros((n, 16), np.int64)
+
+@jit
+def wait_until(counter, i, least):
+    """Until counter[i] >= least, by others"""
+    looks = 0
+    while seen(counter, i) < least:
+        looks += 1
+        rest(looks > SPINS)                  # their core may be this one
+
 # ---- bfloat16
 def to_bf16(x):
     """float32 as the bits of bfloat16, to the nearest, ties to even."""
@@ -5591,23 +5769,17 @@ def _rounded(x, like):
         return lambda x, like: np.uint16(bf16_bits(x))
     return lambda x, like: x
 
-def number(x, like):
-    """A number in the type in which a number of `like` is computed with."""
-    return np.float32(x) if like.dtype == BF16 else like.dtype.type(x)
+def panel_rows(n, dtype):
+    """Rows of panels of this type that n rows of a matrix fill.  Those of bfloat16 hold two in one,
+    as int32, those of int8 that are multiplied in integers four, as uint32."""
+    return -(-n // NUMBERS_IN.get(np.dtype(dtype), 1))
 
-@overload(number, inline="always")
-def _number(x, like):
-    dtype = np.float32 if like.dtype == types.uint16 else np.dtype(str(like.dtype)).type
-    return lambda x, like: dtype(x)
+NUMBERS_IN = {BF16: 2, np.dtype(np.int32): 2, np.dtype(np.uint32): 4}
 
-def rows_a_row_of(panels):
-    """`rows_a_panel_row` in kernels, by the type of the panels: int32 holds pairs, uint32 four."""
-    return {np.dtype(np.int32): 2, np.dtype(np.uint32): 4}.get(panels.dtype, 1)
-
-@overload(rows_a_row_of, inline="always")
-def _rows_a_row_of(panels):
-    n = {types.int32: 2, types.uint32: 4}.get(panels.dtype, 1)
-    return lambda panels: n
+@overload(panel_rows, inline="always")
+def _panel_rows(n, dtype):
+    each = NUMBERS_IN.get(np.dtype(str(dtype.dtype)), 1)
+    return lambda n, dtype: (n + each - 1) // each
 
 def pair_of(even, odd, mask, like):
     """What panels have of two rows, the odd one only if the mask is -1; or of one"""
@@ -5622,46 +5794,78 @@ def _pair_of(even, odd, mask, like):
         return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
     return both
 
-def entry_of(x, nth, scale):
-    """The number of an entry of panels: of pairs or of four the nth, from 0"""
-    if x.dtype == np.uint32:
-        return int(x >> 8 * nth & 255) - 128
-    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if x.dtype == np.int32 \
-        else x
+@njit(inline="always", **OPTIONS)
+def pack_row(row, columns, k):
+    """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
+    columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
+    K, n = columns.shape
+    step = numbers_in(row)
+    last = step * (k + 1) - 1                # of the rows in row k: 2k + 1 of pairs, else k itself
+    mask = int32(-1) if last < K else int32(0)
+    first, second = columns[step * k], columns[min(last, K - 1)]
+    whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
+    for j in range(whole, n):
+        row[j] = pair_of(first[j], second[j], mask, row)
+    for j in range(n, row.size):
+        row[j] = 0
 
-@overload(entry_of, inline="always")
-def _entry_of(x, nth, scale):
-    if x == types.int32:
-        def half(x, nth, scale):
-            bits = x if nth else x << int32(16)
+def numbers_in(panel):
+    """Of a matrix, in an entry of a panel"""
+    return NUMBERS_IN.get(panel.dtype, 1)
+
+@overload(numbers_in, inline="always")
+def _numbers_in(panel):
+    n = NUMBERS_IN.get(np.dtype(str(panel.dtype)), 1)
+    return lambda panel: n
+
+def panel_entry(column, k, scale):
+    """The number of row k of a matrix, in a column of its panel"""
+    n = numbers_in(column)
+    x, nth = column[k // n], k % n
+    if n == 4:
+        return int(x >> 8 * nth & 255) - 128
+    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if n == 2 else x
+
+@overload(panel_entry, inline="always")
+def _panel_entry(column, k, scale):
+    if column.dtype == types.int32:
+        def half(column, k, scale):
+            x = column[k // 2]
+            bits = x if k % 2 else x << int32(16)
             return np.int32(bits & int32(-65536)).view(np.float32)
         return half
-    if x == types.uint32:
-        return lambda x, nth, scale: float32(int32((x >> (8 * nth)) & 255) - int32(128))
+    if column.dtype == types.uint32:
+        return lambda column, k, scale: float32(
+            int32((column[k // 4] >> (8 * (k % 4))) & 255) - int32(128))
     dtype = np.dtype(str(scale.dtype)).type
-    return lambda x, nth, scale: dtype(x)
+    return lambda column, k, scale: dtype(column[k])
 
-def _as_operand(workspace, x):
-    """What `operand` and `turned` are in float32 and float64, where the workspace is empty"""
+def narrowed(x, workspace):
+    """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
+    uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
+    bits of fixed point, for weights in int8; another, or None: as it is."""
     return x
 
-@overload(_as_operand, inline="always")
-def _operand(workspace, x):
-    if getattr(workspace, "dtype", None) == types.int32:
-        return lambda workspace, x: in_fixed_point(workspace, x)
-    if getattr(workspace, "dtype", None) != types.uint16:
-        return lambda workspace, x: x
+@overload(narrowed, inline="always")
+def _narrowed(x, workspace):
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == types.int32:
+        return lambda x, workspace: in_fixed_point(workspace, x)
+    if dtype == types.uint16:
+        return lambda x, workspace: in_bf16(workspace, x)
+    return lambda x, workspace: x
 
-    def in_workspace(workspace, x):
-        M, K = x.shape
-        for m in range(M):
-            row, source = workspace[m, :K], x[m]
-            for k in range(K):
-                row[k] = rounded(source[k], workspace)
-            if K % 2:                        # behind the row that is returned; `tile` reads it
-                workspace[m, K] = 0
-        return workspace[:M, :K]
-    return in_workspace
+@jit
+def in_bf16(workspace, x):
+    """x (M, K) rounded into the workspace (M, K + 1 or more), uint16"""
+    M, K = x.shape
+    for m in range(M):
+        row, source = workspace[m, :K], x[m]
+        for k in range(K):
+            row[k] = rounded(source[k], workspace)
+        if K % 2:                            # behind the row that is returned; `tile` reads it
+            workspace[m, K] = 0
+    return workspace[:M, :K]
 
 @jit
 def in_fixed_point(workspace, x):
@@ -5690,25 +5894,28 @@ def in_fixed_point(workspace, x):
         row[2 * n + 2] = np.float32(scale).view(np.int32)
     return workspace[:M, :2 * n + 3]
 
-def _as_turned(workspace, x):
+def narrowed_transpose(x, pairs):
+    """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
+    like panels, in `pairs` (1, K / 2, M or more) of int32"""
     return x.T
 
-@overload(_as_turned, inline="always")
-def _turned(workspace, x):
-    if getattr(workspace, "dtype", None) != types.int32:
-        return lambda workspace, x: x.T
+@overload(narrowed_transpose, inline="always")
+def _narrowed_transpose(x, pairs):
+    if getattr(pairs, "dtype", None) != types.int32:
+        return lambda x, pairs: x.T
+    return lambda x, pairs: in_pairs(pairs, x)
 
-    def paired_up(workspace, x):
-        K, M = x.shape
-        n = (K + 1) // 2
-        pack(workspace[:, :n, :M], x)
-        return workspace[0, :n, :M].T
-    return paired_up
+@jit
+def in_pairs(pairs, x):
+    K, M = x.shape
+    n = panel_rows(K, pairs.dtype)
+    pack(pairs[:, :n, :M], x)
+    return pairs[0, :n, :M].T
 
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private, and so is the one that links a kernel.  What we change in
-# them and read of them holds for the version that the imports ask for, and stands here
+# files.  The classes that do so are private, and so is the one that links a kernel.  What we change
+# in them and read of them holds for the version that the imports ask for, and stands here
 # (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for damaged files, which
 # section 2 of bpe.py sees to.
 
@@ -5744,10 +5951,11 @@ def save_compiled(self, key, data):
         self._save_index({**self._load_index(), key: name})
 
 def finalize_alone(self):
-    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared: where
-    two that are loaded hold cross_entropy, both run the copy of the first.  Each was optimized within
-    its kernel, with an order of sums of its own, so that last bits would depend on what a process has
-    run before.  Here a kernel runs its own copies; only what other kernels copy stays open."""
+    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared:
+    where two that are loaded hold cross_entropy, both run the copy of the first.  Each was
+    optimized within its kernel, with an order of sums of its own, so that last bits would depend on
+    what a process has run before.  Here a kernel runs its own copies; only what other kernels copy
+    stays open."""
     if self._shared_module is None:                      # if not loaded from the cache
         self._shared_module = self._final_module.clone()
         for f in self._shared_module.functions:
@@ -5849,7 +6057,8 @@ def fill_cache(parts):
     if not calls:
         return
     began, processes = time.perf_counter(), []
-    print("note: compiling the kernels: once, about 20 seconds", file=sys.stderr, flush=True)
+    print("note: compiling the kernels: once, half a minute to a minute", file=sys.stderr,
+          flush=True)
     try:
         for call in calls:
             processes.append(in_another_process(call))
@@ -5961,11 +6170,13 @@ def beginning(run):
     return arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
                help=f"checkpoint to begin with (default: {run.begins_with})")
 
-FILE, CHAT = checkpoint("nanoeuler.bin"), checkpoint("nanoeuler_chat.bin")
+FILE = checkpoint("nanoeuler.bin")
+MODEL = arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
+            help="checkpoint (default: the newest that was made here, or the one that comes along)")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
-    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), FILE,
+    arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), MODEL,
     arg("--file", dest="prompts", type=file_name, help="prompts, a line of JSON each"),
     arg("--out", type=file_name, help="file of the answers; a second start goes on"),
     arg("--batch", type=int, default=64, help="answers written at a time"),
@@ -5984,7 +6195,12 @@ def flag(f, default):
     if f.type is list:
         return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
                    help=f"{text} (default: none)")
-    return arg(name, type=f.type, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
+    if f.type is bool:
+        return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+                   help=f"{text} (default: {default})")
+    default = 0 if default is None else default
+    return arg(name, type=type_of(f), default=argparse.SUPPRESS,
+               help=f"{text} (default: {default})")
 
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""
@@ -6018,7 +6234,7 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     parser.set_defaults(call=call)
     flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
-        parser.add_argument(*names, **options)
+        names = parser.add_argument(*names, **options).option_strings
         parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
     return parser
 
@@ -6085,8 +6301,9 @@ def run_verb(declare, text, argv=None):
         print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
         return 2
 
-SHAPE = [f for f in fields(Config) if f.name in ("seq_len", "vocab_size", "n_mtp")]
+SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
+HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
 def add_verbs(add):
     add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
@@ -6098,14 +6315,17 @@ def add_verbs(add):
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer",
         beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
         shape=CONTEXT)
-    add("chat", chat, "continue or answer what you type", FILE, settings=fields(Sampling))
+    add("chat", chat, "continue or answer what you type", MODEL, settings=fields(Sampling))
     add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
-    add("lens", lens, "the Euler steps of one prompt", TEXT, FILE)
-    add("serve", serve, "answer browsers and OpenAI's clients", FILE, settings=fields(Serving))
+    add("lens", lens, "the Euler steps of one prompt", TEXT, MODEL)
+    add("serve", serve, "answer browsers and OpenAI's clients", MODEL, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
+    add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
+        arg("file", type=file_name, help="checkpoint"),
+        arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
         arg("--gguf", default="", help="GGUF file to write"),

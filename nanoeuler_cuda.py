@@ -15,21 +15,24 @@ Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported 
     python nanoeuler_cuda.py serve            for browsers and OpenAI's clients; see serve/
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
-Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type.  Section 12 is the same
-products and the same attention once more, in bfloat16 on tensor cores: what `matmul` of 4.1 and
-`attention_of` of 4.5 take where the GPU has them.
+Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type; who reads them needs no
+more than CUDA's threads and blocks.  Section 12 is what makes it work and fast: launches, numbers
+and instructions that Numba lacks, and then the same products and the same attention once more, in
+bfloat16 on tensor cores, which `matmul` of 4.1 and `attention_of` of 4.5 take where the GPU has
+them.
 
 Contents
-    1    Device: doctor, launches, graphs     5    Model: forward, heads, backward
-    2    Memory: buffers, what a run needs    6    Optimizer
-    3    Building blocks: types, sums, tiles  9    Inference
-    4.1  Matmul                               12.1 Instructions: PTX, barriers, copies
-    4.2  Embedding                            12.2 Tiles and tensor cores: mma, wgmma
-    4.3  RMSNorm                              12.3 Matmul on tensor cores
-    4.4  RoPE                                 12.4 Attention on tensor cores
-    4.5  Attention                            12.5 Self-tests
-    4.6  SwiGLU                               13   Command line
-    4.7  Cross-entropy
+    1    Device: kernels and launches         6    Optimizer
+    2    Memory: what a run keeps             9    Inference
+    3    Building blocks: numbers, sums       12.1 Launches: doctor, graphs, kernels on disk
+    4.1  Matmul                               12.2 Numbers: bfloat16, vectors, in LLVM
+    4.2  Embedding                            12.3 Instructions: PTX, barriers, copies
+    4.3  RMSNorm, and the Euler step          12.4 Tiles and tensor cores: mma, wgmma
+    4.4  RoPE                                 12.5 Matmul on tensor cores
+    4.5  Attention                            12.6 Attention on tensor cores
+    4.6  SwiGLU                               12.7 Self-tests
+    4.7  Cross-entropy                        13   Command line
+    5    Model: forward, heads, backward
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
@@ -64,7 +67,6 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
-# ==== 1 Device ====
 # What starts this program and the other one, as the user typed it: pip's commands, or the files
 INSTALLED = os.path.basename(sys.argv[0]).removesuffix(".exe") == "nanoeuler-cuda"
 HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
@@ -73,9 +75,9 @@ HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
 PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
             "nvidia-nvvm", "nvidia-nvjitlink")
 
-def doctor(problem=None):
-    """Prints what this machine has of what the program needs; returns the exit code.  `problem` is
-    why nanoeuler_cuda cannot be imported: then not even numba need be there."""
+def report(problem, more=()):
+    """Prints the packages and the driver that are here, `more` rows, and the problem, if there is
+    one.  Returns the exit code of `doctor`.  Not even numba need be there."""
     here = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     rows = [(name, here.get(name, "not installed")) for name in PACKAGES]
     try:
@@ -85,17 +87,8 @@ def doctor(problem=None):
         rows.append(("nvidia-smi", "; ".join(said.splitlines())))
     except (OSError, subprocess.SubprocessError):
         rows.append(("nvidia-smi", "not found: is there an NVIDIA driver?"))
-    if not problem:
-        rows.append(("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}"))
-        problem = gpu_problem()
-    if not problem:
-        free, total = cuda.current_context().get_memory_info()
-        gpu = cuda.get_current_device()   # the first, or what CUDA_VISIBLE_DEVICES says
-        rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
-                 ("matmul, attention", kernel_path()),
-                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     print(f"what {HERE.removeprefix('python ')} finds here")
-    for name, found in rows:
+    for name, found in (*rows, *more):
         print(f"  {name:<16} {found}")
     print(f"\nbroken: {problem}" if problem else "\nall is well: the GPU can be used")
     return 2 if problem else 0
@@ -108,11 +101,11 @@ try:
 
     import bpe
     import nanoeuler as ne
-    from nanoeuler import CHAT, FILE, RUN, TEXT, UserError, arg, from_bf16, need, to_bf16
+    from nanoeuler import MODEL, RUN, UserError, arg, from_bf16, need, to_bf16
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
-         "this program knows numba-cuda 0.30, whose private parts section 1 names")
+         "this program knows numba-cuda 0.30, whose private parts section 12.1 names")
     from cuda.bindings import driver
     from llvmlite import ir
     from numba import cuda, types
@@ -131,100 +124,40 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
         print(f"\nNone of them but doctor can run here: {reason}")
         sys.exit(0)
     if __name__ == "__main__":
-        sys.exit(doctor(problem=reason))
+        sys.exit(report(reason))
     raise ImportError(reason) from e
 
-# Private parts of numba-cuda 0.30 that this file changes or reads: IndexDataCacheFile, a kernel's
-# _cache._py_func (made_once) and _codelibrary (allow_shared, need_resident).
-bpe.survive_damage(caching.IndexDataCacheFile)
-caching.IndexDataCacheFile.save = ne.save_compiled
+# ==== 1 Device ====
+# A kernel is a function that each thread of a grid of blocks runs by itself.  To launch one,
+#
+#     launch(sum_rows_kernel, out, x, grid=C, block=256)
+#
+# is CUDA's sum_rows_kernel<<<C, 256, 0, stream>>>(out, x): C blocks of 256 threads each.  Numba
+# compiles it at the first launch, for the types of these arguments.  Below, in a kernel:
+#
+#     cuda.blockIdx.x, cuda.threadIdx.x     which block, and which of its threads, this is
+#     lane, warp                            threadIdx.x % 32 and // 32; a warp's lanes run in step
+#     cuda.local.array(n, dtype)            a thread's own numbers: registers, where all indices are
+#                                           known when compiling, as those of `for i in range(8)`
+#     cuda.shared.array(n, dtype)           the block's; n = 0: what the launch asks for, by `smem`
+#     cuda.syncthreads()                    waits for all threads of the block
 kernel = cuda.jit(cache=bpe.CACHE)
-inlined = cuda.jit(device=True, inline="always")
+inlined = cuda.jit(device=True, inline="always")         # a function that kernels call
 
 def made_once(make):
-    """functools.cache for what makes kernels.  On disk Numba files a kernel under a hash of all it
-    closes over, and a device function hashes differently in every process: such a kernel would
-    never be found.  These are filed under the name and the arguments of what made them, and like
-    all others made anew when this file has changed."""
-    def file_under(name, kernel):
-        code = SimpleNamespace(co_code=repr(name).encode())
-        kernel._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
-
+    """Of a function that makes kernels: made once for equal arguments, which a kernel knows as
+    constants, and kept on disk (12.1)."""
     @functools.cache
     def maker(*args):
-        made = make(*args)
-        for i, member in enumerate(made if isinstance(made, tuple) else [made]):
-            if bpe.CACHE and hasattr(member, "py_func"):
-                file_under((make.__name__, args, i), member)
-        return made
+        return filed(make(*args), make.__name__, args)
     return maker
 
 stream = None                                # all work is queued here, in order
 
-def gpu_problem():
-    """Why no kernel can run on this machine, with the remedy, or "" if one can."""
-    cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
-    remedy = ("The GPU modes need an NVIDIA GPU and its driver, version 580 or newer; the CPU "
-              f"program does the same: {ON_CPU} --help")
-    try:
-        cuda.current_context()
-        remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
-        square_sums_kernel[1, 256](*(cuda.device_array(1, np.float64) for _ in range(2)))
-        return ""
-    except Exception as e:                   # the driver's absence has many faces
-        if "OUT_OF_MEMORY" in str(e):
-            remedy = "Another program has the memory of the GPU; nvidia-smi says which."
-        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
-        return f"{' '.join(lines[:2])} {remedy}"
-
-def open_device():
-    global stream
-    if stream is None:
-        if problem := gpu_problem():
-            raise UserError(problem)
-        stream = cuda.stream()
-
-def allow_shared(compiled, config):
-    """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it."""
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
-    device = driver.CUdevice(cuda.get_current_device().id)
-    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
-
-def need_resident(compiled, config):
-    """Before a launch whose blocks take one piece after another and wait for each other: if not all
-    are on the GPU at once, those that are there wait for ever."""
-    handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
-    each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        handle, math.prod(config.blockdim), config.sharedmem))
-    most = each * cuda.get_current_device().MULTIPROCESSOR_COUNT
-    blocks = math.prod(config.griddim)
-    need(blocks <= most, f"a product wants {blocks} blocks on the GPU at once, which takes {most}; "
-         f"use --matmul mma")
-
-def ok(result):
-    """The values of a driver call, without its error code, which must be zero.  Many an error
-    sticks, every later call has it, too: no UserError, after which a chat would go on."""
-    error, *values = result
-    if int(error):
-        raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
-    return values[0] if values else None
-
-@functools.cache
-def once(check):
-    """`check` as a callback of launches, called once for each kernel, grid and shared memory."""
-    done = set()
-
-    def callback(compiled, config):
-        key = compiled, config.griddim, config.sharedmem
-        if key not in done:
-            check(compiled, config)
-            done.add(key)
-    return callback
-
-def launch(kernel, grid, block, *args, smem=0, resident=False):
-    """Queues the kernel, with smem bytes of dynamic shared memory.  resident: its blocks wait for
-    each other."""
+def launch(kernel, *args, grid, block, smem=0, resident=False):
+    """Queues kernel(*args).  grid, block: numbers of blocks and of their threads, or tuples of them
+    along x, y, z; smem: bytes of dynamic shared memory a block; resident: the blocks wait for each
+    other, so all must be on the GPU at once."""
     config = kernel[grid, block, stream, smem]
     checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
     for wanted, check in (smem > 48 << 10, allow_shared), (resident, need_resident):
@@ -232,74 +165,13 @@ def launch(kernel, grid, block, *args, smem=0, resident=False):
             checks.append(once(check))
     config(*args)
 
-class Graph:
-    """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
-
-    The first call runs it as it is, which compiles its kernels; the second records it.  All that
-    changes between calls must lie in device memory: a graph remembers the values of scalars.
-
-    Lifetime: a recorded graph holds addresses, not arrays.  It does not keep the function, which
-    would keep its model, and that the graph: a circle that frees gigabytes only when Python looks
-    for garbage.  So whoever has the graph keeps the arrays, and drops it before them: `Model` in
-    `prepare`, before it frees its activations, a decoder by dying as a whole."""
-    enabled = True
-
-    def __init__(self):
-        self.kernels_loaded = False
-        self.graph = None
-
-    def __call__(self, function):
-        if not self.kernels_loaded or not Graph.enabled:
-            function()
-            self.kernels_loaded = True       # not if it raised
-            return
-        handle = driver.CUstream(int(stream.handle))
-        if self.graph is None:
-            self.record(function, handle)
-        ok(driver.cuGraphLaunch(self.graph, handle))
-
-    def record(self, function, handle):
-        """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            ok(driver.cuStreamBeginCapture(handle, mode))
-            with cuda.defer_cleanup():
-                function()
-        finally:
-            recorded = driver.cuStreamEndCapture(handle)
-            if collecting:
-                gc.enable()
-        self.recorded = ok(recorded)
-        self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
-
-    def __del__(self):
-        if self.graph is not None:
-            driver.cuGraphExecDestroy(self.graph)
-            driver.cuGraphDestroy(self.recorded)
-
-def has(dtype):
-    """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
-    return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
+def cdiv(n, size):
+    """n / size, rounded up: how many blocks of this size cover n"""
+    return -(-n // size)
 
 # Ways to multiply bfloat16, each above the last: plain Numba, and those of section 12
 PATHS = ("portable", "mma", "wgmma")
 highest = "wgmma"                            # of PATHS that may be used just now: see `at_most`
-
-tensor_maps = {}                             # those of calls outside of `at_most`
-
-@contextlib.contextmanager
-def at_most(top, maps=None):
-    """Meanwhile no kernel path above this one is used.  `maps` keeps the tensor maps that are made:
-    kernels and recorded graphs read them as long as they run; None: they go with this block."""
-    global highest, tensor_maps
-    before = highest, tensor_maps
-    highest, tensor_maps = top, {} if maps is None else maps
-    try:
-        yield
-    finally:
-        highest, tensor_maps = before
 
 def kernel_path():
     """The highest of PATHS that this GPU has, and that may be used just now."""
@@ -311,6 +183,10 @@ def kernel_path():
         top = "wgmma"
     return min(top, highest, key=PATHS.index)
 
+def has(dtype):
+    """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
+    return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
+
 # ==== 2 Memory ====
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 NAMES = {DTYPES["bf16"]: "bfloat16", DTYPES["f32"]: "float32", DTYPES["f64"]: "float64"}
@@ -318,48 +194,6 @@ NAMES = {DTYPES["bf16"]: "bfloat16", DTYPES["f32"]: "float32", DTYPES["f64"]: "f
 def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
-
-def new(shape, dtype):
-    return cuda.device_array(shape, dtype, stream=stream)
-
-def free_bytes():
-    """What the driver has left of the device's memory."""
-    free, _ = cuda.current_context().get_memory_info()
-    return free
-
-def release_garbage():
-    """Gives the driver back what arrays had that nobody has any more."""
-    gc.collect()
-    cuda.current_context().deallocations.clear()
-
-def to_device(x, dtype=None):
-    x = np.ascontiguousarray(x, dtype)
-    out = cuda.to_device(x, stream=stream)
-    stream.synchronize()                     # the driver may still read x until then
-    return out
-
-def to_host(x):
-    """A copy, whole when this returns: all that was queued before is done."""
-    out = x.copy_to_host(stream=stream)
-    stream.synchronize()
-    return out
-
-def view(x, start, shape, strides=None):
-    """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
-    size = x.dtype.itemsize
-    strides = strides or [math.prod(shape[i + 1:]) for i in range(len(shape))]
-    return DeviceNDArray(shape, [s * size for s in strides], x.dtype, stream,
-                         x.gpu_data.view(start * size))
-
-def number(x, v):
-    """A scalar argument of a kernel on x, of the type it computes in."""
-    return np.float64(v) if x.dtype == np.float64 else np.float32(v)
-
-def transposed(x):
-    """(..., M, N) as (..., N, M); no copy."""
-    *others, rows, columns = x.shape
-    *other_strides, row_stride, column_stride = (s // x.dtype.itemsize for s in x.strides)
-    return view(x, 0, (*others, columns, rows), (*other_strides, column_stride, row_stride))
 
 def rows_a_chunk(cfg, BT, itemsize):
     """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
@@ -404,7 +238,8 @@ def buffer_table(cfg, B, T, dtype):
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table):
-    """(what, bytes) on the device, B sequences of T tokens at a time."""
+    """(what, bytes) on the device, B sequences of T tokens at a time.  Samples: what `decoder`
+    takes as long as a run shows what its model says, a copy of the parameters and a cache."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype):
         if name == "logits":
@@ -414,125 +249,76 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table):
     return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
             ("bfloat16 copies", 2 * n if dtype == np.uint16 else 0),
             ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
-            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp))]
+            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
+            ("samples", (n + 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim) * size)]
 
 HELD = "parameters", "gradients", "AdamW moments", "bfloat16 copies"     # whatever the batch
 
-def held_and_batch(table):
-    """The bytes of a memory_table that a model takes whatever the batch, and those of its batch."""
-    held = sum(size for name, size in table if name in HELD)
-    return held, sum(size for _, size in table) - held
+class Needs(NamedTuple):
+    """The bytes of a memory_table"""
+    held: int                                # by a model, whatever the batch
+    batch: int
+    samples: int                             # now and then
+
+def needs_of(table):
+    held, sizes = sum(size for name, size in table if name in HELD), dict(table)
+    return Needs(held, sum(sizes.values()) - held - sizes["samples"], sizes["samples"])
+
+# ---- arrays on the device
+def new(shape, dtype):
+    return cuda.device_array(shape, dtype, stream=stream)
+
+def free_bytes():
+    """What the driver has left of the device's memory."""
+    free, _ = cuda.current_context().get_memory_info()
+    return free
+
+def release_garbage():
+    """Gives the driver back what arrays had that nobody has any more."""
+    gc.collect()
+    cuda.current_context().deallocations.clear()
+
+def to_device(x, dtype=None):
+    x = np.ascontiguousarray(x, dtype)
+    out = cuda.to_device(x, stream=stream)
+    stream.synchronize()                     # the driver may still read x until then
+    return out
+
+def to_host(x):
+    """A copy, whole when this returns: all that was queued before is done."""
+    out = x.copy_to_host(stream=stream)
+    stream.synchronize()
+    return out
+
+def view(x, start, shape, strides=None):
+    """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
+    size = x.dtype.itemsize
+    strides = strides or [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    return DeviceNDArray(shape, [s * size for s in strides], x.dtype, stream,
+                         x.gpu_data.view(start * size))
+
+def number(x, v):
+    """A scalar argument of a kernel on x, of the type it computes in."""
+    return np.float64(v) if x.dtype == np.float64 else np.float32(v)
+
+def transposed(x):
+    """(..., M, N) as (..., N, M); no copy."""
+    *others, rows, columns = x.shape
+    *other_strides, row_stride, column_stride = (s // x.dtype.itemsize for s in x.strides)
+    return view(x, 0, (*others, columns, rows), (*other_strides, column_stride, row_stride))
 
 # ==== 3 Building blocks ====
-WARP, ALL = 32, 0xFFFFFFFF
-f32, u16, u32, u64 = types.float32, types.uint16, types.uint32, types.uint64
+# How a kernel meets numbers, whatever type its arrays have (made in 12.2, where bfloat16 is):
+#
+#     ctype(x)                   the type to compute in; ctype(x).type(0) is its zero
+#     value(x[i])                the number that a stored one stands for
+#     stored(x, v)               v as the array x keeps it, rounded
+#     load, store = vector(W)    v = load(x, i) are the W neighbours x[i], .., x[i + W - 1] of flat
+#                                memory, in one access or a few, and store(x, i, v) writes them
+#     exp(v), exp2(v)            e^v, and 2^v, which the hardware has
+WARP, ALL = 32, 0xFFFFFFFF                   # lanes; the mask of all of them
+f32, i32, u16, u32, u64 = types.float32, types.int32, types.uint16, types.uint32, types.uint64
 LOG2E = 1 / math.log(2)
-
-def asm(builder, result, text, constraints, values, volatile=True):
-    """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
-    not volatile only computes: it may be moved, or left out."""
-    fnty = ir.FunctionType(result, [v.type for v in values])
-    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=volatile), values)
-
-@intrinsic
-def exp2(typing, x):
-    """2^x of the type of x.  float32: PTX ex2.approx, relative error 2^-22; float64: libdevice."""
-    def codegen(context, builder, sig, args):
-        t = args[0].type
-        if t == ir.FloatType():
-            return asm(builder, t, "ex2.approx.ftz.f32 $0, $1;", "=f,f", args, volatile=False)
-        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(t, [t]), "__nv_exp2")
-        return builder.call(fn, args)
-    return x(x), codegen
-
-@inlined
-def exp(x):
-    """e^x of the type of x: in float32 two instructions, relative error 2^-22 + |x| 2^-24."""
-    return exp2(x * ctype(x).type(LOG2E))
-
-def memory(context, builder, kinds, args, n):
-    """Where argument n, an array, begins."""
-    return context.make_array(kinds[n])(context, builder, args[n]).data
-
-def elements(context, builder, kinds, args, n, count, first=None):
-    """Where `count` elements of argument n are, from the first on: registers of a local array."""
-    start = memory(context, builder, kinds, args, n)
-    start = builder.gep(start, [first]) if first else start
-    return [builder.gep(start, [ir.IntType(32)(i)]) for i in range(count)]
-
-# bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
-def widened(builder, bits):
-    bits = builder.zext(bits, ir.IntType(32))
-    return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
-
-def rounded(builder, x):
-    return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
-
-@intrinsic
-def ctype(typing, x):
-    """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
-    compiling."""
-    kept_as = getattr(x, "dtype", x)
-    of = types.float32 if kept_as == types.uint16 else kept_as
-    return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
-
-@intrinsic
-def value(typing, x):
-    """What a stored number stands for."""
-    if x != types.uint16:
-        return x(x), lambda context, builder, sig, args: args[0]
-    return types.float32(x), lambda context, builder, sig, args: widened(builder, args[0])
-
-@intrinsic
-def stored(typing, array, x):
-    """x as `array` stores it; bfloat16 rounds to the nearest, ties to even."""
-    if array.dtype != types.uint16:
-        return array.dtype(array, array.dtype), lambda context, builder, sig, args: args[1]
-    return (types.uint16(array, types.float32),
-            lambda context, builder, sig, args: rounded(builder, args[1]))
-
-@functools.cache
-def vector(W):
-    """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
-    element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
-    it takes.  v is a local array of type ctype(x)."""
-    def neighbours(context, builder, kinds, args, n):
-        """The place that arguments n and n + 1 mean, array and index, and its alignment."""
-        dtype = kinds[n].dtype
-        at = builder.gep(memory(context, builder, kinds, args, n), [args[n + 1]])
-        whole = ir.VectorType(context.get_value_type(dtype), W).as_pointer()
-        return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
-
-    @intrinsic
-    def load_into(typing, out, x, i):
-        def codegen(context, builder, sig, args):
-            at, align = neighbours(context, builder, sig.args, args, 1)
-            bits = builder.load(at, align=align)
-            for j, to in enumerate(elements(context, builder, sig.args, args, 0, W)):
-                v = builder.extract_element(bits, ir.IntType(32)(j))
-                builder.store(widened(builder, v) if x.dtype == types.uint16 else v, to)
-            return context.get_dummy_value()
-        return types.void(out, x, types.intp), codegen
-
-    @intrinsic
-    def store(typing, x, i, v):
-        def codegen(context, builder, sig, args):
-            at, align = neighbours(context, builder, sig.args, args, 0)
-            bits = ir.Constant(at.type.pointee, ir.Undefined)
-            for j, source in enumerate(elements(context, builder, sig.args, args, 2, W)):
-                y = builder.load(source)
-                y = rounded(builder, y) if x.dtype == types.uint16 else y
-                bits = builder.insert_element(bits, y, ir.IntType(32)(j))
-            builder.store(bits, at, align=align)
-            return context.get_dummy_value()
-        return types.void(x, types.intp, v), codegen
-
-    @inlined
-    def load(x, i):
-        out = cuda.local.array(W, ctype(x))
-        load_into(out, x, i)
-        return out
-    return load, store
 
 def width(*sizes):
     """8 elements at a time where all rows have whole eights, else one."""
@@ -575,6 +361,7 @@ def filled(n, v):
         out[i] = v
     return out
 
+# ==== 4.1 Matmul ====
 @functools.cache
 def register_tile(ROWS, COLS):
     """The device function acc += A B for the ROWS x COLS sums that a thread keeps in registers.
@@ -594,7 +381,6 @@ def register_tile(ROWS, COLS):
                     acc[i * COLS + j] += a * b[j]
     return tile
 
-# ==== 4.1 Matmul ====
 TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k at a time
 STRIDE = TILE + 4                            # from k to k: 16 of one row are in 8 banks, not in 1
 SMEM = DEPTH * STRIDE
@@ -657,7 +443,8 @@ def batched_matmul(out, a, b, add=False):
     """out = [out +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N), or matrices."""
     out, a, b = map(wide, (out, a, b))
     Z, H, M, N = out.shape
-    launch(matmul_kernel, (-(-N // TILE), -(-M // TILE), Z * H), (16, 16), out, a, b, add)
+    launch(matmul_kernel, out, a, b, add, grid=(cdiv(N, TILE), cdiv(M, TILE), Z * H),
+           block=(16, 16))
 
 def wide(x):
     """A matrix as (1, 1, M, N); what has four dimensions as it is."""
@@ -695,7 +482,7 @@ def embedding_forward_kernel(x, tokens, wte):
         x[bt, c] = stored(x, value(wte[token, c]))
 
 def embedding_forward(x, tokens, wte):
-    launch(embedding_forward_kernel, x.shape[0], 128, x, tokens, wte)
+    launch(embedding_forward_kernel, x, tokens, wte, grid=len(x), block=128)
 
 @made_once
 def embedding_backward_kernel(W, N):
@@ -746,7 +533,7 @@ def embedding_backward(dwte, dx, tokens):
     (V, C) = dwte.shape
     W = width(C)
     backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
-    launch(backward, (V, -(-C // (32 * W))), 256, dwte, dx, tokens)
+    launch(backward, dwte, dx, tokens, grid=(V, cdiv(C, 32 * W)), block=256)
 
 # ==== 4.3 RMSNorm ====
 ROWS = 8                                     # warps of a block where a warp owns a row
@@ -755,30 +542,31 @@ PARTS = 4 * 132                              # blocks, and partial sums, of a ga
 
 @made_once
 def rmsnorm_kernels(C, W):
-    """A warp has a row of C in its registers: CHUNKS times W neighbours a lane.  Lanes beyond the
-    row's end load its last W, and do not count them."""
+    """residual_forward and backward.  A warp has a row of C in its registers: CHUNKS times W
+    neighbours a lane.  Lanes beyond the row's end load its last W, and do not count them."""
     CHUNKS = -(-C // (WARP * W))
     KEPT = CHUNKS * W
     load, store = vector(W)
 
     @kernel
-    def forward(y, saved, rstd, x, w, eps, add):
-        """An Euler step, x += y, if asked for, and its norm:  rstd = 1 / sqrt(mean_c(x^2) + eps),
-        y = x * rstd * w, in place of the step.  saved = x, as it is stored for backward.
+    def residual_forward(y, saved, rstd, x, w, eps, step):
+        """The Euler step, where `step`:  x[i + 1] = x[i] + f(x[i]),  with f(x[i]) in y.  Then the
+        norm of where it led:  rstd = 1 / sqrt(mean_c(x^2) + eps),  y = x * rstd * w, over f(x[i]).
 
+        x is the trajectory's newest point, in the type of sums; saved is x as backward reads it.
         One warp per row.     grid BT / ROWS, block (32, ROWS)
-        y, saved, x (BT, C), x in the type of sums, rstd (BT,), w (C,)"""
+        y, saved, x (BT, C), rstd (BT,), w (C,)"""
         v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
                 at = bt * C + min(c, C - W)
-                few = load(x, at)
-                if add:
-                    step = load(y, at)
+                few = load(x, at)            # x[i]
+                if step:
+                    f = load(y, at)
                     for i in range(W):
-                        few[i] += step[i]
+                        few[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
                     if c < C:
                         store(x, at, few)
                 for i in range(W):
@@ -799,8 +587,9 @@ def rmsnorm_kernels(C, W):
 
     @kernel
     def backward(dx, dy, partial, x, w, rstd):
-        """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)), in place: dx holds the gradient
-        that passes the block by.   partial[i, c] = sum of dy * u over the rows of block i.
+        """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)): the adjoint of the Euler step.
+        dx holds the gradient of x[i + 1], which passes f by, and gets what comes through f.
+        partial[i, c] = sum of dy * u over the rows of block i.
         In place as well: dy becomes y = w * u, what forward made.
 
         One warp per row, striding.     grid PARTS, block (32, warps), shared memory (warps, C)"""
@@ -845,7 +634,7 @@ def rmsnorm_kernels(C, W):
             for i in range(1, warps):
                 s += shared[i * C + c]
             partial[cuda.blockIdx.x, c] = s
-    return forward, backward
+    return residual_forward, backward
 
 @kernel
 def sum_rows_kernel(out, x):
@@ -857,19 +646,27 @@ def sum_rows_kernel(out, x):
     if cuda.threadIdx.x == 0:
         out[n] += s
 
-def rmsnorm_forward(y, saved, rstd, x, w, eps, add=True):
-    """x += y if add, then y = x * rstd * w, saved = x"""
-    forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
-    launch(forward, -(-x.shape[0] // ROWS), (WARP, ROWS), y, saved, rstd, x, w, number(x, eps),
-           add)
+def rmsnorm_forward(y, saved, rstd, x, w, eps, step=False):
+    """y = x * rstd * w, saved = x"""
+    residual_forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
+    launch(residual_forward, y, saved, rstd, x, w, number(x, eps), step,
+           grid=cdiv(len(x), ROWS), block=(WARP, ROWS))
+
+def residual_rmsnorm_forward(y, saved, rstd, x, w, eps):
+    """x += y, an Euler step where y is f(x); then its norm, as rmsnorm_forward"""
+    rmsnorm_forward(y, saved, rstd, x, w, eps, step=True)
 
 def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
-    """dx += ..., dw += sum_bt dy * u, dy becomes y     partial (PARTS, C) is scratch"""
+    """dx += ..., dw += sum_bt dy * u.  Returns dy, which is no gradient any more, but y.
+    partial (PARTS, C) is scratch"""
     C, size = x.shape[1], partial.dtype.itemsize
     warps = max(1, min(4, (48 << 10) // (C * size)))
     _, backward = rmsnorm_kernels(C, width(C))
-    launch(backward, PARTS, (WARP, warps), dx, dy, partial, x, w, rstd, smem=warps * C * size)
-    launch(sum_rows_kernel, C, 256, dw, transposed(partial))
+    launch(backward, dx, dy, partial, x, w, rstd, grid=PARTS, block=(WARP, warps),
+           smem=warps * C * size)
+    launch(sum_rows_kernel, dw, transposed(partial), grid=C, block=256)
+    y = dy
+    return y
 
 # ==== 4.4 RoPE ====
 @made_once
@@ -896,7 +693,7 @@ def rope_kernel(W):
 def rope(qkv, cos, sin, T, heads, sign):
     W = width(cos.shape[1], qkv.shape[1])
     threads = min(256, -(-heads * cos.shape[1] // (32 * W)) * 32)
-    launch(rope_kernel(W), qkv.shape[0], threads, qkv, cos, sin, T, heads, number(qkv, sign))
+    launch(rope_kernel(W), qkv, cos, sin, T, heads, number(qkv, sign), grid=len(qkv), block=threads)
 
 # ==== 4.5 Attention ====
 # FlashAttention (Dao 2022; the row-wise split over blocks is FlashAttention-2's, Dao 2023): a block
@@ -1101,7 +898,7 @@ def portable_attention(D, itemsize, room):
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
 def attention_of(D, *matrices):
-    """The kernels for head size D, those of section 12.4 where they can, and the matrices, or what
+    """The kernels for head size D, those of section 12.6 where they can, and the matrices, or what
     these want to know of them, their tensor maps."""
     if matrices[0].dtype != np.uint16 or kernel_path() == "portable" or D not in FAST_HEADS:
         room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
@@ -1115,8 +912,8 @@ def attention_forward(o, lse, qkv, T, D):
     G = (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
     k, source = attention_of(D, qkv)
-    launch(k.forward, (-(-T // k.rows), HD // D, BT // T), k.block, o, lse, source, T, G, scale,
-           smem=k.smem)
+    launch(k.forward, o, lse, source, T, G, scale, grid=(cdiv(T, k.rows), HD // D, BT // T),
+           block=k.block, smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
@@ -1124,9 +921,10 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
     H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
     k, do_source, o_source, qkv_source = attention_of(D, do, o, qkv)
-    for function, heads in ((k.dq, H), (k.dkv, G)):
-        launch(function, (-(-T // k.back_rows), heads, BT // T), k.block, dqkv, delta, do_source,
-               o_source, lse, qkv_source, cos, sin, T, HD, scale, smem=k.back_smem)
+    given = (dqkv, delta, do_source, o_source, lse, qkv_source, cos, sin, T, HD, scale)
+    tiles, B = cdiv(T, k.back_rows), BT // T
+    launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # delta, too
+    launch(k.dkv, *given, grid=(tiles, G, B), block=k.block, smem=k.back_smem)
     if not k.rotates:
         rope(dqkv, cos, sin, T, H + G, -1)
 
@@ -1164,11 +962,14 @@ def swiglu_kernels(W):
 
 def swiglu_forward(y, gate_up):
     forward, _ = swiglu_kernels(width(y.shape[1]))
-    launch(forward, y.shape[0], 256, y, gate_up)
+    launch(forward, y, gate_up, grid=len(y), block=256)
 
 def swiglu_backward(gate_up, dy):
+    """Returns gate_up, which is its own gradient now."""
     _, backward = swiglu_kernels(width(dy.shape[1]))
-    launch(backward, dy.shape[0], 256, gate_up, dy)
+    launch(backward, gate_up, dy, grid=len(dy), block=256)
+    dgate_up = gate_up
+    return dgate_up
 
 # ==== 4.7 Cross-entropy ====
 @made_once
@@ -1217,14 +1018,19 @@ def cross_entropy_kernel(W):
     return fused
 
 def cross_entropy(nll, logits, targets, weight, row0, V, T):
-    """Rows row0.. of the batch: their losses into nll, their logits into gradients, in place."""
+    """Rows row0.. of the batch: their losses into nll.  Returns logits, which are their own
+    gradients now."""
     R, PV = logits.shape
-    launch(cross_entropy_kernel(width(V)), (R, PV // V), 256, nll, logits, targets, weight, row0, V,
-           T)
+    launch(cross_entropy_kernel(width(V)), nll, logits, targets, weight, row0, V, T,
+           grid=(R, PV // V), block=256)
+    dlogits = logits
+    return dlogits
 
 # ==== 5 Model ====
 # Columns of the logits, the matrix (columns, C) that makes them of y, and its gradient
 HeadPart = namedtuple("HeadPart", "columns w dw")
+# Of the RMSNorm that reads a point of the trajectory: gain (C,), the gain's gradient, rstd (BT,)
+Norm = namedtuple("Norm", "gain dgain rstd")
 
 class Model:
     """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
@@ -1252,7 +1058,7 @@ class Model:
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
-        self.held, _ = held_and_batch(self.memory(1, 1))
+        self.held = needs_of(self.memory(1, 1)).held
         if self.held >= free_bytes():        # a model that was dropped may still be there
             release_garbage()
         free = free_bytes()
@@ -1319,14 +1125,18 @@ class Model:
         return memory_table(self.cfg, B, T, self.dtype, self.buffer_table)
 
     def fitting(self, T):
-        """Sequences that fit into 90 % of what is free, or taken by those before, beside the
-        parameters that are there; 0 if not even one.  A grid has 65,535 blocks along z at most."""
+        """Sequences that fit, with a sample now and then, into 90 % of what is free, or taken by
+        those before, beside the parameters that are there; 0 if not even one.  A grid has 65,535
+        blocks along z at most."""
         release_garbage()
         free = free_bytes()
         if self.shape:
-            free += held_and_batch(self.memory(*self.shape))[1]
-        return bisect.bisect_right(range(1, 65536), 0.9 * free,
-                                   key=lambda B: held_and_batch(self.memory(B, T))[1])
+            free += needs_of(self.memory(*self.shape)).batch
+
+        def wanted(B):
+            needs = needs_of(self.memory(B, T))
+            return needs.batch + needs.samples
+        return bisect.bisect_right(range(1, 65536), 0.9 * free, key=wanted)
 
     def micro_batch(self, B, asked=0, T=0):
         """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
@@ -1373,27 +1183,41 @@ class Model:
         name = cuda.get_current_device().name
         return f"{name}, {NAMES[self.dtype]}" + (f", {note}" if note else "")
 
+    def norm_of(self, i):
+        """Of the RMSNorm that reads x[i]: that of layer i / 2 before attention (i even) or before
+        SwiGLU, or the last one, before the heads."""
+        p, g, a, l = self.p, self.g, self.a, i // 2
+        if l == self.cfg.n_layer:
+            return Norm(p.final_norm, g.final_norm, a.final_rstd)
+        if i % 2 == 0:
+            return Norm(p.attn_norm[l], g.attn_norm[l], a.attn_rstd[l])
+        return Norm(p.mlp_norm[l], g.mlp_norm[l], a.mlp_rstd[l])
+
     def forward(self):
-        """The trajectory a.x[0..2L] of the staged tokens: two Euler steps a layer.  Each is taken
-        by the RMSNorm that follows; after the last one, a.y goes into the heads."""
-        cfg, p, w, a, T, D = self.cfg, self.p, self.w, self.a, self.shape[1], self.cfg.head_dim
+        """The trajectory a.x[0..2L] of the staged tokens: x[i + 1] = x[i] + f_i(x[i]), two Euler
+        steps a layer.  What the heads read, y = rmsnorm(x[2L]), is in a.y then."""
+        cfg, w, a, T, D = self.cfg, self.w, self.a, self.shape[1], self.cfg.head_dim
         attend, _ = self.attention
+        y = f = a.y                          # a block reads y = rmsnorm(x); f(x) takes its place
 
-        def step_and_norm(x, rstd, gain, add=True):
-            rmsnorm_forward(a.y, x, rstd, a.state, gain, cfg.norm_eps, add)
+        def euler_step(i):
+            """x[i + 1] = x[i] + f, and y = rmsnorm(x[i + 1])"""
+            norm = self.norm_of(i + 1)
+            residual_rmsnorm_forward(f, a.x[i + 1], norm.rstd, a.state, norm.gain, cfg.norm_eps)
 
-        embedding_forward(a.state, self.tokens, p.wte)
+        embedding_forward(a.state, self.tokens, self.p.wte)          # x[0]
+        norm = self.norm_of(0)
+        rmsnorm_forward(y, a.x[0], norm.rstd, a.state, norm.gain, cfg.norm_eps)
         for l in range(cfg.n_layer):
-            step_and_norm(a.x[2 * l], a.attn_rstd[l], p.attn_norm[l], add=l > 0)
-            matmul(a.qkv[l], a.y, w.qkv[l])
+            matmul(a.qkv[l], y, w.qkv[l])
             rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
             attend(a.att[l], a.lse[l], a.qkv[l], T, D)
-            matmul(a.y, a.att[l], w.attn_proj[l])
-            step_and_norm(a.x[2 * l + 1], a.mlp_rstd[l], p.mlp_norm[l])
-            matmul(a.gate_up[l], a.y, w.gate_up[l])
+            matmul(f, a.att[l], w.attn_proj[l])
+            euler_step(2 * l)                # x + attention(rmsnorm(x))
+            matmul(a.gate_up[l], y, w.gate_up[l])
             swiglu_forward(a.swiglu[l], a.gate_up[l])
-            matmul(a.y, a.swiglu[l], w.down[l])
-        step_and_norm(a.x[2 * cfg.n_layer], a.final_rstd, p.final_norm)
+            matmul(f, a.swiglu[l], w.down[l])
+            euler_step(2 * l + 1)            # x + swiglu(rmsnorm(x))
 
     def head_parts(self, P):
         """The matrices that make the logits of heads 0 to P - 1: lm_head, and wte if it is tied."""
@@ -1407,7 +1231,7 @@ class Model:
                 parts.append(HeadPart(slice(v0, v1), view(w, 0, shape), view(dw, 0, shape)))
         return parts
 
-    def heads(self, P, training):
+    def output_heads(self, P, training):
         """Logits, losses and, in training, gradients of output heads 0 to P - 1, a chunk of R rows
         at a time: d.y = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
         a, V, parts = self.a, self.cfg.vocab_size, self.head_parts(P)
@@ -1417,56 +1241,58 @@ class Model:
             logits = view(a.logits, 0, (len(y), P * V))
             for part in parts:
                 matmul(logits[:, part.columns], y, part.w)
-            cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
+            dlogits = cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
-                dlogits = logits             # which they have become
                 for part in parts:           # each but the first adds to dy
                     dz = dlogits[:, part.columns]
                     matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
                     matmul_dw(part.dw, dz, y, self.semaphores)
         if training:
-            launch(sum_rows_kernel, P, 256, self.results[:-1], a.nll)
+            launch(sum_rows_kernel, self.results[:-1], a.nll, grid=P, block=256)
 
     def backward(self):
-        """d.x back along the trajectory, and every weight's gradient on the way: g += ..."""
-        cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
+        """d.x back along the trajectory, and every weight's gradient on the way: g += ...
+
+        The adjoint of x[i + 1] = x[i] + f(x[i]):  d.x is the gradient of x[i + 1] and of f alike,
+        and with what comes back through f it becomes that of x[i]."""
+        cfg, w, g, a, d = self.cfg, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
         _, attend_back = self.attention
-        d.x.gpu_data.memset(0, stream=stream)
+        df = d.x
 
-        y = d.y                              # a norm's backward makes its output anew, in place
+        def step_backward(i):
+            """d.x of x[i + 1] becomes that of x[i]; d.y is the gradient of rmsnorm(x[i]).  Returns
+            y = rmsnorm(x[i]), made again in its place."""
+            norm = self.norm_of(i)
+            return rmsnorm_backward(d.x, norm.dgain, d.y, d.partial, a.x[i], norm.gain, norm.rstd)
 
-        def norm_backward(dgain, x, gain, rstd):
-            """d.y is the gradient of the norm's output before, and that output afterwards."""
-            rmsnorm_backward(d.x, dgain, d.y, d.partial, x, gain, rstd)
-
-        norm_backward(g.final_norm, a.x[2 * L], p.final_norm, a.final_rstd)
+        d.x.gpu_data.memset(0, stream=stream)            # nothing passes the heads by
+        step_backward(2 * L)                 # d.y is of what they read
         for l in range(L - 1, -1, -1):
-            matmul_dx(d.swiglu, d.x, w.down[l])
-            matmul_dw(g.down[l], d.x, a.swiglu[l], self.semaphores)
-            swiglu_backward(a.gate_up[l], d.swiglu)
-            dgate_up = a.gate_up[l]          # which it has become
+            matmul_dx(d.swiglu, df, w.down[l])
+            matmul_dw(g.down[l], df, a.swiglu[l], self.semaphores)
+            dgate_up = swiglu_backward(a.gate_up[l], d.swiglu)
             matmul_dx(d.y, dgate_up, w.gate_up[l])
-            norm_backward(g.mlp_norm[l], a.x[2 * l + 1], p.mlp_norm[l], a.mlp_rstd[l])
+            y = step_backward(2 * l + 1)
             matmul_dw(g.gate_up[l], dgate_up, y, self.semaphores)
-            matmul_dx(d.att, d.x, w.attn_proj[l])
-            matmul_dw(g.attn_proj[l], d.x, a.att[l], self.semaphores)
+            matmul_dx(d.att, df, w.attn_proj[l])
+            matmul_dw(g.attn_proj[l], df, a.att[l], self.semaphores)
             attend_back(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos, self.sin, T,
                         D)
             matmul_dx(d.y, d.qkv, w.qkv[l])
-            norm_backward(g.attn_norm[l], a.x[2 * l], p.attn_norm[l], a.attn_rstd[l])
+            y = step_backward(2 * l)
             matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
-        embedding_backward(g.wte, d.x, self.tokens)
+        embedding_backward(g.wte, d.x, self.tokens)      # of x[0]
 
     def queue_gradient(self):
         """What a graph records: all launches of `gradient`"""
         self.forward()
-        self.heads(self.cfg.n_mtp, training=True)
+        self.output_heads(self.cfg.n_mtp, training=True)
         self.backward()
 
     def queue_losses(self):
         self.forward()
-        self.heads(1, training=False)
+        self.output_heads(1, training=False)
 
     def stage(self, tokens, targets, weight):
         """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
@@ -1512,9 +1338,10 @@ class Model:
         """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
         n, T = tokens.shape
         sums = []
-        most = max(1, self.fitting(T))
         if self.shape and self.shape[1] == T:
             most = self.shape[0]             # as the memory is that there is
+        else:
+            most = max(1, self.fitting(T))
         self.prepare(min(n, most), T)
         B, _ = self.shape
         for b in range(0, n, B):
@@ -1601,9 +1428,9 @@ def adamw_kernel(W):
 
 def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
-    launch(square_sums_kernel, SUMS, 256, partial, g)
-    launch(adamw_kernel(4 if p.size % 4 == 0 else 1), 1024, 256, p, w, g, m, v, n_decay, hyper,
-           partial, results)
+    launch(square_sums_kernel, partial, g, grid=SUMS, block=256)
+    kernel = adamw_kernel(4 if p.size % 4 == 0 else 1)
+    launch(kernel, p, w, g, m, v, n_decay, hyper, partial, results, grid=1024, block=256)
 
 # ==== 9 Inference ====
 @kernel
@@ -1619,7 +1446,7 @@ def matvec_kernel(y, w, x):
             y[n] = s
 
 def matvec(y, w, x):
-    launch(matvec_kernel, -(-w.shape[0] // ROWS), (WARP, ROWS), y, w, x)
+    launch(matvec_kernel, y, w, x, grid=cdiv(len(w), ROWS), block=(WARP, ROWS))
 
 @kernel
 def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
@@ -1739,26 +1566,31 @@ class Decoder(ne.Decoder):
         """One token through the network: nanoeuler.decode_step."""
         cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
 
+        f, unread = y, (self.saved, self.rstd)           # y = rmsnorm(x), then f(x): as `forward`
+        gains = [*(p.attn_norm[l] for l in range(cfg.n_layer)), p.final_norm]
+
         def flat(t):
             return view(t, 0, (t.size,))
 
-        def step_and_norm(w, add=True):
-            rmsnorm_forward(y, self.saved, self.rstd, x, w, cfg.norm_eps, add)
+        def euler_step(gain):
+            """x += f, y = rmsnorm(x)"""
+            residual_rmsnorm_forward(f, *unread, x, gain, cfg.norm_eps)
 
         embedding_forward(x, at, p.wte)      # (1, C): only the first of at is a token
+        rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
         for l in range(cfg.n_layer):
-            step_and_norm(p.attn_norm[l], add=l > 0)
             matvec(self.qkv, p.qkv[l], flat(y))
-            launch(rope_cache_kernel, cfg.n_head + 2 * cfg.n_kv_head, 32, self.qkv, self.kc[l],
-                   self.vc[l], self.cos, self.sin, at, cfg.n_head)
-            launch(attention_decode_kernel, cfg.n_head, 256, self.att, self.qkv, self.kc[l],
-                   self.vc[l], self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)))
-            matvec(flat(y), p.attn_proj[l], self.att)
-            step_and_norm(p.mlp_norm[l])
+            launch(rope_cache_kernel, self.qkv, self.kc[l], self.vc[l], self.cos, self.sin, at,
+                   cfg.n_head, grid=cfg.n_head + 2 * cfg.n_kv_head, block=WARP)
+            launch(attention_decode_kernel, self.att, self.qkv, self.kc[l], self.vc[l],
+                   self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)), grid=cfg.n_head,
+                   block=256)
+            matvec(flat(f), p.attn_proj[l], self.att)
+            euler_step(p.mlp_norm[l])
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))
             swiglu_forward(self.swiglu, self.gate_up)
-            matvec(flat(y), p.down[l], flat(self.swiglu))
-        step_and_norm(p.final_norm)
+            matvec(flat(f), p.down[l], flat(self.swiglu))
+            euler_step(gains[l + 1])
         head = p.wte if cfg.tie_embeddings else p.lm_head[0]
         matvec(self.device_logits, head, flat(y))
 
@@ -1768,7 +1600,269 @@ class Decoder(ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
-# ==== 12.1 Instructions ====
+# ==== 12.1 Launches ====
+# What a launch needs beside its arguments: a driver that allows it, kernels that are kept, graphs.
+# Private parts of numba-cuda 0.30 that are changed or read here: IndexDataCacheFile, a kernel's
+# _cache._py_func (filed) and _codelibrary (allow_shared, need_resident).
+bpe.survive_damage(caching.IndexDataCacheFile)
+caching.IndexDataCacheFile.save = ne.save_compiled
+
+def filed(made, name, args):
+    """What a maker of this name made of these arguments, one or a tuple, of which kernels are kept
+    on disk under just these.  Numba would file a kernel under a hash of all it closes over, and a
+    device function hashes differently in every process: it would never be found.  Like all others,
+    they are made anew when this file has changed."""
+    for i, member in enumerate(made if isinstance(made, tuple) else [made]):
+        if bpe.CACHE and hasattr(member, "py_func"):
+            code = SimpleNamespace(co_code=repr((name, args, i)).encode())
+            member._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
+    return made
+
+def gpu_problem():
+    """Why no kernel can run on this machine, with the remedy, or "" if one can."""
+    cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
+    remedy = ("The GPU modes need an NVIDIA GPU and its driver, version 580 or newer; the CPU "
+              f"program does the same: {ON_CPU} --help")
+    try:
+        cuda.current_context()
+        remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
+        total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
+        square_sums_kernel[1, 256](total, numbers)
+        total.copy_to_host()                 # a launch returns before its errors show
+        return ""
+    except Exception as e:                   # the driver's absence has many faces
+        if "OUT_OF_MEMORY" in str(e):
+            remedy = "Another program has the memory of the GPU; nvidia-smi says which."
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
+        return f"{' '.join(lines[:2])} {remedy}"
+
+def open_device():
+    global stream
+    if stream is None:
+        if problem := gpu_problem():
+            raise UserError(problem)
+        stream = cuda.stream()
+
+def allow_shared(compiled, config):
+    """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it."""
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
+    device = driver.CUdevice(cuda.get_current_device().id)
+    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
+
+def need_resident(compiled, config):
+    """Before a launch whose blocks take one piece after another and wait for each other: if not all
+    are on the GPU at once, those that are there wait for ever."""
+    handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
+    each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        handle, math.prod(config.blockdim), config.sharedmem))
+    most = each * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    blocks = math.prod(config.griddim)
+    need(blocks <= most, f"a product wants {blocks} blocks on the GPU at once, which takes {most}; "
+         f"use --matmul mma")
+
+def ok(result):
+    """The values of a driver call, without its error code, which must be zero.  Many an error
+    sticks, every later call has it, too: no UserError, after which a chat would go on."""
+    error, *values = result
+    if int(error):
+        raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
+    return values[0] if values else None
+
+@functools.cache
+def once(check):
+    """`check` as a callback of launches, called once for each kernel, grid and shared memory."""
+    done = set()
+
+    def callback(compiled, config):
+        key = compiled, config.griddim, config.sharedmem
+        if key not in done:
+            check(compiled, config)
+            done.add(key)
+    return callback
+
+def doctor():
+    """Prints what this machine has of what the program needs; returns the exit code."""
+    rows = [("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}")]
+    problem = gpu_problem()
+    if not problem:
+        free, total = cuda.current_context().get_memory_info()
+        gpu = cuda.get_current_device()      # the first, or what CUDA_VISIBLE_DEVICES says
+        rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
+                 ("matmul, attention", kernel_path()),
+                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
+    return report(problem, rows)
+
+class Graph:
+    """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
+
+    The first call runs it as it is, which compiles its kernels; the second records it.  All that
+    changes between calls must lie in device memory: a graph remembers the values of scalars.
+
+    Lifetime: a recorded graph holds addresses, not arrays.  It does not keep the function, which
+    would keep its model, and that the graph: a circle that frees gigabytes only when Python looks
+    for garbage.  So whoever has the graph keeps the arrays, and drops it before them: `Model` in
+    `prepare`, before it frees its activations, a decoder by dying as a whole."""
+    enabled = True
+
+    def __init__(self):
+        self.kernels_loaded = False
+        self.graph = None
+
+    def __call__(self, function):
+        if not self.kernels_loaded or not Graph.enabled:
+            function()
+            self.kernels_loaded = True       # not if it raised
+            return
+        handle = driver.CUstream(int(stream.handle))
+        if self.graph is None:
+            self.record(function, handle)
+        ok(driver.cuGraphLaunch(self.graph, handle))
+
+    def record(self, function, handle):
+        """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            ok(driver.cuStreamBeginCapture(handle, mode))
+            with cuda.defer_cleanup():
+                function()
+        finally:
+            recorded = driver.cuStreamEndCapture(handle)
+            if collecting:
+                gc.enable()
+        self.recorded = ok(recorded)
+        self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
+
+    def __del__(self):
+        if self.graph is not None:
+            driver.cuGraphExecDestroy(self.graph)
+            driver.cuGraphDestroy(self.recorded)
+
+tensor_maps = {}                             # those of calls outside of `at_most`: see `map_of`
+
+@contextlib.contextmanager
+def at_most(top, maps=None):
+    """Meanwhile no kernel path above this one is used.  `maps` keeps the tensor maps that are made:
+    kernels and recorded graphs read them as long as they run; None: they go with this block."""
+    global highest, tensor_maps
+    before = highest, tensor_maps
+    highest, tensor_maps = top, {} if maps is None else maps
+    try:
+        yield
+    finally:
+        highest, tensor_maps = before
+
+# ==== 12.2 Numbers ====
+# The device functions of section 3 that are made of LLVM's instructions, one for each type.
+def asm(builder, result, text, constraints, values, volatile=True):
+    """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
+    not volatile only computes: it may be moved, or left out."""
+    fnty = ir.FunctionType(result, [v.type for v in values])
+    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=volatile), values)
+
+def memory(context, builder, kinds, args, n):
+    """Where argument n, an array, begins."""
+    return context.make_array(kinds[n])(context, builder, args[n]).data
+
+def elements(context, builder, kinds, args, n, count, first=None):
+    """Where `count` elements of argument n are, from the first on: registers of a local array."""
+    start = memory(context, builder, kinds, args, n)
+    start = builder.gep(start, [first]) if first else start
+    return [builder.gep(start, [ir.IntType(32)(i)]) for i in range(count)]
+
+@intrinsic
+def exp2(typing, x):
+    """2^x of the type of x.  float32: PTX ex2.approx, relative error 2^-22; float64: libdevice."""
+    def codegen(context, builder, sig, args):
+        t = args[0].type
+        if t == ir.FloatType():
+            return asm(builder, t, "ex2.approx.ftz.f32 $0, $1;", "=f,f", args, volatile=False)
+        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(t, [t]), "__nv_exp2")
+        return builder.call(fn, args)
+    return x(x), codegen
+
+@inlined
+def exp(x):
+    """e^x of the type of x: in float32 two instructions, relative error 2^-22 + |x| 2^-24."""
+    return exp2(x * ctype(x).type(LOG2E))
+
+# bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
+def widened(builder, bits):
+    bits = builder.zext(bits, ir.IntType(32))
+    return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
+
+def rounded(builder, x):
+    return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
+
+@intrinsic
+def ctype(typing, x):
+    """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
+    compiling."""
+    kept_as = getattr(x, "dtype", x)
+    of = types.float32 if kept_as == types.uint16 else kept_as
+    return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
+
+@intrinsic
+def value(typing, x):
+    """What a stored number stands for."""
+    if x != types.uint16:
+        return x(x), lambda context, builder, sig, args: args[0]
+    return types.float32(x), lambda context, builder, sig, args: widened(builder, args[0])
+
+@intrinsic
+def stored(typing, array, x):
+    """x as `array` stores it; bfloat16 rounds to the nearest, ties to even."""
+    if array.dtype != types.uint16:
+        return array.dtype(array, array.dtype), lambda context, builder, sig, args: args[1]
+    return (types.uint16(array, types.float32),
+            lambda context, builder, sig, args: rounded(builder, args[1]))
+
+@functools.cache
+def vector(W):
+    """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
+    element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
+    it takes.  v is a local array of type ctype(x)."""
+    def neighbours(context, builder, kinds, args, n):
+        """The place that arguments n and n + 1 mean, array and index, and its alignment."""
+        dtype = kinds[n].dtype
+        at = builder.gep(memory(context, builder, kinds, args, n), [args[n + 1]])
+        whole = ir.VectorType(context.get_value_type(dtype), W).as_pointer()
+        return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
+
+    @intrinsic
+    def load_into(typing, out, x, i):
+        def codegen(context, builder, sig, args):
+            at, align = neighbours(context, builder, sig.args, args, 1)
+            bits = builder.load(at, align=align)
+            for j, to in enumerate(elements(context, builder, sig.args, args, 0, W)):
+                v = builder.extract_element(bits, ir.IntType(32)(j))
+                builder.store(widened(builder, v) if x.dtype == types.uint16 else v, to)
+            return context.get_dummy_value()
+        return types.void(out, x, types.intp), codegen
+
+    @intrinsic
+    def store(typing, x, i, v):
+        def codegen(context, builder, sig, args):
+            at, align = neighbours(context, builder, sig.args, args, 0)
+            bits = ir.Constant(at.type.pointee, ir.Undefined)
+            for j, source in enumerate(elements(context, builder, sig.args, args, 2, W)):
+                y = builder.load(source)
+                y = rounded(builder, y) if x.dtype == types.uint16 else y
+                bits = builder.insert_element(bits, y, ir.IntType(32)(j))
+            builder.store(bits, at, align=align)
+            return context.get_dummy_value()
+        return types.void(x, types.intp, v), codegen
+
+    @inlined
+    def load(x, i):
+        out = cuda.local.array(W, ctype(x))
+        load_into(out, x, i)
+        return out
+    return load, store
+
+# ==== 12.3 Instructions ====
 # What a GPU can do and Numba has no function for, in PTX: NVIDIA's "PTX ISA" describes each of the
 # instructions under its name.  Addresses of device memory have 64 bits, those of shared memory 32.
 # A literal of Python is an int64 and makes one of all that meets it: hence u32(..), and constants
@@ -1945,7 +2039,7 @@ def map_of(x, box_rows):
         tensor_maps[key] = tensor_map(*key)
     return tensor_maps[key]
 
-# ==== 12.2 Tiles and tensor cores ====
+# ==== 12.4 Tiles and tensor cores ====
 # A tile lies in shared memory in rows of 128 bytes: 64 numbers of bfloat16, eight chunks of 16
 # bytes.  So wide are all 32 banks, too: with chunk c of each row below that of the row before, the
 # eight rows of a chunk that ldmatrix reads at once would wait for the same four banks.  So chunk c
@@ -2149,7 +2243,7 @@ def column_of(i):
 
 # Hopper's way in one kernel, as short as it goes: the copy engine fetches two tiles, a barrier
 # counts their bytes, wgmma multiplies them.  Nothing is copied while it multiplies; the kernel of
-# 12.3 adds a ring of buffers, a warpgroup that only fetches, and tiles of 128 x 256.
+# 12.5 adds a ring of buffers, a warpgroup that only fetches, and tiles of 128 x 256.
 ONE_TILE_SMEM = 2 * int(COLUMN_BYTES) + ALIGNMENT
 multiply_tiles = wgmma(64, "rows", False)
 
@@ -2185,10 +2279,10 @@ def one_tile_kernel(out, map_a, map_b, K):
 def one_tile_matmul(out, a, b):
     """out (M, N) = a b^T     a (M, K), b (N, K), whose rows are whole chunks; only on Hopper"""
     M, N = out.shape
-    launch(one_tile_kernel, (-(-N // TILE_ROWS), -(-M // TILE_ROWS)), 128, out,
-           map_of(a, TILE_ROWS), map_of(b, TILE_ROWS), a.shape[1], smem=ONE_TILE_SMEM)
+    launch(one_tile_kernel, out, map_of(a, TILE_ROWS), map_of(b, TILE_ROWS), a.shape[1],
+           grid=(cdiv(N, TILE_ROWS), cdiv(M, TILE_ROWS)), block=128, smem=ONE_TILE_SMEM)
 
-# ==== 12.3 Matmul on tensor cores ====
+# ==== 12.5 Matmul on tensor cores ====
 # Of bfloat16, in three layouts: a_mn means that A is given as A^T (K, M), b_mn that B is given as
 # (K, N), and not as B^T (N, K).  Of either, `mn` says that a tile's rows run along M or N.
 #
@@ -2199,7 +2293,12 @@ def one_tile_matmul(out, a, b):
 #     0  2  4
 #     1  3  5
 #     6  7  8
-BK, BAND = 64, 16                            # depth of a slice of A and B
+#
+# The product of `down` in the base preset, 8 x 512 tokens: y (4096, 768) = x (4096, 2048) w^T, and
+# w is (768, 2048), so B is not `mn`.  On `wgmma`, a tile of 128 x 256: 32 x 3 tiles, two bands.
+# Piece 0 is y[0:128, 0:256], piece 1 y[128:256, 0:256], piece 16 the next column, y[0:128,
+# 256:512].  A tile is the sum of 2048 / 64 = 32 slices, each of A (128, 64) and B (256, 64).
+BK, BAND = 64, 16                            # depth of a slice of A and B; rows of tiles in a band
 
 @inlined
 def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
@@ -2236,6 +2335,7 @@ MMA_TILE, MMA_STAGES = 128, 3                # rows and columns of the output; b
 MMA_OPERAND = 2 * MMA_TILE * BK              # bytes of a slice of A, and of one of B
 MMA_STAGE = 2 * MMA_OPERAND
 MMA_SMEM = MMA_STAGES * MMA_STAGE + ALIGNMENT
+MMA_BLOCKS, RESERVED_SMEM = 2, 1024          # on a multiprocessor at once; what CUDA adds to each
 
 class Operand(DeviceFunctions):
     """How A or B of `mma_kernel` comes from memory to shared memory, and from there to registers:
@@ -2383,7 +2483,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
 
     write_rows = add_rows if accumulate else store_rows
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 2))
+    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, MMA_BLOCKS))
     def kernel(out, a, b, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = dynamic_smem()
@@ -2466,6 +2566,8 @@ OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
 STAGES = 3                                   # buffers of the ring
 WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 2 * MBARRIER * STAGES + ALIGNMENT
 EIGHT_ROWS = ROW_BYTES * np.uint32(8)
+FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
+EMPTY_ARRIVALS = np.uint32(8)                # the warps of two consumers, one lane of each
 
 @made_once
 def wgmma_kernel(a_mn, b_mn, accumulate):
@@ -2548,10 +2650,9 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         empty = full + u32(MBARRIER * STAGES)
         group, stage, phase = warpgroup_id(), u32(0), u32(0)
         if thread == u32(0):
-            producers, consumers = u32(1), u32(8)        # a thread; the warps of two warpgroups
             for i in range(STAGES):
-                mbarrier_init(full + u32(MBARRIER * i), producers)
-                mbarrier_init(empty + u32(MBARRIER * i), consumers)
+                mbarrier_init(full + u32(MBARRIER * i), FULL_ARRIVALS)
+                mbarrier_init(empty + u32(MBARRIER * i), EMPTY_ARRIVALS)
             mbarrier_fence()
         if leads_warpgroup():
             map_fence(global_address(map_a))
@@ -2615,46 +2716,56 @@ def tensor_cores(*matrices):
         return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
     return kernel_path() != "portable" and all(map(fits, matrices))
 
-def parts_of(tiles, slices, wait, blocks):
-    """Into how many parts K is cut where there are few tiles: as many as take the least time.
+# Times, measured in those that a block takes to multiply one slice of K: to store a piece, and to
+# wait for the turn of each part of a tile on either path
+STORE_TIME, MMA_TURN, WGMMA_TURN = 4, 8, 2
 
-    The unit is the time that a block multiplies one slice of K.  `blocks` pieces, a round, run at
-    once; storing a piece takes about 4, and turns cost `wait` for each part of a tile."""
+def parts_of(tiles, slices, turn, blocks):
+    """Into how many parts K is cut where there are few tiles: as many as take the least time, where
+    `blocks` pieces, a round, run at once.
+
+    The gradient of gate_up in the base preset, 64 x 512 tokens, on 132 multiprocessors: out is
+    4096 x 768, K = 32768, 512 slices.  Its 32 x 3 tiles of 128 x 256 are one round that leaves 36
+    multiprocessors idle, 512 + 4 + 2 = 518.  In four parts they are 384 pieces of 128 slices, three
+    rounds: 3 (128 + 4) + 4 * 2 = 404.  In eight, six rounds: 6 (64 + 4) + 8 * 2 = 424."""
     def cost(parts):
-        rounds = -(-tiles * parts // blocks)
-        return rounds * (slices / parts + 4) + wait * parts
+        rounds = cdiv(tiles * parts, blocks)
+        return rounds * (slices / parts + STORE_TIME) + turn * parts
     return min(range(1, 1 + slices), key=cost)
 
-def splits_of(tiles, K, semaphores, wait, blocks):
+def splits_of(tiles, K, semaphores, turn, blocks):
     """The same for a product: one part if it is not added to an output, or if there are not two
     semaphores for each tile."""
     if semaphores is None or 2 * tiles > semaphores.size:
         return 1
-    return parts_of(tiles, -(-K // BK), wait, blocks)
+    return parts_of(tiles, cdiv(K, BK), turn, blocks)
 
 def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
+    """One part of a tile a block, four warps"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
-    tiles = -(-M // MMA_TILE) * -(-N // MMA_TILE)
-    gpu = cuda.get_current_device()          # two blocks a multiprocessor, if its memory is enough
-    blocks_each = min(2, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // (MMA_SMEM + 1024))
+    tiles = cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE)
+    gpu = cuda.get_current_device()          # its registers are enough for MMA_BLOCKS at once
+    of_a_block = MMA_SMEM + RESERVED_SMEM
+    blocks_each = min(MMA_BLOCKS, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // of_a_block)
     blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
-    splits = splits_of(tiles, K, semaphores, 8, blocks)
+    splits = splits_of(tiles, K, semaphores, MMA_TURN, blocks)
     accumulate = semaphores is not None
     unused = out                             # the kernel wants an array, which nobody reads
-    launch(mma_kernel(a_mn, b_mn, accumulate), tiles * splits, 128, out, a, b,
-           semaphores if accumulate else unused, M, N, K, splits, smem=MMA_SMEM)
+    launch(mma_kernel(a_mn, b_mn, accumulate), out, a, b, semaphores if accumulate else unused,
+           M, N, K, splits, grid=tiles * splits, block=128, smem=MMA_SMEM)
 
 def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
+    """One block a multiprocessor, three warpgroups, which takes one piece after another"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
-    tiles = -(-M // BM) * -(-N // BN)
+    tiles = cdiv(M, BM) * cdiv(N, BN)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
-    splits = splits_of(tiles, K, semaphores, 2, blocks)
+    splits = splits_of(tiles, K, semaphores, WGMMA_TURN, blocks)
     accumulate = semaphores is not None
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
     unused = map_a
-    launch(wgmma_kernel(a_mn, b_mn, accumulate), min(tiles * splits, blocks), 384, map_a, map_b,
-           map_of(out, 64), semaphores if accumulate else unused, M, N, K, splits,
-           smem=WGMMA_SMEM, resident=splits > 1)
+    launch(wgmma_kernel(a_mn, b_mn, accumulate), map_a, map_b, map_of(out, 64),
+           semaphores if accumulate else unused, M, N, K, splits,
+           grid=min(tiles * splits, blocks), block=384, smem=WGMMA_SMEM, resident=splits > 1)
 
 def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
     """out (M, N) = A B.  With `semaphores`, zeros, out is float32 and added to; where they are
@@ -2662,7 +2773,7 @@ def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
     product = wgmma_matmul if kernel_path() == "wgmma" else mma_matmul
     product(out, a, b, a_mn, b_mn, semaphores)
 
-# ==== 12.4 Attention on tensor cores ====
+# ==== 12.6 Attention on tensor cores ====
 # FlashAttention as in 4.5, bfloat16, head sizes 32, 64 and 128.  A block is one warpgroup: two
 # tiles of 64 rows, the stationary ones, stay with it, and it walks over pairs of others, which
 # arrive in a ring of two places: the next pair is on its way while this one is multiplied.  In
@@ -2675,14 +2786,18 @@ def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
 #
 # A warp computes 16 rows of S, P or dS at a time, and has them in registers as a left operand, a
 # fragment of A, has to be: they go into the next product without shared memory.  On both paths the
-# sums of a product, 64 x 64 or 64 x D, stand as 12.2 says: a thread has two rows of a tile.
+# sums of a product, 64 x 64 or 64 x D, stand as 12.4 says: a thread has two rows of a tile.
 #
 # For D = 64, a thread: a tile as fragments of A 16 registers, the sums of S 32, those of O 32.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
 FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
 STATIONARY, PLACES = 2, 2                    # tiles that stay; pairs in the ring
 BARRIERS = PLACES + 1                        # one a place, the last for what stays
-INF32, LOG2E32, i32 = np.float32(math.inf), np.float32(LOG2E), types.int32
+S_SUMS = 32                                  # registers of a thread: its sums of a tile of S or dP
+FIRST_ROUND = -1                             # of the loops over pairs: it only asks for pair 0.
+                                             # Asked for before the loop, it costs forward more than
+                                             # the 168 registers of three blocks: 40 bytes spill
+INF32, LOG2E32 = np.float32(math.inf), np.float32(LOG2E)
 
 class Tiles(DeviceFunctions):
     """What the kernels below ask of the way to fetch and to multiply tiles:
@@ -3012,7 +3127,7 @@ def tensor_attention_forward(D, hopper):
         smem, barriers = way.set_up(STATIONARY)
         way.fence_map(qkv)
         acc, m, l = filled(BOTH_SUMS, f32(0)), filled(4, -INF32), filled(4, f32(0))
-        q, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)
+        q, p_pairs = cuda.local.array(FRAGMENTS, u32), cuda.local.array(S_SUMS, u32)
         h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
         row0, t0, last = rows_of_block(128, T)
         k_col = o.shape[1] + h * G // H * D
@@ -3023,7 +3138,7 @@ def tensor_attention_forward(D, hopper):
                            h * D)
         way.wait(stationary, 0)              # Q is there
         way.load_fragments(q, smem)
-        for n in range(-1, count):           # the n-th pair of tiles; -1 only asks for the first
+        for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             k_tile = ring.pair_at(smem, n)
             advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
@@ -3032,10 +3147,11 @@ def tensor_attention_forward(D, hopper):
             beyond = i32(n * 64 + first_column() - r)
             online_softmax(s, 0, acc, SUMS, m, l, beyond, scale2)
             online_softmax(s, 1, acc, SUMS, m, l, i32(beyond - 64), scale2)
-            for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])
+            p = s                            # which it has become: P = 2^(scale2 (S - m))
+            for i in range(S_SUMS):
+                p_pairs[i] = pack_bf16(p[2 * i], p[2 * i + 1])
             v_tile = k_tile + u32(TILE_BYTES)
-            way.accumulate_two(acc, p, v_tile, v_tile)               # O += P V
+            way.accumulate_two(acc, p_pairs, v_tile, v_tile)         # O += P V
         for i in range(4):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
@@ -3064,7 +3180,7 @@ def tensor_attention_dq(D, hopper):
         acc = filled(SUMS, f32(0))
         delta_of_row = filled(2, f32(0))
         lse2 = cuda.local.array(2, f32)      # lse log2(e) of the same two rows
-        a, ds = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)        # a: Q, dO
+        a, ds_pairs = cuda.local.array(FRAGMENTS, u32), cuda.local.array(16, u32)  # a: Q, dO
         h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
@@ -3089,19 +3205,21 @@ def tensor_attention_dq(D, hopper):
                 delta[h, t] = delta_of_row[i]
         way.load_fragments(a, smem)
         cuda.syncthreads()                   # O is read: K may come
-        for n in range(-1, count):           # -1 only asks for the first pair of tiles
+        for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             k_tile = ring.pair_at(smem, n)
             advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
             if n < 0:
                 continue
-            s = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))      # Q K^T, dO V^T
-            mask(s, 0, i32(n * 64 + first_column() - r))
-            for i in range(32):              # s[i] becomes dS = P (dP - delta); `scale` comes last
-                p_i = exp2(s[i] * scale2 - lse2[which_row(i)])
-                s[i] = p_i * (s[32 + i] - delta_of_row[which_row(i)])
-            for i in range(16):
-                ds[i] = pack_bf16(s[2 * i], s[2 * i + 1])
-            way.accumulate_ab(acc, ds, k_tile)                       # dQ += dS K
+            # S = Q K^T, and from S_SUMS on dP = dO V^T
+            s_dp = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))
+            mask(s_dp, 0, i32(n * 64 + first_column() - r))
+            ds = s_dp                        # over S: P (dP - delta); `scale` comes last
+            for i in range(S_SUMS):
+                p = exp2(s_dp[i] * scale2 - lse2[which_row(i)])
+                ds[i] = p * (s_dp[S_SUMS + i] - delta_of_row[which_row(i)])
+            for i in range(S_SUMS // 2):
+                ds_pairs[i] = pack_bf16(ds[2 * i], ds[2 * i + 1])
+            way.accumulate_ab(acc, ds_pairs, k_tile)                 # dQ += dS K
         for i in range(2):
             if r + 8 * i < T:
                 store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
@@ -3123,7 +3241,7 @@ def tensor_attention_dkv(D, hopper):
         way.fence_map(do)
         numbers = cuda.shared.array(256, f32)            # lse and delta of 64 queries, twice
         acc = filled(BOTH_SUMS, f32(0))       # dV, dK
-        a, p = cuda.local.array(FRAGMENTS, u32), cuda.local.array(32, u32)          # a: K, V
+        a, pairs = cuda.local.array(FRAGMENTS, u32), cuda.local.array(S_SUMS, u32)   # a: K, V
         g, row0, k0 = cuda.blockIdx.y, cuda.blockIdx.z * T, cuda.blockIdx.x * 64
         last, G, group = row0 + T - 1, cuda.gridDim.y, HD // D // cuda.gridDim.y
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
@@ -3136,7 +3254,7 @@ def tensor_attention_dkv(D, hopper):
         way.wait(stationary, 0)              # K and V are there
         way.load_fragments(a, smem)
         next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
-        for n in range(-1, count):           # -1 only asks for the first pair of tiles
+        for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             t0 = next_t
             q_tile = ring.pair_at(smem, n)
             do_tile = q_tile + u32(TILE_BYTES)
@@ -3155,22 +3273,24 @@ def tensor_attention_dkv(D, hopper):
                 ring.issue_pair(smem, barriers, n + 1, qkv, col, do, col, row0 + next_t, last)
             if n < 0:
                 continue
-            s = way.multiply_abt(a, smem, q_tile, do_tile)           # S^T = K Q^T, dP^T = V dO^T
+            # S^T = K Q^T, and from S_SUMS on dP^T = V dO^T
+            s_dp = way.multiply_abt(a, smem, q_tile, do_tile)
             if t0 == k0 or t0 + 64 > T:      # on the diagonal, or queries that do not exist
                 ahead = i32(k0 + first_row() - t0 - first_column())  # the first key - first query
                 end = i32(T - t0 - first_column())
-                for i in range(32):
+                for i in range(S_SUMS):
                     if i32(column_of(i) - 8 * which_row(i)) < ahead or i32(column_of(i)) >= end:
-                        s[i] = -INF32
+                        s_dp[i] = -INF32
+            p_ds = s_dp                      # in their registers: P^T, and from S_SUMS on dS^T
             for j in range(8):
                 lses = load_two(numbers, n % 2 * 128 + 8 * j + first_column())
                 deltas = load_two(numbers, n % 2 * 128 + 64 + 8 * j + first_column())
-                for i in range(4):
-                    s[4 * j + i] = exp2(s[4 * j + i] * scale2 - lses[i % 2] * LOG2E32)
-                    s[32 + 4 * j + i] = s[4 * j + i] * (s[32 + 4 * j + i] - deltas[i % 2])
-            for i in range(32):
-                p[i] = pack_bf16(s[2 * i], s[2 * i + 1])             # P^T, dS^T
-            way.accumulate_two(acc, p, do_tile, q_tile)              # dV += P^T dO, dK += dS^T Q
+                for i in range(4 * j, 4 * j + 4):
+                    p_ds[i] = exp2(s_dp[i] * scale2 - lses[i % 2] * LOG2E32)
+                    p_ds[S_SUMS + i] = p_ds[i] * (s_dp[S_SUMS + i] - deltas[i % 2])
+            for i in range(S_SUMS):
+                pairs[i] = pack_bf16(p_ds[2 * i], p_ds[2 * i + 1])
+            way.accumulate_two(acc, pairs, do_tile, q_tile)          # dV += P^T dO, dK += dS^T Q
         for i in range(2):
             t = k0 + first_row() + 8 * i
             if t < T:
@@ -3188,7 +3308,7 @@ def tensor_attention(D, hopper):
     return Attention(*kernels, rotates=True, block=128, rows=2 * TILE_ROWS, back_rows=TILE_ROWS,
                      smem=smem, back_smem=smem)
 
-# ==== 12.5 Self-tests ====
+# ==== 12.7 Self-tests ====
 # The unit roundoff u of a type is the largest relative error of one rounding to the nearest.
 ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 
@@ -3366,8 +3486,8 @@ def add_rmsnorm_tests(ops):
         y, rstd, dx, dgain = 0 * x, np.zeros(BT), 0 * x, 0 * dw
         step = nearest_bf16(0.1 * ops.normal(BT, C))
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
-        ops.add(rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)],
-                [as_sum(w), 1e-5], [y.copy(), x, rstd, x])
+        ops.add(residual_rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)],
+                [as_sum(w), 1e-5], [y.copy(), x, rstd, x], "rmsnorm_forward")
         ne.rmsnorm_backward(dx, dnext, dy, x, w, rstd)
         ne.gain_gradient(dgain, dy, x, rstd, 0)
         dgain += dw
@@ -3565,8 +3685,8 @@ def add_verbs(add):
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",
         ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
         shape=ne.CONTEXT)
-    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", CHAT, settings=speech)
-    add("serve", on_gpu(ne.serve, decoder=Decoder), "answer browsers and OpenAI's clients", CHAT,
+    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", MODEL, settings=speech)
+    add("serve", on_gpu(ne.serve, decoder=Decoder), "answer browsers and OpenAI's clients", MODEL,
         settings=fields(ne.Serving))
     add("doctor", doctor, "what this machine has, and what it lacks")
 

@@ -400,7 +400,8 @@ def kernel_cases(cfg, B, T):
     def rmsnorm_forward(n):
         y, kept, w, rstd = arrays(n, BT, C), arrays(n, BT, C), one(C), one(BT)
         x = arrays(n, BT, C, dtype=f32)
-        return lambda i: nc.rmsnorm_forward(y[i % n], kept[i % n], rstd, x[i % n], w, cfg.norm_eps)
+        return lambda i: nc.residual_rmsnorm_forward(y[i % n], kept[i % n], rstd, x[i % n], w,
+                                                     cfg.norm_eps)
 
     def rmsnorm_backward(n):
         dx, dy, x = (arrays(n, BT, C) for _ in range(3))
@@ -438,7 +439,7 @@ def kernel_cases(cfg, B, T):
 
     def square_sums(n):
         g, partial = one(n_params), one(nc.SUMS, dtype=torch.float64)
-        return lambda i: nc.launch(nc.square_sums_kernel, nc.SUMS, 256, partial, g)
+        return lambda i: nc.launch(nc.square_sums_kernel, partial, g, grid=nc.SUMS, block=256)
 
     def adamw(n):
         p, g, m, v = (one(n_params) for _ in range(4))
@@ -507,8 +508,8 @@ def flops(cfg, B, T):
     return 6 * B * T * weights + 6 * B * cfg.n_head * T * T * cfg.head_dim * cfg.n_layer
 
 def sizes(cfg, B, T, Model=nc.Model):
-    buffers = nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table)
-    return {"tokens": B * T, "flop": flops(cfg, B, T), "buffers": sum(n for _, n in buffers)}
+    needs = nc.needs_of(nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table))
+    return {"tokens": B * T, "flop": flops(cfg, B, T), "buffers": needs.held + needs.batch}
 
 def memory():
     """(free by the driver, allocated by torch, reserved by torch) in bytes"""

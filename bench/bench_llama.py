@@ -284,14 +284,18 @@ def plain_sums(threads):
     numba.set_num_threads(threads)
     x = np.ones(1 << 27, np.float32)
 
-    @numba.njit(parallel=True, fastmath=True)
+    @numba.njit(fastmath=True)
+    def sum_of(x):
+        total = np.float32(0)
+        for i in range(len(x)):              # of `for value in x` LLVM makes no vectors
+            total += x[i]
+        return total
+
+    @numba.njit(parallel=True)
     def add_up(x, parts):
         n = len(x) // len(parts)
         for i in numba.prange(len(parts)):
-            total = np.float32(0)
-            for value in x[i * n:(i + 1) * n]:
-                total += value
-            parts[i] = total
+            parts[i] = sum_of(x[i * n:(i + 1) * n])
 
     parts = np.zeros(16, np.float32)
     add_up(x, parts)

@@ -111,7 +111,7 @@ def bf16():
 class StepCost(NamedTuple):
     ms: float                                # median
     measured: int                            # bytes that the driver misses
-    predicted: int                           # bytes, the sum of memory_table
+    predicted: int                           # bytes of memory_table, but for samples
 
 def step_time(B, T, Model):
     """StepCost of a float32 step of the base preset."""
@@ -133,8 +133,8 @@ def step_time(B, T, Model):
     del model
     gc.collect()
     cuda.current_context().deallocations.clear()         # else the next one starts with less
-    table = nc.memory_table(cfg, B, T, nc.DTYPES["f32"], Model.buffer_table)
-    return StepCost(statistics.median(times[2:]), before - after, sum(size for _, size in table))
+    needs = nc.needs_of(nc.memory_table(cfg, B, T, nc.DTYPES["f32"], Model.buffer_table))
+    return StepCost(statistics.median(times[2:]), before - after, needs.held + needs.batch)
 
 def attention():
     step_time(1, 64, nc.Model)               # context and modules are not the model's

@@ -68,7 +68,7 @@ def complete(path):
     if not os.path.exists(path):
         return False
     s = ne.read_checkpoint(path).state
-    return 0 < s.n_steps <= s.step
+    return s.n_steps is not None and s.n_steps <= s.step
 
 
 def run_stage(stage, before, args):
@@ -180,14 +180,20 @@ MOST_WORDS = {"sort": 6, "count": 7}         # of the other kinds 5
 
 
 def unseen(n):
-    """n held-out questions of skill, as many of each kind, after those of the instruction file."""
+    """n held-out questions of skill."""
+    return questions(n, held=True, seed=2)   # on those of 1 the flags of STAGES were chosen
+
+
+def questions(n, held, seed):
+    """n questions of skill, as many of each kind, after those of the instruction file: of those
+    that are held out, or of the others"""
     shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
     seen = {(e["instruction"], e["input"]) for e in shipped}
     lists = [e["input"].split(", ") for e in shipped if e["source"] == "skill" and e["input"]]
     common = sorted({word for words in lists for word in words})
     # one word in 50 is held out for a question about it: these need more of them
     known = sorted({w for e in shipped for w in re.findall(r"\b[a-z]{4,10}\b", e["output"])})
-    rng = random.Random(2)                   # on those of 1 the flags of STAGES were chosen
+    rng = random.Random(seed)
     out = []
     tries = 0
     while len(out) < n:
@@ -206,7 +212,7 @@ def unseen(n):
                  rejected=rejected, source="skill")
         question = instruction, words
         tries += 1
-        if ne.held_out(e) and chosen != rejected and question not in seen:
+        if ne.held_out(e) == held and chosen != rejected and question not in seen:
             seen.add(question)
             out.append(e)
             tries = 0

@@ -215,7 +215,7 @@ def side_of(side, Run, follow, Model, args):
         def advance(self):
             s = self.state
             if follow:
-                s.n_steps = follow[s.step]
+                s.n_steps = follow[s.step] or None
             record = {"n_steps": s.n_steps, **super().advance()}
             if side == "lockstep":
                 record["apart"] = self.model.apart
@@ -223,7 +223,7 @@ def side_of(side, Run, follow, Model, args):
 
         def go(self):
             super().go()
-            if 0 < self.state.n_steps <= self.state.step:
+            if self.state.n_steps and self.state.n_steps <= self.state.step:
                 self.finish()                # else Ctrl-C: --resume goes on
 
         def finish(self):
@@ -271,7 +271,7 @@ def run_side(side, chosen, args):
     run = side_of(side, getattr(program, STAGES[args.stage]), follow, program.Model, args)
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
-    complete = 0 < c.state.n_steps <= c.state.step
+    complete = c.state.n_steps is not None and c.state.n_steps <= c.state.step
     if complete and "end" not in ne.read_log(f"{path}.jsonl")[-1]:   # it was stopped in `finish`
         run(f"{path}.bin", c, run.Options(**c.state.options), engine).finish()
 
@@ -315,7 +315,7 @@ def main(argv=None):
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
     options = getattr(program, STAGES[args.stage]).Options
     for f in (*fields(options), *ne.SHAPE):
-        settings.add_argument("--" + f.name.replace("_", "-"), type=f.type)
+        settings.add_argument("--" + f.name.replace("_", "-"), type=ne.type_of(f))
     before = {name: x for name, x in options.unsaid.items() if name not in ne.MUON_SETTINGS}
     chosen = before | vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)

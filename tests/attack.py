@@ -298,6 +298,7 @@ def write_good_files():
         kind="chat", template=GEMMA, bos="<|im_start|>"), random_flat(chat, 2, np.float32))
     ne.write_checkpoint("few.bin", tiny, few, replace(state, text_sha256=""),
                         of_few, (of_few, of_few * of_few))
+    runs("quantize", "chat.bin", "int8.bin")
     ne.write_checkpoint("none.bin", none, nothing, ne.State(), random_flat(none, 4, np.float32))
     runs("export", "chat.bin", "hf", "--gguf", "model.gguf")
     examples = [dict(instruction=f"Add {k} and 1.", input="x" * (k % 2), output=str(k + 1))
@@ -375,6 +376,8 @@ def other_weights(rng, header, data):
     entry = header[rng.choice([name for name in header if name != "__metadata__"])]
     start, end = entry["data_offsets"]
     value = rng.choice([0.0, 1e30, 3e38, -3e38, 1e-38, np.nan, np.inf])
+    if entry.get("dtype") == "I8":
+        return data[:start] + bytes([rng.randrange(256)]) * (end - start) + data[end:]
     return data[:start] + np.full((end - start) // 4, value, "<f4").tobytes() + data[end:]
 
 
@@ -420,6 +423,7 @@ def verb_on(rng, path, name=None):
                      "--weights", rng.choice(["f32", "bf16", "int8"])),
         "chat": ("chat", path, "--tokens", 2),
         "lens": ("lens", rng.choice(PROMPTS), path),
+        "quantize": ("quantize", path, "small.bin", *rng.choice([[], ["--n-mtp", 1]])),
         "export": ("export", path, "to"),
         "export to llama.cpp": ("export", path, "--gguf", "to.gguf", "--matrices",
                                 rng.choice(["f32", "f16", "q8_0"])),
@@ -431,7 +435,7 @@ def verb_on(rng, path, name=None):
 
 
 def checkpoints(rng, spoil=True):
-    path = Path(rng.choice(["adamw.bin", "muon.bin", "chat.bin", "chat.bin", "few.bin",
+    path = Path(rng.choice(["adamw.bin", "muon.bin", "chat.bin", "int8.bin", "few.bin",
                             *(["none.bin"] if spoil else [])]))
     lay(str(path), "text.txt", "examples.json", "pairs.jsonl")
     if spoil:
@@ -694,8 +698,8 @@ def data_files(rng, spoil=True):
 
 
 # ---- command lines
-VERBS = ["train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "export", "import",
-         "compile"]
+VERBS = ["train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "quantize",
+         "export", "import", "compile"]
 NAMES = ["nanoeuler.bin", "nanoeuler_chat.bin", "nanoeuler.jsonl", "text.txt", "examples.json",
          "pairs.jsonl", "hf", "model.gguf", "empty", "folder", "noise", "no", "no/such/x.bin", ".",
          "..", "", " ", "a\nb", "a\x1b[31m.bin", "caf\u00e9", "\udcff.bin", "-", "--", "-x", "new",

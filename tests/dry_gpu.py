@@ -155,7 +155,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         W = self.vectors(dx)
         self.runs((len(dwte), tiles(dx.shape[1], 32 * W)), 256)
 
-    def rmsnorm_kernels_forward(self, y, kept, rstd, x, w, eps, add):
+    def rmsnorm_kernels_residual_forward(self, y, kept, rstd, x, w, eps, step):
         assert y.shape == kept.shape == x.shape and x.dtype == rstd.dtype == w.dtype
         assert rstd.size == x.shape[0] and w.shape == x.shape[1:]
         self.runs(tiles(x.shape[0], 8), (32, 8))
@@ -319,6 +319,7 @@ class Device:
         self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
         self.configs = {}                    # by kernel, grid, block and shared memory
         self.maps, self.fill, self.bad = {}, 0.0, ()
+        self.written = set()                 # addresses of arrays that came from the host
         self.gpu = SimpleNamespace(compute_capability=(8, 9), MULTIPROCESSOR_COUNT=46, name="dry",
                                    MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=100 << 10,
                                    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=99 << 10)
@@ -333,6 +334,11 @@ class Device:
         memory = Memory(self, self.address, size)
         self.address += tiles(size, 256) * 256
         return nc.DeviceNDArray(shape, steps, dtype, stream, memory)
+
+    def from_host(self, x):
+        out = self.array(x.shape, x.dtype)
+        self.written.add(out.gpu_data.address)
+        return out
 
     def tensor_map(self, *key):
         """cuTensorMapEncodeTiled: what it asks of a matrix"""
@@ -382,7 +388,7 @@ def dry_run(total=1 << 50):
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
                 (cuda, "device_array", device.array),
-                (cuda, "to_device", lambda x, **_: device.array(x.shape, x.dtype)),
+                (cuda, "to_device", lambda x, **_: device.from_host(x)),
                 (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),

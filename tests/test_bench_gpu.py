@@ -54,7 +54,7 @@ def pace(steps, rounds=5, seconds=0.4):
 # How often a kernel moves each argument, read or written 1, both 2, over its base step's B T rows.
 # What does not grow with those rows (gains, angles, partial sums) is left out, as in the benchmark.
 MOVES = {
-    "rmsnorm_kernels_forward": dict(y=2, saved=1, rstd=1, x=2),
+    "rmsnorm_kernels_residual_forward": dict(y=2, saved=1, rstd=1, x=2),
     "rmsnorm_kernels_backward": dict(dx=2, dy=2, x=1, rstd=1),
     "rope_kernel_rotate": dict(qkv=2),
     "swiglu_kernels_forward": dict(y=1, gate_up=1),

@@ -96,7 +96,8 @@ def test_matmul(M, N, K):
     want, lower = near(x) @ near(b), narrow(x)
     room = place(np.full((M, K + 3), 0x7FC0, np.uint16))             # NaNs where nothing is read
     pairs = place(np.full((1, (K + 1) // 2, M), -1, np.int32))
-    for left in (lower, ne.operand(room, x), ne.turned(pairs, np.ascontiguousarray(x.T))):
+    transposed = ne.narrowed_transpose(np.ascontiguousarray(x.T), pairs)
+    for left in (lower, ne.narrowed(x, room), transposed):
         for right in (pairs_of(b), narrow(b)):
             if left is lower and K % 2 and right.ndim == 2:
                 continue                     # nothing makes its last pair whole

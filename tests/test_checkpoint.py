@@ -37,6 +37,20 @@ def test_round_trip(checkpoint):
     assert left_behind(checkpoint) == []
 
 
+def test_a_file_says_zero_for_none():
+    """Those of the first checkpoints do, which must go on being read."""
+    names = "n_steps", "micro_batch", "bits_per_byte"
+    written = ne.State().written()
+    assert [repr(written[name]) for name in names] == ["0", "0", "0.0"]
+    state = ne.State(**written)
+    assert state == ne.State() and [getattr(state, name) for name in names] == [None] * 3
+    options = ne.TrainOptions(steps=0, micro_batch=0).check()
+    assert options.steps is options.micro_batch is None
+    assert (options.written()["steps"], options.written()["micro_batch"]) == (0, 0)
+    with pytest.raises(ne.UserError, match="n_steps is False, expected int"):
+        ne.State(n_steps=False).check()
+
+
 def test_without_moments_and_with_chat_state(checkpoint, tmp_path):
     c, path = ne.read_checkpoint(str(checkpoint)), tmp_path / "chat.bin"
     ne.write_checkpoint(str(path), c.cfg, c.tokenizer, ne.State(kind="chat"), c.flat)

@@ -190,7 +190,7 @@ def test_a_launch_asks_what_an_equal_one_before_it_did_not(monkeypatch):
 
     kernel = {(132, 384, None, 60 << 10): Config()}
     for resident in (False, True, True, False):
-        nc.launch(kernel, 132, 384, smem=60 << 10, resident=resident)
+        nc.launch(kernel, grid=132, block=384, smem=60 << 10, resident=resident)
     assert Config.pre_launch_callbacks == [nc.once(nc.allow_shared), nc.once(nc.need_resident)]
 
 
@@ -372,15 +372,16 @@ def fill_kernel(x, number):
 @pytest.mark.parametrize("fault", [
     lambda x, w, out: nc.matmul(x, x, w), lambda x, w, out: nc.matmul(out, w, w),
     lambda x, w, out: nc.matmul(out, x, nc.transposed(w)),
-    lambda x, w, out: nc.launch(fill_kernel, (1, 65536), 256, x, np.float32(0)),
-    lambda x, w, out: nc.launch(fill_kernel, 0, 256, x, np.float32(0)),
-    lambda x, w, out: nc.launch(fill_kernel, 1, (256, 8), x, np.float32(0)),
-    lambda x, w, out: nc.launch(fill_kernel, 1, 256, nc.view(x, 1, (5, 7)), np.float32(0)),
+    lambda x, w, out: nc.launch(fill_kernel, x, np.float32(0), grid=(1, 65536), block=256),
+    lambda x, w, out: nc.launch(fill_kernel, x, np.float32(0), grid=0, block=256),
+    lambda x, w, out: nc.launch(fill_kernel, x, np.float32(0), grid=1, block=(256, 8)),
+    lambda x, w, out: nc.launch(fill_kernel, nc.view(x, 1, (5, 7)), np.float32(0), grid=1,
+                                block=256),
     lambda x, w, out: nc.view(x, 36, (1,)),
     lambda x, w, out: nc.swiglu_forward(out, x), lambda x, w, out: nc.matvec(x[0], w, x[0])])
 def test_faulty_launches_are_caught(fault, dry):
     x, w, out = (nc.new(shape, np.float32) for shape in ((5, 7), (9, 7), (5, 9)))
     nc.matmul(out, x, w)
-    nc.launch(fill_kernel, 1, 256, x, np.float32(0))
+    nc.launch(fill_kernel, x, np.float32(0), grid=1, block=256)
     with pytest.raises(AssertionError):
         fault(x, w, out)

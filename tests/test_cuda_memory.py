@@ -47,10 +47,12 @@ def memory_table(cfg, B, T, dtype, naive):
     return nc.memory_table(cfg, B, T, nc.DTYPES[dtype], Model.buffer_table)
 
 
-def needed(cfg, B, T, dtype="f32", naive=False):
+def needed(cfg, B, T, dtype="f32", naive=False, samples=True):
+    """Bytes of a model and its batch, with or without those of a sample."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "get_current_device", lambda: Device(0).gpu)
-        return sum(size for _, size in memory_table(cfg, B, T, dtype, naive))
+        table = dict(memory_table(cfg, B, T, dtype, naive))
+    return sum(table.values()) - (0 if samples else table["samples"])
 
 
 @pytest.mark.parametrize("name, B, T", [("small", 16, 128), ("big", 4, 256), ("base", 1, 512),
@@ -61,7 +63,8 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     cfg = ne.PRESETS[name]
     model = blank(cfg, dtype, naive)
     model.prepare(B, T)
-    assert dry.peak == dry.used == pytest.approx(needed(cfg, B, T, dtype, naive), rel=0.005)
+    assert dry.peak == dry.used == pytest.approx(
+        needed(cfg, B, T, dtype, naive, samples=False), rel=0.005)
     table = dict(memory_table(cfg, B, T, dtype, naive))
     group = lambda buffers: sum(x.size * x.dtype.itemsize for x in buffers)
     assert table["activations"] + table["logits"] == group(model.a)
@@ -69,6 +72,11 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     assert table["AdamW moments"] == group([model.m, model.v]) == 2 * group([model.flat])
     assert table["parameters"] == table["gradients"] == group([model.g_flat])
     assert table["bfloat16 copies"] == (group([model.copies]) if dtype == "bf16" else 0)
+    before, decoder = dry.used, model.decoder()
+    # beside one token's activations
+    assert dry.used - before == pytest.approx(table["samples"], rel=0.01)
+    assert dry.peak == dry.used              # nothing for a moment beside it
+    del decoder
 
 
 def test_another_shape_frees_the_old_memory_first(dry):
@@ -76,10 +84,10 @@ def test_another_shape_frees_the_old_memory_first(dry):
     for B, T in ((16, 128), (32, 64), (17, 128)):
         dry.peak = 0
         model.prepare(B, T)
-        assert dry.used == pytest.approx(needed(SMALL, B, T), rel=0.005)
-        assert dry.peak <= 1.01 * needed(SMALL, max(B, 17), 128)
+        assert dry.used == pytest.approx(needed(SMALL, B, T, samples=False), rel=0.005)
+        assert dry.peak <= 1.01 * needed(SMALL, max(B, 17), 128, samples=False)
     model.prepare(2, 128)                    # fewer sequences of that length fit as they are
-    assert dry.used == pytest.approx(needed(SMALL, 17, 128), rel=0.005)
+    assert dry.used == pytest.approx(needed(SMALL, 17, 128, samples=False), rel=0.005)
 
 
 @given(st.sampled_from(["small", "big"]), st.integers(0, 1 << 40), st.sampled_from([1, 60, 512]),
@@ -138,7 +146,7 @@ def test_without_room_a_batch_that_fits_is_named(B):
 
 
 def test_without_room_for_one_sequence_other_remedies_are_named():
-    with dry_run(needed(BIG, 1, 64) + (1 << 20)):
+    with dry_run(needed(BIG, 1, 64, samples=False) + (1 << 20)):
         model = blank(BIG)
         with pytest.raises(nc.UserError, match="--seq-len") as e:
             model.prepare(1, 256)
@@ -225,6 +233,19 @@ def test_a_loss_of_other_rows_than_were_prepared(dry):
             with pytest.raises(nc.UserError, match="257 tokens.*context of 256"):
                 model.losses(long, long)
         assert model.losses(ids, ids).shape == (32,)
+
+
+def test_garbage_is_looked_for_only_before_memory_is_taken(dry, monkeypatch):
+    """It takes a fifth of a second, and preferences are read in hundreds of parts."""
+    model, ids, looked = blank(SMALL), np.zeros((4, 16), np.int32), []
+    monkeypatch.setattr(nc, "release_garbage", lambda: looked.append(1))
+    model.losses(ids, ids)
+    assert looked == [1]
+    for _ in range(3):
+        model.losses(ids, ids)
+    assert looked == [1]
+    model.losses(ids[:, :8], ids[:, :8])     # other rows
+    assert looked == [1, 1]
 
 
 @pytest.mark.parametrize("bad", [-1, BIG.vocab_size])

@@ -175,7 +175,19 @@ def test_a_gpu_for_which_nothing_compiles_is_a_problem_with_a_remedy(dry, monkey
     assert "libnvJitLink" in nc.gpu_problem() and nc.PIP in nc.gpu_problem()
 
 
-@pytest.mark.parametrize("name", ["current_context", "device_array"])
+def test_the_doctor_reads_nothing_that_nobody_wrote(dry, monkeypatch):
+    """And waits: a kernel that fails says so when somebody waits for it."""
+    read = nc.DeviceNDArray.copy_to_host
+    waited = []
+    monkeypatch.setattr(nc.DeviceNDArray, "copy_to_host",
+                        lambda x, *rest, **kw: waited.append(x) or read(x, *rest, **kw))
+    assert nc.gpu_problem() == ""
+    [trial] = dry.launches
+    assert {x.gpu_data.address for x in trial.args} <= dry.written
+    assert waited == [trial.args[0]]
+
+
+@pytest.mark.parametrize("name", ["current_context", "to_device"])
 def test_a_gpu_that_another_program_fills_is_not_called_missing(name, dry, monkeypatch):
     def full(*_, **__):
         raise nc.CudaAPIError(2, "Call to a function results in CUDA_ERROR_OUT_OF_MEMORY")

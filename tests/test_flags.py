@@ -22,7 +22,9 @@ ABSURD = {
     "holdout": ["0", "1", "nan"], "eval-every": ["0"], "save-every": ["0"],
     "minutes": ["0", "nan", "-1"],
     "seed": ["-1"], "seq-len": ["0", "-5", "999999999"], "vocab-size": ["0", "100", "99999999"],
-    "n-mtp": ["0", "17"], "threads": ["-1", "9999"]}
+    "n-mtp": ["0", "17"], "threads": ["-1", "9999"], "n-layer": ["0", "-1", "5000"],
+    "n-embd": ["0", "70000"], "n-head": ["0", "5", "9999"], "n-kv-head": ["0", "3", "8"],
+    "head-dim": ["0", "1", "33", "9999"], "n-hidden": ["0", "-344", "300000"]}
 
 
 @pytest.mark.parametrize("flags", [[f"--{k}", v] for k in ABSURD for v in ABSURD[k]], ids="=".join)
@@ -44,12 +46,42 @@ def test_flags_that_are_no_numbers(flags, elsewhere, capsys):
 @pytest.mark.parametrize("flags, words", [
     (["--lr", "0.5"], ["lr", "0.5"]), (["--batch", "128"], ["batch", "128", "64"]),
     (["--seq-len", "32"], ["seq_len", "32", "16"]), (["--n-mtp", "1"], ["n_mtp"]),
-    (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"])])
+    (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"]),
+    (["--n-layer", "2"], ["n_layer 4, not 2"]), (["--n-embd", "64"], ["n_embd 128, not 64"]),
+    (["--n-head", "2"], ["n_head 4, not 2"]), (["--n-kv-head", "4"], ["n_kv_head 2, not 4"]),
+    (["--head-dim", "16"], ["head_dim 32, not 16"]), (["--n-hidden", "8"], ["n_hidden 344, not 8"]),
+    (["--tie-embeddings"], ["tie_embeddings False, not True"])])
 def test_changed_flags_on_resume(flags, words, copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     before = (copy / "nanoeuler.bin").read_bytes()
     refused(capsys, "train", "--resume", "--steps", 30, *flags, words=[*words, "--out"])
     assert (copy / "nanoeuler.bin").read_bytes() == before
+
+
+def test_a_model_of_any_shape(text, elsewhere, capsys):
+    """Flags choose it, over the preset; a run goes on with them and without."""
+    shape = dict(n_layer=1, n_embd=24, n_head=3, n_kv_head=1, head_dim=6, n_hidden=20)
+    flags = [x for name, n in shape.items() for x in (f"--{name.replace('_', '-')}", n)]
+    run("train", "big", "--data", text, "--steps", 2, *flags, "--tie-embeddings", *FAST)
+    made = ne.read_checkpoint("nanoeuler.bin").cfg
+    assert made == ne.replace(ne.PRESETS["big"], **shape, tie_embeddings=True, seq_len=16,
+                              vocab_size=280)
+    for more in flags, ["--n-layer", 1, "--tie-embeddings"], []:
+        run("train", "--resume", *more, "--steps", 2 + bool(more))
+    run("train", "big", "--resume", *flags, "--tie-embeddings", "--steps", 4)
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 4
+    for more, word in ((["--no-tie-embeddings"], "tie_embeddings True, not False"),
+                       (["--n-embd", 32], "n_embd 24, not 32")):
+        refused(capsys, "train", "--resume", *more, words=[word, "--out NAME"])
+
+
+@pytest.mark.parametrize("flags, word", [
+    (["--n-embd", 65536, "--n-layer", 4096], "choose a smaller --n-layer"),
+    (["--tie-embeddings", 3], "3"), (["--n-layers", 3], "is it --n-layer?"),
+    (["--n-head", 6, "--n-kv-head", 4], "n_head is 6, expected a multiple of n_kv_head, 4")])
+def test_a_shape_that_no_model_has(flags, word, text, elsewhere, capsys):
+    refused(capsys, "train", "--data", text, "--steps", 1, *flags, words=[word])
+    assert os.listdir() == []
 
 
 def test_same_flags_on_resume_are_fine(copy, monkeypatch):
@@ -245,7 +277,7 @@ def test_every_verb_has_help(capsys):
                            ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
-            default = "none" if f.type is list else f.default
+            default = "none" if f.type is list else 0 if f.default is None else f.default
             assert f"(default: {default})" in parts["--" + name.replace("_", "-")], (verb, name)
 
 

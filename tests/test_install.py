@@ -147,6 +147,7 @@ def test_make_clean_keeps_checkpoints(tmp_path):
 
 # ---- what pip installs
 SHIPPED = {"shakespeare.txt", "instructions.json", "preferences_sample.jsonl"}
+MODEL = {"model.bin", "MODEL.md"}            # which any file stands in for
 
 
 def pip(*args):
@@ -169,6 +170,8 @@ def site(tmp_path_factory):
         (source / name / "module.py").touch()
     for name in SHIPPED:
         shutil.copy(ROOT / "data" / name, source / "data")
+    for name in MODEL:
+        (source / "data" / name).write_text("a model", encoding="utf-8")
     shutil.copytree(ROOT / "serve", source / "serve")
     (source / "data/pretrain.txt").write_text("large, and somebody's own", encoding="utf-8")
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
@@ -194,7 +197,7 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
     assert modules == {"bpe.py", "nanoeuler.py", "nanoeuler_cuda.py"}
     shipped = {name for name in names if "/" in name and not name.endswith(".py")}
     pages = [path.name for path in (ROOT / "serve/pages").iterdir()]
-    assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED),
+    assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED | MODEL),
                        *(f"nanoeuler_serve/pages/{name}" for name in pages)}
     assert wheel.name.startswith(f"nanoeuler-{ne.__version__}-")
 

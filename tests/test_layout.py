@@ -123,7 +123,11 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     shipped = setuptools["package-data"]["nanoeuler_data"]
     for run in (ne.Run, ne.SftRun, ne.DpoRun):           # what they learn if they are not told
         assert os.path.basename(run.Options.data) in shipped
-    assert all((ROOT / "data" / name).exists() for name in shipped)
+    model = os.path.basename(ne.SHIPPED), "MODEL.md"     # and what they talk to: both, or neither
+    assert {*model} <= {*shipped}
+    there = [(ROOT / "data" / name).exists() for name in model]
+    assert there[0] == there[1]
+    assert all((ROOT / "data" / name).exists() for name in shipped if name not in model)
 
 
 MODULES = {"ne": "nanoeuler", "nc": "nanoeuler_cuda", "bpe": "bpe", "check": "check"}

@@ -343,7 +343,7 @@ def test_presets_have_their_sizes(name, count):
     assert ne.PRESETS[name].check() is ne.PRESETS[name]
 
 
-@pytest.mark.parametrize("changes, words", [(dict(n_kv_head=3), "no multiple of n_kv_head 3"),
+@pytest.mark.parametrize("changes, words", [(dict(n_kv_head=3), "multiple of n_kv_head, 3"),
                                             (dict(head_dim=5), "even number")])
 def test_heads_that_cannot_be(changes, words):
     with pytest.raises(ne.UserError, match=words):
@@ -459,7 +459,7 @@ def test_heads_that_are_left_out(tied):
     cfg = replace(BASE, tie_embeddings=tied)
     flat, (tokens, targets) = random_flat(cfg, 1), batch(cfg, 3, 11, 2)
     some, every = ne.Model(cfg, flat.copy()), ne.Model(cfg, flat)
-    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], heads=2)
+    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], outputs=2)
     expected = every.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0])
     assert losses.shape == (3, 2) and np.array_equal(losses, expected[:, :2])
     assert every.g_flat.any() and np.allclose(some.g_flat, every.g_flat, rtol=1e-13, atol=1e-15)

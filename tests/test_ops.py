@@ -614,6 +614,11 @@ def test_a_width_there_is_not_is_refused_in_a_line(program, bits):
     complains(with_bits(bits, program, "--help"), "NANOEULER_BITS", bits, "expected one of 128")
 
 
+def test_who_imports_gets_an_exception():
+    said = with_bits("avx", "-c", "import nanoeuler").stderr.splitlines()
+    assert said[-1].startswith("bpe.UserError: NANOEULER_BITS is avx, expected one of 128")
+
+
 def test_the_tile_fills_the_registers():
     """2 MR sums, 2 vectors of B and at least one broadcast: of 32 registers, or of 16."""
     for architecture, bits, registers in (("x86_64", 512, 32), ("x86_64", 256, 16),

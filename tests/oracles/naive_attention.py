@@ -76,7 +76,8 @@ def naive_forward(o, probs, qkv, T, D):
     scale = nc.number(probs, 1 / math.sqrt(D))
     q, k, v = split_heads(qkv, T, D, H)
     nc.batched_matmul(probs, q, nc.transposed(k))
-    nc.launch(softmax_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), probs, scale)
+    grid = nc.cdiv(T, ROWS), B * H
+    nc.launch(softmax_kernel, probs, scale, grid=grid, block=(WARP, ROWS))
     nc.batched_matmul(heads_of(o, T, D), probs, v)
 
 
@@ -91,7 +92,8 @@ def naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D):
     G = k.shape[1]
     step = H // G                            # query heads of a group, g * step + r of group g
     nc.batched_matmul(dprobs, do, nc.transposed(v))
-    nc.launch(softmax_backward_kernel, (-(-T // ROWS), B * H), (WARP, ROWS), dprobs, probs, scale)
+    grid = nc.cdiv(T, ROWS), B * H
+    nc.launch(softmax_backward_kernel, dprobs, probs, scale, grid=grid, block=(WARP, ROWS))
     for r in range(step):                    # the r-th head of every group at once
         nc.batched_matmul(dv, nc.transposed(every(probs, r, step)), every(do, r, step), add=r > 0)
         nc.batched_matmul(dk, nc.transposed(every(dprobs, r, step)), every(q, r, step), add=r > 0)

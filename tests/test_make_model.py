@@ -1,0 +1,165 @@
+"""The recipe of the model in the box, end to end at a size of seconds; and its card."""
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, TEXT, run, told
+
+import nanoeuler as ne
+
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
+SMALL = ("--n-layer 1 --n-embd 32 --n-head 2 --n-kv-head 1 --head-dim 16 --n-hidden 48 --seq-len 96"
+         " --vocab-size 300 --batch 192 --minutes 1 --steps 4 --cuts 0 --warmup 1 --holdout 0.1")
+FEW = "--batch 512 --steps 2"
+
+
+@pytest.fixture
+def recipe(monkeypatch, tmp_path):
+    """recipe(*args): the exit code of a stage whose verbs run in this process; in a new folder,
+    with a short text, thirty instructions and pairs, and few questions."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import make_model
+    monkeypatch.setattr(make_model, "EVERYDAY_COUNT", 300)
+    commands = []
+
+    def in_this_process(command, seconds):
+        assert command[:2] == [sys.executable, str(ROOT / "nanoeuler.py")]
+        commands.append(command[2:])
+        run(*command[2:])
+        return 0
+
+    monkeypatch.setattr(make_model, "run_child", in_this_process)
+    with lzma.open(tmp_path / "text.txt.xz", "wb") as f:
+        f.write(TEXT.read_bytes()[:40_000])
+    asked = [dict(instruction=f"Add {a} and 2.", input="", output=str(a + 2), source="sums")
+             for a in range(150)]
+    pairs = [{**e, "chosen": e["output"], "rejected": "none"} for e in asked]
+    for name, what in (("ask", asked), ("pairs", pairs)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(what), "utf-8")
+    given = ["--folder", tmp_path / "made", "--text", tmp_path / "text.txt.xz",
+             "--instructions", tmp_path / "ask.json", "--pairs", tmp_path / "pairs.json",
+             "--made", 60, "--unseen", 12, "--commit", "abc1234",
+             "--pretrain", SMALL, "--sft", f"{FEW} --cuts 0", "--dpo", FEW]
+
+    def start(*args):
+        try:
+            make_model.main([*map(str, (*args, *given))])
+        except SystemExit as e:
+            return e.code
+        return 0
+
+    start.commands, start.folder, start.module = commands, tmp_path / "made", make_model
+    return start
+
+
+def test_from_texts_to_a_model_and_its_card(recipe, capsys):
+    assert recipe("all") == 0
+    folder, card = recipe.folder, (recipe.folder / "MODEL.md").read_text("utf-8")
+    c = ne.read_checkpoint(str(folder / "model.bin"))
+    assert c.matrices == "int8" and c.state.kind == "chat" and c.cfg.n_mtp == 1
+    assert (c.cfg.n_embd, c.cfg.n_layer, c.state.eos) == (32, 1, "<|im_end|>")
+    assert "int8" in told("info", folder / "model.bin")
+    told("generate", "hi", folder / "model.bin", "--tokens", 3)
+    digest = ne.sha256_of(folder / "model.bin")
+    for word in (digest, "commit abc1234", "seed 1", f"{ne.n_params(c.cfg):,} parameters",
+                 f"{os.path.getsize(folder / 'model.bin'):,} bytes", "MIT", "cannot",
+                 "| pretrain | 4 |", "| sft | 2 |", "| dpo | 2 |", "together, of 12 |",
+                 "`text.txt` | 40,000 |", "`everyday.jsonl`", "`pairs.json`"):
+        assert word in card, word
+    # all everyday prompts, with an answer to each turn
+    prompts = recipe.module.lines_of(recipe.module.PROMPTS)
+    found = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    assert len(prompts) == 40 == len(found["everyday"]) and "40 conversations" in card
+    for p, x in zip(prompts, found["everyday"]):
+        assert p["turns"] == x["turns"] and len(x["answers"]) == len(p["turns"])
+        assert f"{p['id']}. *{p['kind']}*" in card
+    # int8 costs little, and both were measured on the same
+    for what in "answers", "text":
+        assert found["int8"][what] == pytest.approx(found["float32"][what], rel=0.01)
+        assert found["int8"][what] != found["float32"][what]
+    assert found["int8"]["skill"].keys() == found["float32"]["skill"].keys()
+    assert found["float32"]["prefers"][1] == found["int8"]["prefers"][1] > 0
+    # what was learned: questions of skill are a quarter of the tokens at most
+    assert 0 < found["mixture"]["skill_share_of_tokens"] <= 0.25
+    learned = recipe.module.lines_of(folder / "examples.json")
+    assert len(learned) == found["mixture"]["examples"]
+    asked = {(e["instruction"], e["input"]) for e in learned if "instruction" in e}
+    import pipeline
+    assert not asked & {(e["instruction"], e["input"]) for e in pipeline.unseen(12)}
+    # it is not made twice, and the same again is the same
+    before = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.bin")}
+    recipe.commands.clear()
+    assert recipe("dpo") == 0 and not recipe.commands
+    assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.bin")} == before
+    (folder / "dpo.bin").unlink()
+    assert recipe("dpo") == 0 and recipe("quantize") == 0
+    assert ne.sha256_of(folder / "model.bin") == digest
+    (folder / "model.bin").write_bytes(b"another")
+    assert "is of another model.bin" in recipe("card")
+
+
+def test_a_stage_goes_on_where_its_time_was_up(recipe, monkeypatch, capsys):
+    """Ctrl-C, as the clock sends it, after two of four steps."""
+    advance = ne.Run.advance
+
+    def advance_and_signal(self):
+        r = advance(self)
+        if r["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return r
+
+    monkeypatch.setattr(ne.Run, "advance", advance_and_signal)
+    assert recipe("pretrain", "--limit", 0) == 3
+    assert "the same command goes on" in capsys.readouterr().out
+    base = recipe.folder / "base.bin"
+    assert ne.read_checkpoint(str(base)).state.step == 2
+    assert "base.bin is not complete; run pretrain first" in recipe("sft")
+    assert recipe("pretrain", "--limit", 9) == 0
+    assert ne.read_checkpoint(str(base)).state.step == 4
+    assert "--resume" not in recipe.commands[0] and "--resume" in recipe.commands[1]
+    recipe.commands.clear()
+    assert recipe("pretrain") == 0 and not recipe.commands
+
+
+def test_the_clock_ends_a_program_as_ctrl_c_does(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import make_model
+    code = ("import pathlib, sys, time\n"
+            "try:\n"
+            "    while True: time.sleep(0.1)\n"
+            "except KeyboardInterrupt:\n"
+            "    pathlib.Path(sys.argv[1]).touch(); sys.exit(7)\n")
+    done = make_model.run_child([sys.executable, "-c", "pass"], None)
+    assert done == 0
+    assert make_model.run_child([sys.executable, "-c", code, tmp_path / "saved"], 5) == 7
+    assert (tmp_path / "saved").exists()
+
+
+def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):
+    """Of the CPU's, and of the GPU's where its package is."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import make_model
+    for name, stage in make_model.STAGES.items():
+        begins_with = ["a.bin"] if stage.begins_with else []
+        argv = [*begins_with, "--data", "x", "--seed", "1", *make_model.RECIPE[name], "--out", "y"]
+        chosen = ne.parse(ne.add_verbs, "", [stage.verb, *argv])
+        assert chosen["out"] == "y" and chosen["resume"] is False
+        pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
+        import nanoeuler_cuda
+        assert ne.parse(nanoeuler_cuda.add_verbs, "", [stage.gpu_verb, *argv])["out"] == "y"
+    chosen = ne.parse(ne.add_verbs, "", ["train", *make_model.RECIPE["pretrain"]])
+    cfg = ne.replace(ne.PRESETS["small"], **{
+        name: x for name, x in chosen.items() if hasattr(ne.PRESETS["small"], name)})
+    assert ne.n_params(cfg.check()) == 11_899_776
+
+
+def test_help_names_the_stages():
+    said = subprocess.run([sys.executable, str(ROOT / "bench" / "make_model.py"), "--help"],
+                          capture_output=True, encoding="utf-8")
+    assert said.returncode == 0
+    for stage in ("pretrain", "sft", "dpo", "quantize", "evaluate", "card", "--limit"):
+        assert stage in said.stdout
