@@ -691,6 +691,19 @@ def test_what_the_verb_refuses(file, tmp_path):
         complains(nanoeuler("serve", file, "--port", port, cwd=tmp_path), f"{port}", "--port")
 
 
+def test_the_server_is_the_one_beside_the_program(tmp_path, monkeypatch):
+    """Also where another copy of all this is installed."""
+    other = tmp_path / "nanoeuler_serve"
+    other.mkdir()
+    (other / "__init__.py").write_text("def run(*args): raise SystemExit('another one')\n",
+                                       encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nanoeuler_serve", raising=False)
+    with pytest.raises(ne.UserError, match="none.bin"):
+        ne.serve(str(tmp_path / "none.bin"), port=0)
+    monkeypatch.delitem(sys.modules, "nanoeuler_serve", raising=False)
+
+
 def test_a_model_that_continues_does_not_chat(tmp_path, tokenizer):
     file = write(tmp_path / "base.bin", CFG, tokenizer)
     with serving(str(file)) as (at, _):
