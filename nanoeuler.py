@@ -137,7 +137,7 @@ class Settings:
         for f in fields(self):
             value = getattr(self, f.name)
             if type(None) in get_args(f.type) and type(value) in (int, float) and value == 0:
-                setattr(self, f.name, None)
+                object.__setattr__(self, f.name, None)   # Config is frozen
 
     def check(self):
         for f in fields(self):
@@ -894,6 +894,7 @@ def backward(team, batch, net, a, d, s):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
 DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
+assert Panels._fields == ("qkv", "attn_proj", "gate_up", "down", "lm_head")
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
@@ -1681,7 +1682,10 @@ class TrainingLoop:
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
         s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        need(math.isfinite(measured), f"step {s.step}: held-out text has {measured} bits/byte; "
+             f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.bits_per_byte = measured
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
 
@@ -4455,6 +4459,7 @@ class Speaker:
 
     def forget(self):
         self.decoder.truncate(0)
+        self.last = None
         self.said.clear()
         self.sampled.clear()
 
@@ -4463,9 +4468,8 @@ class Speaker:
         what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
         room: it may take half of the context, or as much as it may be long."""
         if not self.answers:
-            ids = self.tokenizer.encode(question)
-            need(len(ids), NO_TOKEN)
-            return ids
+            unread = self.last.pending if self.last else []      # its last token is drawn, not read
+            return [*unread, *self.ids_of(question)]
         T = self.cfg.seq_len
         room = T - min(self.options.tokens, T // 2)
         said, forgotten = [*self.said, ("user", question)], 0
@@ -4714,7 +4718,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         speaker.said.clear()
         if not speaker.answers:
             print(prompt, end="", flush=True)          # reading it may take a while
-            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
+            rewound = rewind_to(speaker.decoder, speaker.ids_of(prompt))
         else:
             rewound = speaker.ids_after(prompt)
         n, most = speaker.reply(rewound), options.tokens
@@ -5924,8 +5928,9 @@ numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_ke
 
 def key_with_width(self, signature, codegen):
     """A key by argument types, processor and bytecode, and by the width of our vectors: the panels
-    of one width, read by the kernels of another, are other numbers."""
-    return *numbas_key(self, signature, codegen), BITS
+    of one width, read by the kernels of another, are other numbers.  Another level of optimization
+    may have another order of sums."""
+    return *numbas_key(self, signature, codegen), BITS, numba.config.OPT
 
 key_with_width.numbas = numbas_key
 
@@ -6026,9 +6031,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def in_another_process(call):
     """Starts it there.  It reads nothing; what it says on stderr is kept."""
-    return subprocess.Popen([sys.executable, "-c", f"import nanoeuler; nanoeuler.{call}"],
-                            cwd=HERE, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                            encoding="utf-8", errors="replace")
+    code = f"import sys; sys.path.insert(0, {HERE!r}); import nanoeuler; nanoeuler.{call}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdin=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
 
 def wait_for(process):
     """Until it has ended.  If that was not well, its last line says why."""

@@ -404,6 +404,15 @@ def test_a_bad_moment_is_not_saved(trained, tmp_path, read_unseen, monkeypatch, 
     assert (tmp_path / "nanoeuler.bin").read_bytes() == before
 
 
+def test_a_validation_that_is_no_number_is_not_saved(copy, monkeypatch, capsys):
+    """Such a checkpoint would be refused when it is read."""
+    monkeypatch.chdir(copy)
+    before = (copy / "nanoeuler.bin").read_bytes()
+    monkeypatch.setattr(ne, "evaluate", lambda *args: float("nan"))
+    refused(capsys, "train", "--resume", "--steps", 25, words=("held-out text has nan bits/byte",))
+    assert (copy / "nanoeuler.bin").read_bytes() == before
+
+
 def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
     """A first run has as many minutes to learn as a second."""
     later, began, clock = [0.0], [], time.perf_counter
