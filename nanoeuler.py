@@ -1927,8 +1927,8 @@ Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
 Cache = namedtuple("Cache", "k v")
 # What a row of a matrix in int8 is multiplied by; of other types, 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-# What a step works with, and in attention each thread
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attention final logits "
+# What a step works with; q, scores and out are AttentionScratch of each thread
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace q scores out final logits "
                           "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
@@ -2086,7 +2086,7 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
         remember(kv, rows, qkv)
-        attention(att, qkv, rows, kv, s.attention)
+        attention(att, qkv, rows, kv, AttentionScratch(s.q, s.scores, s.out))
         product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
@@ -2535,13 +2535,12 @@ class Decoder:
             workspace = new(M, longest + 1, dtype=BF16)
         self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
                            new(size.L, slots, size.G, T, size.D))
-        attention = AttentionScratch(q=new(threads, queries, size.D),
-                                     scores=new(threads, queries, line),
-                                     out=new(threads, queries, size.D))
         self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
                          att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
-                         workspace=workspace, attention=attention, final=new(M, size.C),
-                         logits=new(M, size.V), guesses=new(self.heads, 1, size.V))
+                         workspace=workspace, q=new(threads, queries, size.D),
+                         scores=new(threads, queries, line), out=new(threads, queries, size.D),
+                         final=new(M, size.C), logits=new(M, size.V),
+                         guesses=new(self.heads, 1, size.V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
