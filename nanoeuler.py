@@ -5843,7 +5843,10 @@ def narrowed(x, workspace):
     """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
     uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
     bits of fixed point, for weights in int8; another, or None: as it is."""
-    return x
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == np.int32:
+        return in_fixed_point(workspace, x)
+    return in_bf16(workspace, x) if dtype == BF16 else x
 
 @overload(narrowed, inline="always")
 def _narrowed(x, workspace):
@@ -5896,7 +5899,7 @@ def in_fixed_point(workspace, x):
 def narrowed_transpose(x, pairs):
     """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
     like panels, in `pairs` (1, K / 2, M or more) of int32"""
-    return x.T
+    return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
 
 @overload(narrowed_transpose, inline="always")
 def _narrowed_transpose(x, pairs):
