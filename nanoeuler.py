@@ -1931,8 +1931,8 @@ Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
 Cache = namedtuple("Cache", "k v")
 # What a row of a matrix in int8 is multiplied by; of other types, 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-# What a step works with, and in attention each thread
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attention final logits "
+# What a step works with; q, scores and out are AttentionScratch of each thread
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace q scores out final logits "
                           "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
@@ -2090,7 +2090,7 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
         remember(kv, rows, qkv)
-        attention(att, qkv, rows, kv, s.attention)
+        attention(att, qkv, rows, kv, AttentionScratch(s.q, s.scores, s.out))
         product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
@@ -2539,13 +2539,12 @@ class Decoder:
             workspace = new(M, longest + 1, dtype=BF16)
         self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
                            new(size.L, slots, size.G, T, size.D))
-        attention = AttentionScratch(q=new(threads, queries, size.D),
-                                     scores=new(threads, queries, line),
-                                     out=new(threads, queries, size.D))
         self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
                          att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
-                         workspace=workspace, attention=attention, final=new(M, size.C),
-                         logits=new(M, size.V), guesses=new(self.heads, 1, size.V))
+                         workspace=workspace, q=new(threads, queries, size.D),
+                         scores=new(threads, queries, line), out=new(threads, queries, size.D),
+                         final=new(M, size.C), logits=new(M, size.V),
+                         guesses=new(self.heads, 1, size.V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
@@ -5848,7 +5847,10 @@ def narrowed(x, workspace):
     """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
     uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
     bits of fixed point, for weights in int8; another, or None: as it is."""
-    return x
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == np.int32:
+        return in_fixed_point(workspace, x)
+    return in_bf16(workspace, x) if dtype == BF16 else x
 
 @overload(narrowed, inline="always")
 def _narrowed(x, workspace):
@@ -5901,7 +5903,7 @@ def in_fixed_point(workspace, x):
 def narrowed_transpose(x, pairs):
     """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
     like panels, in `pairs` (1, K / 2, M or more) of int32"""
-    return x.T
+    return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
 
 @overload(narrowed_transpose, inline="always")
 def _narrowed_transpose(x, pairs):

@@ -1138,7 +1138,7 @@ class Model:
             return needs.batch + needs.samples
         return bisect.bisect_right(range(1, 65536), 0.9 * free, key=wanted)
 
-    def micro_batch(self, B, asked=0, T=0):
+    def micro_batch(self, B, asked=None, T=None):
         """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
         for, or as fit in equal parts of B.  Says what they take, once for each of these."""
         T = T or self.cfg.seq_len

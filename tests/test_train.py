@@ -152,7 +152,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
                          "device"):
                 setattr(self, name, getattr(model, name))
 
-        def micro_batch(self, B, asked=0, T=0):
+        def micro_batch(self, B, asked=None, T=None):
             return 3
 
     for name, engine in (("one", ne.Model), ("other", Other)):
@@ -194,7 +194,7 @@ def test_a_resumed_run_keeps_its_micro_batch(text, elsewhere):
     class Other(ne.Model):
         free, asked = 3, []
 
-        def micro_batch(self, B, asked=0, T=0):
+        def micro_batch(self, B, asked=None, T=None):
             self.asked.append(asked)
             return asked or self.free
 
