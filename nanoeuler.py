@@ -5158,9 +5158,13 @@ class Serving(Settings):
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
 def serve(file=None, decoder=Decoder, **chosen):
-    """`serve`: an HTTP server and its pages; they are a package of their own, serve/."""
+    """`serve`: an HTTP server and its pages; they are a package of their own, serve/, and that
+    beside this file, not one of another copy that is installed."""
     options = Serving(**chosen).check()
-    if importlib.util.find_spec("nanoeuler_serve"):      # as pip names the folder
+    installed = importlib.util.find_spec("nanoeuler_serve")          # as pip names the folder
+    beside = os.path.join(os.path.dirname(os.path.realpath(__file__)), "serve")
+    if not os.path.isdir(beside) or (installed and
+                                     os.path.realpath(os.path.dirname(installed.origin)) == beside):
         import nanoeuler_serve as server
     else:
         import serve as server

@@ -81,7 +81,7 @@ def prepared(args, folder):
     c = ne.read_checkpoint(str(folder / "model.bin"), moments=False)
     text = TEXT.read_text(encoding="utf-8")
     prompts = []
-    for i in range(args.requests * 2):
+    for i in range(args.requests * len(CLIENTS)):
         part = text[100_000 + 2_000 * i:][:2_000]
         ids = c.tokenizer.encode(part)[:PROMPT]
         prompts.append(c.tokenizer.decode(ids).decode("utf-8", "replace"))
@@ -178,15 +178,16 @@ def turns(args, folder, prompts, found):
                 continue
             with running(command, folder / "server.log") as port:
                 one(port, "Once upon a time")                # what is compiled and read lazily
+                unknown = list(prompts)      # none is in a slot already
                 for clients in args.clients:
-                    n = min(args.requests, max(clients, 4 * clients))
-                    result = measured(port, clients, prompts[:n])
+                    n = min(args.requests, 4 * clients)
+                    result = measured(port, clients, unknown[:n])
+                    del unknown[:n]
                     found.setdefault(name, {}).setdefault(clients, []).append(result)
                     print(f"round {number + 1}  {name:<22} {clients:>2} clients  "
                           f"{result['tokens_per_s']:7.1f} tokens/s   first after "
                           f"{result['first']:.2f} s", flush=True)
                     yield found
-            prompts.reverse()                                # no round finds its prompts in a slot
 
 
 def there(path):

@@ -199,6 +199,8 @@ class Talk(Response):
                 if first or text or places or voice.finish:
                     await event(self.writer.chunk(
                         [self.writer.choice(voice, text, places, first, True)]))
+                if not self.news.empty():    # `gone` must hear of it where we only lag behind
+                    await asyncio.sleep(0)
             if self.asked.usage or self.asked.tokens:
                 await event(self.writer.chunk([], self.writer.usage()))
             await event("[DONE]")

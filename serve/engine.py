@@ -27,7 +27,8 @@ import numpy as np
 from numba import set_num_threads
 
 MOST_JOBS = 16               # explanations that may wait
-PIECE_SECONDS = 0.05         # a prompt's piece may hold up the others' streams for so long
+PIECE_SECONDS = 0.1          # a prompt's piece may hold up the others' streams for so long
+FEWEST_ROWS = 8              # of a piece
 SCORED_ROWS = 64             # of a prompt, whose logits are all wanted
 CACHE_BYTES = 1 << 30        # of keys and values, where --context does not say
 
@@ -82,7 +83,7 @@ class Engine:
         self.waiting, self.jobs = deque(), deque()
         self.draining = self.closing = False             # nothing new begins; nothing goes on
         self.active, self.free, self.used = {}, [], {}   # slot -> Answer; slots; slot -> when
-        self.clock, self.rows, self.plain = itertools.count(), 64, 0.0
+        self.clock, self.rows = itertools.count(), 64
         self.pace, self.reader, self.tell = ne.Pace(), None, lambda news: None
         self.news = []                                   # (answer, News) that were not told yet
         self.ready = Future()
@@ -344,11 +345,8 @@ class Engine:
                     self.stats.observe("token", (now - answer.first) / (n - 1))
 
     def suit(self, reading, seconds, speaking):
-        """How many rows of prompts a step reads beside those who speak: what takes PIECE_SECONDS
-        more than a step without any."""
-        if not reading:
-            self.plain = seconds
-        elif speaking:
-            more = max(seconds - self.plain, 1e-3)
-            wanted = reading * PIECE_SECONDS / more
-            self.rows = int(min(ne.MOST_ROWS, max(8, (self.rows + wanted) / 2)))
+        """How many rows of prompts a step reads beside those who speak: what takes PIECE_SECONDS.
+        Of a few rows most of the time is that of reading the weights, and says nothing of more."""
+        if reading >= FEWEST_ROWS:
+            wanted = PIECE_SECONDS * (reading + speaking) / max(seconds, 1e-6)
+            self.rows = int(min(ne.MOST_ROWS, max(FEWEST_ROWS, (self.rows + wanted) / 2)))

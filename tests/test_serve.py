@@ -282,6 +282,25 @@ def test_a_long_prompt_does_not_stall_a_stream(file):
     assert steps >= 90 // 8
 
 
+@pytest.mark.parametrize("speaking", [1, 16])
+def test_pieces_of_prompts_take_the_time_that_they_may(file, speaking):
+    """However many speak beside them: a step of n rows that takes 10 ms and 0.9 ms a row"""
+    from serve.engine import PIECE_SECONDS
+    engine = engine_of(file)
+
+    def step(reading):
+        seconds = 0.01 + 0.0009 * (reading + speaking)
+        engine.suit(reading, seconds, speaking)
+        return seconds
+    step(0)
+    for _ in range(30):
+        took = step(engine.rows)
+    assert took == pytest.approx(PIECE_SECONDS, rel=0.05)
+    rows = engine.rows
+    step(1)                                  # the end of a prompt
+    assert engine.rows == rows
+
+
 def test_what_a_slot_holds_is_not_read_again(file):
     engine = engine_of(file)
     ids = [i % 300 for i in range(40)]
@@ -689,6 +708,19 @@ def test_what_the_verb_refuses(file, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
         complains(nanoeuler("serve", file, "--port", port, cwd=tmp_path), f"{port}", "--port")
+
+
+def test_the_server_is_the_one_beside_the_program(tmp_path, monkeypatch):
+    """Also where another copy of all this is installed."""
+    other = tmp_path / "nanoeuler_serve"
+    other.mkdir()
+    (other / "__init__.py").write_text("def run(*args): raise SystemExit('another one')\n",
+                                       encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nanoeuler_serve", raising=False)
+    with pytest.raises(ne.UserError, match="none.bin"):
+        ne.serve(str(tmp_path / "none.bin"), port=0)
+    monkeypatch.delitem(sys.modules, "nanoeuler_serve", raising=False)
 
 
 def test_a_model_that_continues_does_not_chat(tmp_path, tokenizer):
