@@ -137,7 +137,7 @@ class Settings:
         for f in fields(self):
             value = getattr(self, f.name)
             if type(None) in get_args(f.type) and type(value) in (int, float) and value == 0:
-                setattr(self, f.name, None)
+                object.__setattr__(self, f.name, None)   # Config is frozen
 
     def check(self):
         for f in fields(self):
@@ -894,6 +894,7 @@ def backward(team, batch, net, a, d, s):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
 DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
+assert Panels._fields == ("qkv", "attn_proj", "gate_up", "down", "lm_head")
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
@@ -1681,7 +1682,10 @@ class TrainingLoop:
     def validate(self, rows=None):
         """Measures held-out text, or so many rows of it; returns the result in words."""
         s = self.state
-        s.bits_per_byte = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        need(math.isfinite(measured), f"step {s.step}: held-out text has {measured} bits/byte; "
+             f"{self.out} is as it was; start with a lower --lr and another --out")
+        s.bits_per_byte = measured
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
 
@@ -1927,8 +1931,8 @@ Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
 Cache = namedtuple("Cache", "k v")
 # What a row of a matrix in int8 is multiplied by; of other types, 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-# What a step works with, and in attention each thread
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace attention final logits "
+# What a step works with; q, scores and out are AttentionScratch of each thread
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace q scores out final logits "
                           "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
@@ -2086,7 +2090,7 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
         remember(kv, rows, qkv)
-        attention(att, qkv, rows, kv, s.attention)
+        attention(att, qkv, rows, kv, AttentionScratch(s.q, s.scores, s.out))
         product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
@@ -2535,13 +2539,12 @@ class Decoder:
             workspace = new(M, longest + 1, dtype=BF16)
         self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
                            new(size.L, slots, size.G, T, size.D))
-        attention = AttentionScratch(q=new(threads, queries, size.D),
-                                     scores=new(threads, queries, line),
-                                     out=new(threads, queries, size.D))
         self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
                          att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
-                         workspace=workspace, attention=attention, final=new(M, size.C),
-                         logits=new(M, size.V), guesses=new(self.heads, 1, size.V))
+                         workspace=workspace, q=new(threads, queries, size.D),
+                         scores=new(threads, queries, line), out=new(threads, queries, size.D),
+                         final=new(M, size.C), logits=new(M, size.V),
+                         guesses=new(self.heads, 1, size.V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
@@ -4455,6 +4458,7 @@ class Speaker:
 
     def forget(self):
         self.decoder.truncate(0)
+        self.last = None
         self.said.clear()
         self.sampled.clear()
 
@@ -4463,9 +4467,8 @@ class Speaker:
         what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
         room: it may take half of the context, or as much as it may be long."""
         if not self.answers:
-            ids = self.tokenizer.encode(question)
-            need(len(ids), NO_TOKEN)
-            return ids
+            unread = self.last.pending if self.last else []      # its last token is drawn, not read
+            return [*unread, *self.ids_of(question)]
         T = self.cfg.seq_len
         room = T - min(self.options.tokens, T // 2)
         said, forgotten = [*self.said, ("user", question)], 0
@@ -4714,7 +4717,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         speaker.said.clear()
         if not speaker.answers:
             print(prompt, end="", flush=True)          # reading it may take a while
-            rewound = rewind_to(speaker.decoder, speaker.ids_after(prompt).tolist())
+            rewound = rewind_to(speaker.decoder, speaker.ids_of(prompt))
         else:
             rewound = speaker.ids_after(prompt)
         n, most = speaker.reply(rewound), options.tokens
@@ -5848,7 +5851,10 @@ def narrowed(x, workspace):
     """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
     uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
     bits of fixed point, for weights in int8; another, or None: as it is."""
-    return x
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == np.int32:
+        return in_fixed_point(workspace, x)
+    return in_bf16(workspace, x) if dtype == BF16 else x
 
 @overload(narrowed, inline="always")
 def _narrowed(x, workspace):
@@ -5901,7 +5907,7 @@ def in_fixed_point(workspace, x):
 def narrowed_transpose(x, pairs):
     """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
     like panels, in `pairs` (1, K / 2, M or more) of int32"""
-    return x.T
+    return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
 
 @overload(narrowed_transpose, inline="always")
 def _narrowed_transpose(x, pairs):
@@ -5928,8 +5934,9 @@ numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_ke
 
 def key_with_width(self, signature, codegen):
     """A key by argument types, processor and bytecode, and by the width of our vectors: the panels
-    of one width, read by the kernels of another, are other numbers."""
-    return *numbas_key(self, signature, codegen), BITS
+    of one width, read by the kernels of another, are other numbers.  Another level of optimization
+    may have another order of sums."""
+    return *numbas_key(self, signature, codegen), BITS, numba.config.OPT
 
 key_with_width.numbas = numbas_key
 
@@ -6030,9 +6037,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def in_another_process(call):
     """Starts it there.  It reads nothing; what it says on stderr is kept."""
-    return subprocess.Popen([sys.executable, "-c", f"import nanoeuler; nanoeuler.{call}"],
-                            cwd=HERE, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                            encoding="utf-8", errors="replace")
+    code = f"import sys; sys.path.insert(0, {HERE!r}); import nanoeuler; nanoeuler.{call}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdin=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
 
 def wait_for(process):
     """Until it has ended.  If that was not well, its last line says why."""

@@ -15,6 +15,9 @@ Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported 
     python nanoeuler_cuda.py serve            for browsers and OpenAI's clients; see serve/
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
+A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` of 4.3
+takes it; in 5, `forward` takes two a layer, and `backward` walks back along them.
+
 Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type; who reads them needs no
 more than CUDA's threads and blocks.  Section 12 is what makes it work and fast: launches, numbers
 and instructions that Numba lacks, and then the same products and the same attention once more, in
@@ -46,7 +49,8 @@ Types   Kernels take their dtype from their arguments: bfloat16, float32 or floa
         ctype(x).type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
 Names   Of section 3, a thread has `few` neighbours of a row, `acc` are sums in registers, `_smem`
         is shared memory; `lane` of 32 in a warp, `warp` in a block.  An op's launcher has the name
-        of its function in nanoeuler.py, its kernels are made once for each shape they know.
+        of its function in nanoeuler.py, its kernels are made once for each shape they know.  In 4.5
+        and 12.6 P, S and dS are the matrices of the papers, p an entry; elsewhere p is parameters.
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         on one kind of GPU, with as many sequences at a time, give the same bits.
 """
@@ -227,14 +231,14 @@ def buffer_table(cfg, B, T, dtype):
          ("qkv", (BT, QKV)),
          ("att", (BT, HD)),
          ("swiglu", (BT, F))]
-    a32 = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
-           ("state", (BT, C)),               # the trajectory's newest point, not rounded
-           ("nll", (P, BT)),                 # the losses
-           ("lse", (L, H, BT))]              # log of the sum of a softmax row
-    d32 = [("partial", (PARTS, C)),          # sums of a gain's gradient
-           ("delta", (H, BT))]               # <dO, O>, in attention
+    a_sums = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
+              ("state", (BT, C)),            # the trajectory's newest point, not rounded
+              ("nll", (P, BT)),              # the losses
+              ("lse", (L, H, BT))]           # log of the sum of a softmax row
+    d_sums = [("partial", (PARTS, C)),       # sums of a gain's gradient
+              ("delta", (H, BT))]            # <dO, O>, in attention
     sums = computing(dtype)
-    groups = (("a", a, dtype), ("a", a32, sums), ("d", d, dtype), ("d", d32, sums))
+    groups = (("a", a, dtype), ("a", a_sums, sums), ("d", d, dtype), ("d", d_sums, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table):
@@ -652,9 +656,10 @@ def rmsnorm_forward(y, saved, rstd, x, w, eps, step=False):
     launch(residual_forward, y, saved, rstd, x, w, number(x, eps), step,
            grid=cdiv(len(x), ROWS), block=(WARP, ROWS))
 
-def residual_rmsnorm_forward(y, saved, rstd, x, w, eps):
-    """x += y, an Euler step where y is f(x); then its norm, as rmsnorm_forward"""
-    rmsnorm_forward(y, saved, rstd, x, w, eps, step=True)
+def residual_rmsnorm_forward(f, saved, rstd, x, w, eps):
+    """The Euler step  x[i + 1] = x[i] + f(x[i]),  in place of x[i], and then, in place of f, the
+    norm of where it led, as rmsnorm_forward."""
+    rmsnorm_forward(f, saved, rstd, x, w, eps, step=True)
 
 def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     """dx += ..., dw += sum_bt dy * u.  Returns dy, which is no gradient any more, but y.
@@ -1138,7 +1143,7 @@ class Model:
             return needs.batch + needs.samples
         return bisect.bisect_right(range(1, 65536), 0.9 * free, key=wanted)
 
-    def micro_batch(self, B, asked=0, T=0):
+    def micro_batch(self, B, asked=None, T=None):
         """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
         for, or as fit in equal parts of B.  Says what they take, once for each of these."""
         T = T or self.cfg.seq_len
@@ -1920,9 +1925,18 @@ def warp_id():
 def warpgroup_id():
     return thread_id() >> u32(7)
 
+# Of some that could do a thing, one does it
+@inlined
+def leads_warp():
+    return lane_id() == 0
+
 @inlined
 def leads_warpgroup():
-    return (thread_id() & u32(127)) == u32(0)
+    return (thread_id() & u32(127)) == 0
+
+@inlined
+def leads_block():
+    return thread_id() == 0
 
 @inlined
 def bit(x, i):
@@ -1988,7 +2002,7 @@ def turn_after(part, splits):
 # mbarrier_expect, which arrives, too, announced are there.  Phases have parities 0, 1, 0, ..:
 # waiting for a parity returns when the running phase has the other one.  The first phase is 0, so
 # that waiting for 1 returns at once.
-MBARRIER = 8
+MBARRIER = np.uint32(8)
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
 mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
 mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", u32)
@@ -2332,9 +2346,9 @@ SEMAPHORES = 1 << 15                         # one a tile in `mma`, two in `wgmm
 # into registers while `mma` works on the last 16.  Some 35 times the speed of the portable tile,
 # 0.55 of cuBLAS's.  97 KB of shared memory: an RTX 40 allows a block 99.
 MMA_TILE, MMA_STAGES = 128, 3                # rows and columns of the output; buffers
-MMA_OPERAND = 2 * MMA_TILE * BK              # bytes of a slice of A, and of one of B
-MMA_STAGE = 2 * MMA_OPERAND
-MMA_SMEM = MMA_STAGES * MMA_STAGE + ALIGNMENT
+MMA_OPERAND_BYTES = np.uint32(2 * MMA_TILE * BK)         # a slice of A, or of B
+MMA_STAGE_BYTES = 2 * MMA_OPERAND_BYTES      # both: a buffer
+MMA_SMEM = int(MMA_STAGES * MMA_STAGE_BYTES) + ALIGNMENT
 MMA_BLOCKS, RESERVED_SMEM = 2, 1024          # on a multiprocessor at once; what CUDA adds to each
 
 class Operand(DeviceFunctions):
@@ -2493,15 +2507,15 @@ def mma_kernel(a_mn, b_mn, accumulate):
         warp_m, warp_n = u32(64) * bit(warp, 0), u32(64) * (warp >> u32(1))      # in the tile
         a_from, a_to, a_row, a_col = of_a.first_chunk(a, m0, begin * u32(BK))
         b_from, b_to, b_row, b_col = of_b.first_chunk(b, n0, begin * u32(BK))
-        a_to, b_to = smem + a_to, smem + u32(MMA_OPERAND) + b_to
+        a_to, b_to = smem + a_to, smem + MMA_OPERAND_BYTES + b_to
         a_lane = smem + of_a.lane_start(warp_m)
-        b_lane = smem + u32(MMA_OPERAND) + of_b.lane_start(warp_n)
+        b_lane = smem + MMA_OPERAND_BYTES + of_b.lane_start(warp_n)
         for s in range(MMA_STAGES - 1):      # the first slices; the last buffer is filled below
-            next_buffer = u32(s * MMA_STAGE)
+            next_buffer = u32(s * MMA_STAGE_BYTES)
             a_from, a_row, a_col = of_a.issue_loads(a_to + next_buffer, a, a_from, a_row, a_col)
             b_from, b_row, b_col = of_b.issue_loads(b_to + next_buffer, b, b_from, b_row, b_col)
             cp_async_commit()
-        buffer, next_buffer = u32(0), u32((MMA_STAGES - 1) * MMA_STAGE)
+        buffer, next_buffer = u32(0), u32((MMA_STAGES - 1) * MMA_STAGE_BYTES)
         a_now, b_now = cuda.local.array(16, u32), cuda.local.array(16, u32)
         a_next, b_next = cuda.local.array(16, u32), cuda.local.array(16, u32)
         cp_async_wait_one()
@@ -2519,8 +2533,8 @@ def mma_kernel(a_mn, b_mn, accumulate):
             load_fragments(a_next, b_next, a_lane + buffer, b_lane + buffer, 3)
             multiply(acc, a_now, b_now)
             next_buffer = buffer             # the buffer just read is the next to be filled
-            last_buffer = u32((MMA_STAGES - 1) * MMA_STAGE)
-            buffer = buffer + u32(MMA_STAGE) if buffer < last_buffer else u32(0)
+            last_buffer = u32((MMA_STAGES - 1) * MMA_STAGE_BYTES)
+            buffer = buffer + MMA_STAGE_BYTES if buffer < last_buffer else u32(0)
             cp_async_wait_one()              # all but the youngest slice is there
             cuda.syncthreads()               # and nobody reads the one before
             load_fragments(a_now, b_now, a_lane + buffer, b_lane + buffer, 0)
@@ -2530,7 +2544,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
         tiles = u32(cuda.gridDim.x) // u32(splits)
         part, semaphore = piece // tiles, semaphore_at(semaphores, piece % tiles)
         if accumulate and splits > 1:
-            if thread_id() == u32(0):
+            if leads_block():
                 semaphore_acquire(semaphore, part)
             cuda.syncthreads()               # it is our turn
         staging = cuda.shared.array(0, f32)
@@ -2539,7 +2553,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
         if accumulate and splits > 1:
             cuda.threadfence()
             cuda.syncthreads()               # all of it is written
-            if thread_id() == u32(0):
+            if leads_block():
                 semaphore_release(semaphore, turn_after(part, splits))
     return kernel
 
@@ -2561,10 +2575,11 @@ def mma_kernel(a_mn, b_mn, accumulate):
 # "multiplied", empty[i] is: the eight warps of the consumers have arrived.  The next slice of a
 # buffer is in the next phase, of the other parity.
 BM, BN = 128, 256
-A_BYTES, STAGE = 2 * BM * BK, 2 * (BM + BN) * BK         # of a slice of A; of A and B
-OUT_BYTES = 2 * 64 * BN                      # what one warpgroup stores at once
+A_BYTES = np.uint32(2 * BM * BK)             # a slice of A
+STAGE_BYTES = np.uint32(2 * (BM + BN) * BK)  # slices of A and B: a buffer
+OUT_BYTES = np.uint32(2 * 64 * BN)           # what one warpgroup stores at once
 STAGES = 3                                   # buffers of the ring
-WGMMA_SMEM = STAGES * STAGE + 2 * OUT_BYTES + 2 * MBARRIER * STAGES + ALIGNMENT
+WGMMA_SMEM = int(STAGES * STAGE_BYTES + 2 * OUT_BYTES + 2 * MBARRIER * STAGES) + ALIGNMENT
 EIGHT_ROWS = ROW_BYTES * np.uint32(8)
 FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
 EMPTY_ARRIVALS = np.uint32(8)                # the warps of two consumers, one lane of each
@@ -2609,7 +2624,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
     def write_tile(map_out, n, m, acc, place, group, semaphore, part, splits):
         """out = acc in bfloat16, 64 x 256 at once; or out += acc in float32, 64 x 128 at a time,
         when it is this part's turn.  One thread of the warpgroup tells the copy engine."""
-        warp_row, leads = (warp_id() & u32(3)) * u32(16), leads_warpgroup()
+        warp_row, leads = warp_id() % u32(4) * u32(16), leads_warpgroup()
         for half in range(rounds):
             if leads:
                 tma_stored()                 # what was staged before has been read
@@ -2631,7 +2646,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
 
     @inlined
     def barrier_of(barriers, stage):
-        return barriers + u32(MBARRIER) * stage
+        return barriers + MBARRIER * stage
 
     @inlined
     def advance(stage, phase):
@@ -2644,12 +2659,12 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
     @cuda.jit(cache=bpe.CACHE, launch_bounds=(384, 1))
     def kernel(map_a, map_b, map_out, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B"""
-        start, thread = dynamic_smem(), thread_id()
-        staging = start + u32(STAGES * STAGE)
+        start = dynamic_smem()
+        staging = start + u32(STAGES * STAGE_BYTES)
         full = staging + u32(2 * OUT_BYTES)
         empty = full + u32(MBARRIER * STAGES)
         group, stage, phase = warpgroup_id(), u32(0), u32(0)
-        if thread == u32(0):
+        if leads_block():
             for i in range(STAGES):
                 mbarrier_init(full + u32(MBARRIER * i), FULL_ARRIVALS)
                 mbarrier_init(empty + u32(MBARRIER * i), EMPTY_ARRIVALS)
@@ -2662,22 +2677,22 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
         pieces = tiles * u32(splits)
         piece = u32(cuda.blockIdx.x)
-        if group == u32(0):                  # the producer, one thread of it
+        if group == 0:                       # the producer, one thread of it
             give_registers()
-            while piece < pieces and thread == u32(0):
+            while piece < pieces and leads_block():
                 m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
                 for s in range(first, end):
-                    buffer, k = start + stage * u32(STAGE), u32(s) * u32(BK)
+                    buffer, k = start + stage * STAGE_BYTES, u32(s) * u32(BK)
                     ready = barrier_of(full, stage)
                     mbarrier_wait(barrier_of(empty, stage), phase ^ u32(1))       # at first at once
-                    mbarrier_expect(ready, u32(STAGE))
+                    mbarrier_expect(ready, STAGE_BYTES)
                     for j in range(a_loads):
                         column, row = (m + u32(64 * j), k) if a_mn else (k, m)
                         tma_load(buffer + COLUMN_BYTES * u32(j), global_address(map_a), column,
                                  row, ready)
                     for j in range(b_loads):
                         column, row = (n + u32(64 * j), k) if b_mn else (k, n)
-                        tma_load(buffer + u32(A_BYTES) + COLUMN_BYTES * u32(j),
+                        tma_load(buffer + A_BYTES + COLUMN_BYTES * u32(j),
                                  global_address(map_b), column, row, ready)
                     stage, phase = advance(stage, phase)
                 piece += u32(cuda.gridDim.x)
@@ -2685,17 +2700,17 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
             take_registers()
             acc = cuda.local.array(128, f32)
             half_of_tile = group - u32(1)
-            row0_of_half, place = u32(64) * half_of_tile, staging + half_of_tile * u32(OUT_BYTES)
+            row0_of_half, place = u32(64) * half_of_tile, staging + half_of_tile * OUT_BYTES
             m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
             while piece < pieces:
                 m += row0_of_half
                 after = m, n, first, end     # for its type: set with the first slice
                 for s in range(first, end):
-                    buffer = start + stage * u32(STAGE)
+                    buffer = start + stage * STAGE_BYTES
                     mbarrier_wait(barrier_of(full, stage), phase)
                     multiply(acc, descriptor(buffer + row0_of_half * ROW_BYTES),
-                             descriptor(buffer + u32(A_BYTES)), u32(s) - u32(first))
-                    if lane_id() == u32(0):
+                             descriptor(buffer + A_BYTES), u32(s) - u32(first))
+                    if leads_warp():
                         mbarrier_arrive(barrier_of(empty, stage))
                     stage, phase = advance(stage, phase)
                     if u32(s) == first:      # while the other warpgroup multiplies
@@ -2788,6 +2803,10 @@ def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
 # fragment of A, has to be: they go into the next product without shared memory.  On both paths the
 # sums of a product, 64 x 64 or 64 x D, stand as 12.4 says: a thread has two rows of a tile.
 #
+# The kernels know of no way to multiply: they call the eight functions of `Tiles`.  `mma_tiles` has
+# them for any tensor core, `wgmma_tiles` for Hopper; who reads the first understands all three
+# kernels, and the second is what Hopper changes.
+#
 # For D = 64, a thread: a tile as fragments of A 16 registers, the sums of S 32, those of O 32.
 # Softmax in powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)), one multiply-add an entry.
 FAST_HEADS = 32, 64, 128                     # head sizes that tensor cores do attention for
@@ -2816,10 +2835,11 @@ class TileSizes(NamedTuple):
     chunks: int                              # of a row
     sums: int                                # registers of a thread, if it is one of sums
     fragments: int                           # registers of a thread that hold it as A
-    bytes: int
+    bytes: np.uint32
 
 def sizes_of(D):
-    return TileSizes(D // PER_CHUNK, sums=D // 2, fragments=D // 4, bytes=2 * TILE_ROWS * D)
+    return TileSizes(D // PER_CHUNK, sums=D // 2, fragments=D // 4,
+                     bytes=np.uint32(2 * TILE_ROWS * D))
 
 @inlined
 def tile_barrier(barriers, place):
@@ -2880,7 +2900,7 @@ def mma_tiles(D):
     @inlined
     def load_fragments(a, tiles):
         load_a(a, 0, tiles)
-        load_a(a, A_REGISTERS, tiles + u32(TILE_BYTES))
+        load_a(a, A_REGISTERS, tiles + TILE_BYTES)
 
     @inlined
     def mma_16_columns(acc, i, a, j, b):
@@ -2949,7 +2969,7 @@ def wgmma_tiles(D):
         """Barriers: one for each place of the ring, one for so many loads of stationary tiles.  A
         load arrives once, with the bytes that it announces."""
         smem, barriers = dynamic_smem(), shared_address(cuda.shared.array(BARRIERS, u64))
-        if cuda.threadIdx.x == 0:
+        if leads_block():
             loads_of_a_pair = u32(2)
             for place in range(PLACES):
                 mbarrier_init(tile_barrier(barriers, place), loads_of_a_pair)
@@ -2960,15 +2980,15 @@ def wgmma_tiles(D):
 
     @inlined
     def fence_map(source):
-        if cuda.threadIdx.x == 0:
+        if leads_block():
             map_fence(global_address(source))
 
     @inlined
     def issue_load(barrier, tile, source, row, last, col):
         """Rows row.. of a tensor map's matrix, columns col to col + D; rows beyond the last are
         whatever comes then."""
-        if cuda.threadIdx.x == 0:
-            mbarrier_expect(barrier, u32(TILE_BYTES))
+        if leads_block():
+            mbarrier_expect(barrier, TILE_BYTES)
             tma_load(tile, global_address(source), u32(col), u32(row), barrier)
 
     @inlined
@@ -2986,7 +3006,7 @@ def wgmma_tiles(D):
     @inlined
     def multiply_abt(a, tiles, first, second):
         s = filled(64, f32(0))
-        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + u32(TILE_BYTES)),
+        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + TILE_BYTES),
                 descriptor(second))
         return s
 
@@ -3030,7 +3050,7 @@ def ring_of(D, hopper):
     def issue_pair(smem, barriers, n, one, col1, other, col2, row, last):
         tile, barrier = pair_at(smem, n), tile_barrier(barriers, n % PLACES)
         way.issue_load(barrier, tile, one, row, last, col1)
-        way.issue_load(barrier, tile + u32(TILE_BYTES), other, row, last, col2)
+        way.issue_load(barrier, tile + TILE_BYTES, other, row, last, col2)
     return Ring(pair_at=pair_at, wait_pair=wait_pair, issue_pair=issue_pair)
 
 @functools.cache
@@ -3150,7 +3170,7 @@ def tensor_attention_forward(D, hopper):
             p = s                            # which it has become: P = 2^(scale2 (S - m))
             for i in range(S_SUMS):
                 p_pairs[i] = pack_bf16(p[2 * i], p[2 * i + 1])
-            v_tile = k_tile + u32(TILE_BYTES)
+            v_tile = k_tile + TILE_BYTES
             way.accumulate_two(acc, p_pairs, v_tile, v_tile)         # O += P V
         for i in range(4):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
@@ -3186,7 +3206,7 @@ def tensor_attention_dq(D, hopper):
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + first_row()         # its rows: r + 0, 8
         stationary, count = tile_barrier(barriers, PLACES), (min(t0 + 64, T) + 63) // 64
-        do_tile, o_tile = smem + u32(TILE_BYTES), smem + u32(2 * TILE_BYTES)     # O: for a moment
+        do_tile, o_tile = smem + TILE_BYTES, smem + u32(2 * TILE_BYTES)     # O: for a moment
         way.issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
         way.issue_load(stationary, do_tile, do, row0 + t0, last, h * D)
         way.issue_load(stationary, o_tile, o, row0 + t0, last, h * D)
@@ -3211,7 +3231,7 @@ def tensor_attention_dq(D, hopper):
             if n < 0:
                 continue
             # S = Q K^T, and from S_SUMS on dP = dO V^T
-            s_dp = way.multiply_abt(a, smem, k_tile, k_tile + u32(TILE_BYTES))
+            s_dp = way.multiply_abt(a, smem, k_tile, k_tile + TILE_BYTES)
             mask(s_dp, 0, i32(n * 64 + first_column() - r))
             ds = s_dp                        # over S: P (dP - delta); `scale` comes last
             for i in range(S_SUMS):
@@ -3257,7 +3277,7 @@ def tensor_attention_dkv(D, hopper):
         for n in range(FIRST_ROUND, count):  # the n-th pair of tiles
             t0 = next_t
             q_tile = ring.pair_at(smem, n)
-            do_tile = q_tile + u32(TILE_BYTES)
+            do_tile = q_tile + TILE_BYTES
             if n >= 0:
                 ring.wait_pair(barriers, n)
                 next_t += 64

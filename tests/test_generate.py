@@ -239,6 +239,17 @@ def test_the_lines_of_the_documentation(path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_text_goes_on_behind_all_of_what_was_said(path):
+    """The last token of a reply is drawn, and read only with what comes next."""
+    model = ne.load(str(path), tokens=3, temperature=0.0)
+    said = "To be" + model.say("To be")
+    model.say(" or")
+    assert model.tokenizer.decode(model.decoder.texts[0]).decode().startswith(f"{said} or")
+    model.forget()
+    model.say("To be")
+    assert model.tokenizer.decode(model.decoder.texts[0]).decode().startswith("To be")
+
+
 def test_a_stream_is_no_part_of_what_is_said(path):
     model, other = (ne.load(str(path), tokens=5) for _ in range(2))
     said = []

@@ -152,7 +152,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
                          "device"):
                 setattr(self, name, getattr(model, name))
 
-        def micro_batch(self, B, asked=0, T=0):
+        def micro_batch(self, B, asked=None, T=None):
             return 3
 
     for name, engine in (("one", ne.Model), ("other", Other)):
@@ -194,7 +194,7 @@ def test_a_resumed_run_keeps_its_micro_batch(text, elsewhere):
     class Other(ne.Model):
         free, asked = 3, []
 
-        def micro_batch(self, B, asked=0, T=0):
+        def micro_batch(self, B, asked=None, T=None):
             self.asked.append(asked)
             return asked or self.free
 
@@ -402,6 +402,15 @@ def test_a_bad_moment_is_not_saved(trained, tmp_path, read_unseen, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     refused(capsys, "train", "--resume", "--steps", 30, words=("step 2", "nan"))
     assert (tmp_path / "nanoeuler.bin").read_bytes() == before
+
+
+def test_a_validation_that_is_no_number_is_not_saved(copy, monkeypatch, capsys):
+    """Such a checkpoint would be refused when it is read."""
+    monkeypatch.chdir(copy)
+    before = (copy / "nanoeuler.bin").read_bytes()
+    monkeypatch.setattr(ne, "evaluate", lambda *args: float("nan"))
+    refused(capsys, "train", "--resume", "--steps", 25, words=("held-out text has nan bits/byte",))
+    assert (copy / "nanoeuler.bin").read_bytes() == before
 
 
 def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):

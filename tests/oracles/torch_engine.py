@@ -106,7 +106,7 @@ class Twin:
                                  ignore_index=-1, reduction="none")
         return ce.view(tokens.shape).sum(1, dtype=torch.float64).cpu().numpy()
 
-    def micro_batch(self, B, asked=0, T=0):
+    def micro_batch(self, B, asked=None, T=None):
         return asked or B
 
     def gathered(self, of):
