@@ -1031,7 +1031,7 @@ def attack(name, n, seed, limit=LIMIT, say=lambda text: None):
 def go_if_short(go):
     """The method `go` of a run, which leaves out what would take long because a file says so."""
     def short(run):
-        steps = run.state.n_steps - run.state.step
+        steps = (run.state.n_steps or 0) - run.state.step
         if run.B * run.T <= SHORT_STEP and steps <= 9:
             go(run)
     return short

@@ -128,7 +128,8 @@ def test_a_stage_goes_on_where_its_time_was_up(recipe, monkeypatch, capsys):
 def test_the_clock_ends_a_program_as_ctrl_c_does(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import make_model
-    code = ("import pathlib, sys, time\n"
+    code = ("import pathlib, signal, sys, time\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"    # a shell may ignore it
             "try:\n"
             "    while True: time.sleep(0.1)\n"
             "except KeyboardInterrupt:\n"
