@@ -63,13 +63,19 @@ def test_the_table_of_the_gpu_is_that_of_its_json():
     assert table == gpu_report.markdown(measured("gpu_h200"))
 
 
-def test_the_table_of_a_llama_is_that_of_its_json():
-    rows = measured("llama_2threads")["rows"]
-    kinds = ("float32", "bfloat16", "int8")
-    speeds = [1 / rows[f"NanoEuler, {kind}"]["median_s"] for kind in kinds]
-    tables = [line for line in README.splitlines()
-              if line.startswith("| NanoEuler | **") and "**55" in line]
-    assert [f"**{x:.1f}**" for x in speeds] == [c.strip() for c in tables[0].split("|")[2:5]]
+@pytest.mark.parametrize("engine, kinds", [
+    ("NanoEuler", ("float32", "bfloat16", "int8")),
+    ("llama.cpp", ("float32", "BF16", "Q8_0", "Q4_1 as it came"))])
+def test_the_table_of_a_llama_is_that_of_its_json(engine, kinds):
+    m = measured("llama_2threads")
+
+    def shown(label, task, text):
+        values = [text(m[task][f"{engine}, {kind}"]["median_s"]) for kind in kinds]
+        assert cells(f"{label}: {engine}")[:len(kinds)] == values
+
+    shown("tokens a second", "rows", lambda s: f"{1 / s:.1f}")
+    shown("a prompt of 256 tokens, ms", "prompt", lambda s: f"{1e3 * s:.0f}")
+    shown("eight texts at once, tokens a second", "batch", lambda s: f"{8 / s:.0f}")
 
 
 @pytest.mark.parametrize("label, preset, ours", [
