@@ -3309,7 +3309,7 @@ def quantize(file, out, force, n_mtp=None):
     # no run goes on from here: without its clock and folders the same run makes the same bytes
     learned = os.path.basename(str(c.state.options.get("data", "")))
     state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
-                    source_sha256="", micro_batch=0, reference=[])
+                    source_sha256="", micro_batch=None, reference=[])
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
     print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
           f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"

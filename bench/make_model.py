@@ -26,7 +26,6 @@ import os
 import random
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -97,22 +96,6 @@ def described(path, sha256):
 
 
 # ---- the verbs, and the clock
-def run_child(command, seconds):
-    """Exit code of a program, which Ctrl-C or the end of these seconds tell to save and end."""
-    child = subprocess.Popen(command)
-    previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    try:
-        child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGINT)
-        child.wait()
-    except KeyboardInterrupt:                # a terminal sends it to the child as well
-        child.wait()
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    return child.returncode
-
-
 def learn(name, args, data):
     """One of STAGES, from its beginning or from where it is; exits where the time is up."""
     stage = STAGES[name]
@@ -132,7 +115,7 @@ def learn(name, args, data):
     command += ["--out", str(out)]
     print("$ " + shlex.join(command), flush=True)
     left = None if args.ends is None else max(1.0, args.ends - time.monotonic())
-    code = run_child(command, left)
+    code = pipeline.run_child(command, left)
     if not pipeline.complete(out):
         if code or not out.exists():
             print(f"{out} is not made: exit code {code}", flush=True)

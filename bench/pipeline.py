@@ -101,11 +101,15 @@ def run_stage(stage, before, args):
     return made.elapsed
 
 
-def run_child(command):
-    """Exit code.  Of Ctrl-C and SIGTERM the child saves what it has; it is waited for."""
+def run_child(command, seconds=None):
+    """Exit code.  Of Ctrl-C and SIGTERM, and after so many seconds, the child saves what it has; it
+    is waited for."""
     child = subprocess.Popen(command)
     previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
         child.wait()
     except KeyboardInterrupt:                # a terminal sends it to the child as well
         child.wait()

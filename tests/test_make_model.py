@@ -23,6 +23,7 @@ def recipe(monkeypatch, tmp_path):
     with a short text, thirty instructions and pairs, and few questions."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import make_model
+    import pipeline
     monkeypatch.setattr(make_model, "EVERYDAY_COUNT", 300)
     commands = []
 
@@ -32,7 +33,7 @@ def recipe(monkeypatch, tmp_path):
         run(*command[2:])
         return 0
 
-    monkeypatch.setattr(make_model, "run_child", in_this_process)
+    monkeypatch.setattr(pipeline, "run_child", in_this_process)
     with lzma.open(tmp_path / "text.txt.xz", "wb") as f:
         f.write(TEXT.read_bytes()[:40_000])
     asked = [dict(instruction=f"Add {a} and 2.", input="", output=str(a + 2), source="sums")
@@ -127,16 +128,16 @@ def test_a_stage_goes_on_where_its_time_was_up(recipe, monkeypatch, capsys):
 
 def test_the_clock_ends_a_program_as_ctrl_c_does(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import make_model
+    import pipeline
     code = ("import pathlib, signal, sys, time\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"    # a shell may ignore it
             "try:\n"
             "    while True: time.sleep(0.1)\n"
             "except KeyboardInterrupt:\n"
             "    pathlib.Path(sys.argv[1]).touch(); sys.exit(7)\n")
-    done = make_model.run_child([sys.executable, "-c", "pass"], None)
+    done = pipeline.run_child([sys.executable, "-c", "pass"])
     assert done == 0
-    assert make_model.run_child([sys.executable, "-c", code, tmp_path / "saved"], 5) == 7
+    assert pipeline.run_child([sys.executable, "-c", code, tmp_path / "saved"], 5) == 7
     assert (tmp_path / "saved").exists()
 
 

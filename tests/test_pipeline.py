@@ -67,7 +67,7 @@ def inside(folder, monkeypatch, capsys):
     def in_this_process(command):
         assert command[:2] == [sys.executable, str(ROOT / "nanoeuler.py")]
         run(*command[2:])
-        return types.SimpleNamespace(returncode=0, wait=lambda: 0)
+        return types.SimpleNamespace(returncode=0, wait=lambda seconds: 0)
 
     def main(*args, steps="3"):
         monkeypatch.setattr(pipeline, "STAGES", [
@@ -82,7 +82,8 @@ def inside(folder, monkeypatch, capsys):
         assert signal.getsignal(signal.SIGTERM) == before    # kill ends what follows a stage
         return code, capsys.readouterr().out + str(code)
 
-    monkeypatch.setattr(pipeline, "subprocess", types.SimpleNamespace(Popen=in_this_process))
+    monkeypatch.setattr(pipeline, "subprocess", types.SimpleNamespace(
+        Popen=in_this_process, TimeoutExpired=subprocess.TimeoutExpired))
     yield main
     signal.signal(signal.SIGTERM, before)    # of the tests that follow, whatever happened
 

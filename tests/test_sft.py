@@ -404,10 +404,9 @@ def test_validation_is_bits_per_byte_of_the_responses(tuned):
     assert c.state.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
-def test_micro_batches_train_the_same_weights(base, tuned, tmp_path):
-    """Both in processes of their own: behind the tests of test_ops.py one in this process ends in
-    other bits."""
-    ok(nanoeuler(*RUN, "--micro-batch", 1, cwd=copy_of(base, tmp_path)))
+def test_micro_batches_train_the_same_weights(base, tuned, tmp_path, monkeypatch):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    run(*RUN, "--micro-batch", 1)
     assert outcome(tmp_path, "nanoeuler_chat").arrays == outcome(tuned, "nanoeuler_chat").arrays
 
 
