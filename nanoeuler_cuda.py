@@ -547,7 +547,8 @@ PARTS = 4 * 132                              # blocks, and partial sums, of a ga
 @made_once
 def rmsnorm_kernels(C, W):
     """residual_forward and backward.  A warp has a row of C in its registers: CHUNKS times W
-    neighbours a lane.  Lanes beyond the row's end load its last W, and do not count them."""
+    neighbours a lane.  Lanes beyond the row's end load its last W, and do not count them.  Of rows
+    of more than 1,024 backward keeps some numbers in memory, which takes longer."""
     CHUNKS = -(-C // (WARP * W))
     KEPT = CHUNKS * W
     load, store = vector(W)
@@ -1113,6 +1114,8 @@ class Model:
         except CudaAPIError as e:
             buffers.clear()
             self.ids = self.weight = self.staged = None
+            if "OUT_OF_MEMORY" not in str(e):
+                raise
             total, fits = sum(size for _, size in self.memory(B, T)) / 2**30, self.fitting(T)
             remedy = f"--micro-batch {fits} would fit" if fits else (
                 "not even one fits: use a shorter --seq-len or a smaller --preset")
@@ -1132,7 +1135,8 @@ class Model:
     def fitting(self, T):
         """Sequences that fit, with a sample now and then, into 90 % of what is free, or taken by
         those before, beside the parameters that are there; 0 if not even one.  A grid has 65,535
-        blocks along z at most."""
+        blocks at most along z, where attention has sequences, and along y, where portable products
+        have TILE rows each."""
         release_garbage()
         free = free_bytes()
         if self.shape:
@@ -1141,7 +1145,8 @@ class Model:
         def wanted(B):
             needs = needs_of(self.memory(B, T))
             return needs.batch + needs.samples
-        return bisect.bisect_right(range(1, 65536), 0.9 * free, key=wanted)
+        most = min(65535, 65535 * TILE // T)
+        return bisect.bisect_right(range(1, most + 1), 0.9 * free, key=wanted)
 
     def micro_batch(self, B, asked=None, T=None):
         """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
@@ -1181,6 +1186,9 @@ class Model:
         if cfg.head_dim not in FAST_HEADS:
             said.append(f"portable attention for heads of {cfg.head_dim}, slower than for "
                         f"32, 64 or 128")
+        if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx
+            said.append("a portable product back from the heads, since wte is one of theirs, "
+                        "slower")
         return "; ".join(said)
 
     def device(self):
@@ -1384,7 +1392,8 @@ def square_sums_kernel(partial, g):
     """partial[i] = sum of squares of what block i strides over; float64     grid SUMS, block 256"""
     s = 0.0
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
-        s += g[i] * g[i]
+        x = types.float64(g[i])              # before it is squared: 2e19 squared is no float32
+        s += x * x
     s = block_sum(s)
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
@@ -1396,8 +1405,8 @@ def adamw_kernel(W):
     @kernel
     def step(p, w, g, m, v, n_decay, hyper, partial, results):
         """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
-        from step to step is read from device memory: hyper (8,) float64, the fields of
-        nanoeuler.Hyper in their order.  w: p for the matmuls."""
+        from step to step is read from device memory: hyper, float64, the fields of nanoeuler.Hyper
+        in their order, of which AdamW has the first eight.  w: p for the matmuls."""
         total, dtype = 0.0, p.dtype.type
         for i in range(cuda.threadIdx.x, partial.size, 256):
             total += partial[i]
@@ -1649,11 +1658,13 @@ def open_device():
         stream = cuda.stream()
 
 def allow_shared(compiled, config):
-    """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it."""
+    """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it, and
+    what it allowed before stays allowed."""
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
     device = driver.CUdevice(cuda.get_current_device().id)
-    ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
+    if config.sharedmem > ok(driver.cuKernelGetAttribute(attribute, handle, device)):
+        ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
 
 def need_resident(compiled, config):
     """Before a launch whose blocks take one piece after another and wait for each other: if not all
@@ -1763,9 +1774,11 @@ def at_most(top, maps=None):
 # The device functions of section 3 that are made of LLVM's instructions, one for each type.
 def asm(builder, result, text, constraints, values, volatile=True):
     """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
-    not volatile only computes: it may be moved, or left out."""
+    not volatile only computes: it may be moved, or left out.  Others may be of a whole warp: they
+    are `convergent`, not to be moved into or out of a branch."""
     fnty = ir.FunctionType(result, [v.type for v in values])
-    return builder.call(ir.InlineAsm(fnty, text, constraints, side_effect=volatile), values)
+    code = ir.InlineAsm(fnty, text, constraints, side_effect=volatile)
+    return builder.call(code, values, attrs=("convergent",) if volatile else ())
 
 def memory(context, builder, kinds, args, n):
     """Where argument n, an array, begins."""
@@ -3487,7 +3500,9 @@ def add_matmul_tests(ops, quick):
         x, w, dy, dw = ops.normal(M, K), ops.normal(N, K), ops.normal(M, N), ops.normal(N, K)
         ops.add(matmul, [0 * dy], [x, w], [x @ w.T])
         ops.add(matmul_dx, [0 * x], [dy, w], [dy @ w])
-        ops.add(matmul_dw, [as_sum(dw)], [dy, x, np.zeros(SEMAPHORES, np.uint32)], [dw + dy.T @ x])
+        semaphores = np.zeros(SEMAPHORES, np.uint32)     # and zeros they must be again
+        ops.add(matmul_dw_test, [as_sum(dw), semaphores], [dy, x], [dw + dy.T @ x, semaphores],
+                "matmul_dw")
         if kernel_path() == "wgmma" and K % PER_CHUNK == 0:
             ops.add(one_tile_matmul, [0 * dy], [x, w], [x @ w.T], dtypes=("bf16",))
 
@@ -3556,8 +3571,9 @@ def add_cross_entropy_tests(ops):
 
 def add_adamw_tests(ops):
     hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
-    for N in (1, 1000, 100003):
-        p, g, m, v = ops.normal(N), ops.normal(N), ops.normal(N), ops.normal(N) ** 2
+    for N, size in ((1, 1), (1000, 1), (100003, 1), (1000, 2.0 ** 70)):  # its square is no float32
+        p, m, v = ops.normal(N), ops.normal(N), ops.normal(N) ** 2
+        g = size * ops.normal(N)
         expected = [x.copy() for x in (p, g, m, v)]
         norm = ne.adamw(*expected, N // 2, ne.Hyper(*hyper))
         ops.add(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]],
@@ -3596,6 +3612,9 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D):
         ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, 0, G, scratch)
         lse[:, s] = one
     plain[2][:] = dqkv
+
+def matmul_dw_test(dw, semaphores, dy, x):
+    matmul_dw(dw, dy, x, semaphores)
 
 def cross_entropy_test(logits, nll, targets, weight, V):
     cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)

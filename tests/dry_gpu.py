@@ -428,6 +428,15 @@ def one_tile():
     nc.one_tile_matmul(out, a, b)
 
 
+def wide_norms(C, dtype):
+    """RMSNorm of rows of C, and its backward pass."""
+    matrices, sums = nc.DTYPES[dtype], nc.computing(nc.DTYPES[dtype])
+    y, saved, dx = (nc.new((8, C), matrices) for _ in range(3))
+    x, partial, rstd, gain = (nc.new(shape, sums) for shape in ((8, C), (nc.PARTS, C), 8, C))
+    nc.rmsnorm_forward(y, saved, rstd, x, gain, 1e-5)
+    nc.rmsnorm_backward(dx, gain, y, partial, saved, gain, rstd)
+
+
 def everything(cfg, B, T, dtype="f32", naive=False):
     """All that a model can do, once."""
     model = blank(cfg, dtype, naive)

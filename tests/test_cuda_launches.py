@@ -178,6 +178,22 @@ def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry,
     assert asked == [(7, 384, 1)] * (1 if fits else 2) and len(done) == 2 * fits
 
 
+def test_less_shared_memory_takes_none_from_a_launch_before(dry, monkeypatch):
+    """The driver keeps one number for each kernel, which a later launch must not lower."""
+    granted, device = {7: 48 << 10}, SimpleNamespace(id=0)
+    library = SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=7))
+    compiled = SimpleNamespace(_codelibrary=library)
+    monkeypatch.setattr(nc.cuda, "get_current_device", lambda: device)
+    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+        CUkernel=int, CUdevice=int, CUfunction_attribute=nc.driver.CUfunction_attribute,
+        cuKernelGetAttribute=lambda attribute, kernel, device: (0, granted[kernel]),
+        cuKernelSetAttribute=lambda attribute, size, kernel, device: (
+            granted.update({kernel: size}) or (0,))))
+    for kb, expected in ((100, 100), (200, 200), (60, 200), (201, 201)):
+        nc.allow_shared(compiled, SimpleNamespace(sharedmem=kb << 10))
+        assert granted == {7: expected << 10}
+
+
 def test_a_launch_asks_what_an_equal_one_before_it_did_not(monkeypatch):
     """numba-cuda has one config, with its checks, for all launches of a kernel that are alike."""
     monkeypatch.setattr(nc, "stream", None)

@@ -203,6 +203,26 @@ def test_no_room_for_the_staged_tokens_is_said_as_any_other(dry, monkeypatch):
     step(model, 2, 128)
 
 
+def test_what_is_no_lack_of_memory_is_not_called_so(dry, monkeypatch):
+    def ill(*_, **__):
+        raise nc.CudaAPIError(700, "Call to cuMemAlloc results in CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    model = blank(SMALL)
+    monkeypatch.setattr(nc, "new", ill)
+    with pytest.raises(nc.CudaAPIError, match="ILLEGAL_ADDRESS"):
+        model.prepare(2, 128)
+
+
+def test_no_more_rows_than_a_grid_has_tiles():
+    """A card of terabytes: portable products have their rows along y."""
+    cfg = replace(ONE, n_embd=8, n_hidden=8, n_head=2, n_kv_head=1, head_dim=2, vocab_size=8,
+                  seq_len=1000)
+    with dry_run(1 << 50):
+        model = blank(cfg)
+        assert model.fitting(1000) == 65535 * nc.TILE // 1000
+        assert model.fitting(100) == 65535
+
+
 def test_no_more_sequences_than_a_grid_has_blocks(dry):
     """A hundred thousand short ones would fit into memory."""
     cfg = replace(ONE, n_embd=8, n_hidden=8, n_head=2, n_kv_head=1, head_dim=2, vocab_size=8)

@@ -156,6 +156,15 @@ def test_what_tensor_cores_cannot_multiply_is_said_at_the_start(name, dry, capsy
         assert (f"{name} 257" in model.device()) == slow
 
 
+def test_tied_heads_that_are_several_are_said_at_the_start(dry, capsys):
+    """matmul_dx adds the one's product to the other's, which tensor cores do not."""
+    eights = ne.replace(TINY, n_embd=64, head_dim=32, n_hidden=128, vocab_size=264)
+    for n_mtp, tied in ((1, False), (2, False), (1, True), (2, True)):
+        model = blank(ne.replace(eights, n_mtp=n_mtp, tie_embeddings=tied), "bf16")
+        model.micro_batch(8)
+        assert ("wte is one of theirs" in capsys.readouterr().out) == (tied and n_mtp > 1)
+
+
 def test_settings_of_muon_are_refused(dry):
     """AdamW in its place would be silent."""
     model = blank(TINY)
