@@ -188,8 +188,8 @@ def unseen(n):
     return questions(n, held=True, seed=2)   # on those of 1 the flags of STAGES were chosen
 
 
-def questions(n, held, seed):
-    """n questions of skill, as many of each kind, after those of the instruction file: of those
+def questions(n, held, seed, kinds=tuple(KINDS)):
+    """n questions of skill, of these kinds in turn, after those of the instruction file: of those
     that are held out, or of the others"""
     shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
     seen = {(e["instruction"], e["input"]) for e in shipped}
@@ -201,7 +201,7 @@ def questions(n, held, seed):
     out = []
     tries = 0
     while len(out) < n:
-        kind = list(KINDS)[len(out) % len(KINDS)]
+        kind = kinds[len(out) % len(kinds)]
         draw = Draw(
             x=rng.randint(2, 60), y=rng.randint(2, 60),
             words=rng.sample(common, rng.randint(3, MOST_WORDS.get(kind, 5))),
