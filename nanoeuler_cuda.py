@@ -3681,7 +3681,7 @@ class Run(ne.Run):
     @dataclass
     class Options(OnGpu, ne.Options):
         data: str = ne.setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
-        steps: int = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
+        steps: int | None = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
         batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
         holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
         warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
