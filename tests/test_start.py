@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numba
 import pytest
-from helpers import ROOT, complains, nanoeuler, needs, ok, refused
+from helpers import ROOT, complains, nanoeuler, needs, ok, refused, with_kernels
 from numba.core import caching
 
 import nanoeuler as ne
@@ -38,11 +38,10 @@ sys.addaudithook(guard)
 def alone(compiled, tmp_path):
     """A folder with the programs and compiled kernels, and nothing else."""
     folder = tmp_path / "a folder"
-    (folder / "__pycache__").mkdir(parents=True)
+    folder.mkdir()
     for name in PROGRAMS:
         shutil.copy(ROOT / name, folder)
-    for path in compiled:
-        shutil.copy(path, folder / "__pycache__")
+    with_kernels(folder, compiled)
     return folder
 
 
