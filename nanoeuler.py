@@ -108,6 +108,7 @@ NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py
 if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
     raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
                      f"pip install 'numba=={NUMBA}.*'")
+numba.config.reload_config()                 # where somebody has imported it before
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -5986,13 +5987,26 @@ caching.Cache._index_key = key_with_width
 caching.IndexDataCacheFile.save = save_compiled
 CPUCodeLibrary._finalize_final_module = finalize_alone
 
-def in_cache(kernel, words):
-    """Whether the cache holds a kernel for this processor and argument types that have `words`."""
+# What the cache must hold: a kernel, compiled for an argument, or a field of it, of this dtype.
+# check.py may have left those of float64.
+Compiled = namedtuple("Compiled", "kernel argument dtype")
+
+def dtype_in(kernel, signature, argument):
+    """Of "a", or of "a.b", field b of the named tuple a: the Numba type of its entries"""
+    name, *fields_of_it = argument.split(".")
+    kind = signature[kernel.py_func.__code__.co_varnames.index(name)]
+    for name in fields_of_it:
+        kind = kind.types[kind.fields.index(name)]
+    return kind.dtype
+
+def in_cache(kernel, argument, dtype):
+    """Whether the cache holds what `Compiled` says, for this processor, and whole."""
     cache, codegen = kernel._cache, kernel.targetctx.codegen()
     file = cache._cache_file
     for key, name in file._load_index().items():
         signature = key[0]
-        if words in str(signature) and key == cache._index_key(signature, codegen):
+        ours = key == cache._index_key(signature, codegen)
+        if ours and dtype_in(kernel, signature, argument) == dtype:
             return bpe.pickle_in(file._data_path(name)) is not None
     return False
 
@@ -6019,18 +6033,21 @@ def compile_rest(dtype="f32"):
                               muon_lr=muon_lr))
     compile_speech()
 
-# What a process of its own compiles -> those of its kernels that take long, and how their argument
-# types read: check.py may have left those of float64.  Each holds what it calls.
-SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
-                               (decode_step, "Params(array(int32,"),
-                               (decode_step, f"Params(array({'uint32' if QUADS else 'int8'},"),
-                               (bpe.encode_range, "")]}
+INT8 = types.uint32 if QUADS else types.int8             # of a decoder's weights; bfloat16: int32
+
+# What a process of its own compiles -> those of its kernels that take long.  Each holds what it
+# calls.
+SPEECH = {"compile_speech()": [Compiled(decode_step, "p.wte", types.float32),
+                               Compiled(decode_step, "p.wte", types.int32),
+                               Compiled(decode_step, "p.wte", INT8),
+                               Compiled(bpe.encode_range, "byte_id", types.int32)]}
 
 def training_kernels(dtype):
     """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
-    panels = {"f32": "array(float32, 4d", "bf16": "array(int32, 4d"}[dtype]
-    return {f"compile_gradient({dtype!r})": [(run_batch, f"Panels({panels}")],
-            f"compile_rest({dtype!r})": [(adamw_update, "Array(float32,"), (muon, panels),
+    panels = {"f32": types.float32, "bf16": types.int32}[dtype]
+    return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", panels)],
+            f"compile_rest({dtype!r})": [Compiled(adamw_update, "p", types.float32),
+                                         Compiled(muon, "scratch.pairs", panels),
                                          *SPEECH["compile_speech()"]]}
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -6064,7 +6081,7 @@ def fill_cache(parts):
     if not bpe.JIT["cache"]:
         return
     calls = [call for call, kernels in parts.items()
-             if not all(in_cache(kernel, words) for kernel, words in kernels)]
+             if not all(in_cache(*kernel) for kernel in kernels)]
     if not calls:
         return
     began, processes = time.perf_counter(), []
