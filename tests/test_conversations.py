@@ -199,8 +199,8 @@ def test_from_messages_to_a_chat(base, tmp_path, monkeypatch):
     c = ne.read_checkpoint(str(tmp_path / "chat.bin"))
     assert (c.state.template, c.state.eos, c.state.kind) == (ne.CHATML, END, "chat")
     speaker = ne.Speaker(str(tmp_path / "chat.bin"), ne.Decoder, ne.Sampling(tokens=3))
-    assert speaker.stop == c.tokenizer.specials[END]
-    assert c.tokenizer.decode(speaker.ids_after("Hi?")) == (
+    assert speaker.end == c.tokenizer.specials[END]
+    assert c.tokenizer.decode(speaker.ids_to_read("Hi?")) == (
         f"{START}user\nHi?{END}\n{START}assistant\n".encode())
     ok(nanoeuler("generate", "Hi?", tmp_path / "chat.bin", "--tokens", 3, "--threads", 1,
                  cwd=tmp_path))
