@@ -3679,10 +3679,13 @@ class SftRun(Run):
             default = default_system(self.state.template, asked)
             return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
                                encode) for answer in answers]
-        single = [role for role, _ in asked] == ["user"] and all(len(x) == 1 for x in answers)
+        *systems, last = [role for role, _ in asked] or [""]
+        single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
         need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
              f"Alpaca's template, which knows one question and one answer: its model has no tokens "
              f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another")
+        if systems:
+            example = {"instruction": alpaca_instruction(asked), "input": ""}
         prompt = encode(prompt_of(example))
         end = np.int32(tokenizer.specials[self.state.eos])
         return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
@@ -4364,9 +4367,12 @@ def export(file, folder, gguf, matrices, force):
 # template that is a program; 11.2 makes pieces of what it writes.
 
 # Ours as such programs, for others who read an export
-ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
-    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
-    "{% endif %}{% endfor %}")
+ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
+          r"{% if message['role'] == 'system' %}"
+          r"{% set told.text = told.text + message['content'] + '\n\n' %}"
+          r"{% elif message['role'] == 'user' %}" + PROMPT.replace(
+              "{instruction}", "{{ told.text + message['content'] }}") +
+          r"{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}")
 CHATML_TOKENS = bpe.SPECIALS[1:]
 CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
           r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -4375,11 +4381,15 @@ CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
 
+def alpaca_instruction(messages):
+    """The last question.  There is no place for system messages: as in Mistral's template, they
+    stand before it."""
+    *before, (_, question) = messages
+    return "\n\n".join([*(text for role, text in before if role == "system"), question])
+
 def alpaca_pieces(messages):
-    """Those of the last question"""
     before, after = PROMPT.split("{instruction}")
-    _, question = messages[-1]
-    return [(before, False), (question, True), (after, False)]
+    return [(before, False), (alpaca_instruction(messages), True), (after, False)]
 
 def chatml_pieces(template, messages):
     """Some spellings of ChatML begin with a system message of their own."""

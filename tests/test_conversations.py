@@ -237,6 +237,54 @@ def test_a_model_without_the_tokens_learns_single_questions_only(base, tmp_path,
             words=["talk.json has conversations", START, "another"])
 
 
+def told_first(conversations, text):
+    """Each with a system message before all that it has."""
+    return [{"messages": [message("system", text), *e["messages"]]} for e in conversations]
+
+
+TOLD = [("system", "Be brief."), ("user", "Hi?"), ("assistant", "Ho."), ("system", "In rhymes."),
+        ("user", "And?")]
+
+
+@pytest.mark.parametrize("messages", [TOLD[:2], TOLD, TOLD[1:3] + TOLD[4:], TOLD[:1] + TOLD[3:]])
+def test_others_read_alpaca_as_we_do(messages):
+    """Of an export: the last question is what we give to the model, with what stands before it."""
+    needs("jinja2")
+    [rendered] = ne.render_jinja(ne.ALPACA, [dict(
+        messages=[message(*x) for x in messages], eos_token="</s>")])
+    ours = ne.render("alpaca", messages, ne.State())
+    assert rendered.endswith(ours) and rendered.count("### Instruction:") == sum(
+        role == "user" for role, _ in messages)
+    told = [text for role, text in messages if role == "system"]
+    assert "\n\n".join([*told, messages[-1][1]]) in ours
+
+
+@pytest.mark.parametrize("template", ["--template=alpaca", ""])
+def test_alpaca_has_system_messages_before_the_instruction(template, base, tmp_path, monkeypatch):
+    """What is learned is what a chat reads, whether Alpaca's is chosen or all that there is."""
+    monkeypatch.chdir(tmp_path)
+    single = json.loads((base / "single.json").read_text("utf-8"))
+    (tmp_path / "told.json").write_text(json.dumps(told_first(single, "Be brief.")), "utf-8")
+    seen, rows_of = [], ne.SftRun.rows_of
+
+    def rows_and_keep(self, example, *more):
+        rows = rows_of(self, example, *more)
+        seen.extend(zip([example["instruction"]], rows))
+        return rows
+
+    monkeypatch.setattr(ne.SftRun, "rows_of", rows_and_keep)
+    model = base / ("nanoeuler.bin" if template else "old.bin")
+    told("sft", model, "--data", "told.json", *FLAGS, *template.split(), "--out", "chat.bin")
+    c = ne.read_checkpoint("chat.bin")
+    assert c.state.template == "" and len(seen) >= len(single)
+    for question, (asked, answered) in seen:
+        want = ne.PROMPT.format(instruction=f"Be brief.\n\n{question}")
+        assert c.tokenizer.decode(asked).decode() == want
+        messages = [("system", "Be brief."), ("user", question)]
+        assert ne.chat_ids("", messages, c.state, c.tokenizer) == asked.tolist()
+        assert c.tokenizer.decode(answered).decode().endswith(c.state.eos)
+
+
 def test_alpaca_after_chatml_is_alpaca(base, tmp_path, monkeypatch):
     """The token that ended answers goes on to end them."""
     monkeypatch.chdir(tmp_path)
