@@ -1591,7 +1591,8 @@ RESTING = 0.85       # share of a step's time that it takes without the other he
 
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
-    `record` writes to the log, `sample_text` lets the model speak, `save` writes a checkpoint.
+    `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
+    checkpoint.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
     checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
@@ -1629,7 +1630,7 @@ class TrainingLoop:
                     print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
                           flush=True)
                 if s.step % o.save_every == 0:
-                    self.save()
+                    self.save_if_possible()
 
     def advance(self):
         """One step: gradient, clip, update.  Returns its log record."""
@@ -2978,6 +2979,9 @@ AGAIN = "copy or download it again"
 def cut_short(size, end):
     return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
+class WriteError(UserError):
+    """A file that cannot be written, perhaps only now."""
+
 @contextlib.contextmanager
 def replacing(path, remedy):
     """All or nothing: what is written under the name it yields is flushed, then takes the path.
@@ -3005,8 +3009,8 @@ def replacing(path, remedy):
         with contextlib.suppress(OSError):
             os.remove(temporary)
         if isinstance(e, OSError):
-            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
-                            f"{remedy}") from None
+            raise WriteError(f"cannot write {path}: {e.strerror}; an older file there is "
+                             f"untouched; {remedy}") from None
         raise
 
 def write_tensors(path, meta, tensors, remedy):
@@ -3545,6 +3549,15 @@ class Run(TrainingLoop):
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
         write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+
+    def save_if_possible(self):
+        """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
+        try:
+            self.save()
+        except WriteError as e:
+            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run goes "
+                  f"on, and saves again in {counted(self.options.save_every, 'step')}",
+                  file=sys.stderr, flush=True)
 
     def continuation(self, n, prompt, **sampling):
         """What the model says after a prompt's ids, up to </s>: n tokens at most."""
