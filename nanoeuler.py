@@ -108,6 +108,7 @@ NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py
 if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
     raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
                      f"pip install 'numba=={NUMBA}.*'")
+numba.config.reload_config()                 # where somebody has imported it before
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -807,9 +808,9 @@ def layer_rows(a, b, l, t0, t1):
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
 
-# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, P, T) float64 for its
-# losses, which come out.  P: of so many heads, from head 0 on.
-Batch = namedtuple("Batch", "tokens targets weight nll P")
+# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, outputs, T) float64
+# for its losses, which come out.  outputs: of so many of the P heads, from head 0 on.
+Batch = namedtuple("Batch", "tokens targets weight nll outputs")
 # What stays in a run: sizes, tables (T, D / 2) of RoPE, and `task_table`'s blocks of gradients
 Constants = namedtuple("Constants", "L C H G D eps cos sin tasks")
 # The network: Params, Panels of each W and of each W^T, Constants
@@ -817,7 +818,7 @@ Net = namedtuple("Net", "p w wt constants")
 
 @jit
 def forward(team, batch, net, a, s):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L] and logits of P heads.
+    """Sequence b through the network: the trajectory a.x[b, 0..2L], and logits.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     b, T, p, wt, c = team.b, batch.tokens.shape[1], net.p, net.wt, net.constants
     L, H, G, D, eps, cos, sin = c.L, c.H, c.G, c.D, c.eps, c.cos, c.sin
@@ -841,7 +842,7 @@ def forward(team, batch, net, a, s):
     for t0, t1 in shared(team, T, MR):
         x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
         rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
-        for k in range(batch.P):
+        for k in range(batch.outputs):
             matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
 
 @jit
@@ -850,7 +851,7 @@ def loss(team, batch, a):
     wanted, as in a validation: there is one way to sum it, and both measure the same."""
     b, T, nll = team.b, batch.tokens.shape[1], batch.nll
     for t0, t1 in shared(team, T, MR):
-        for k in range(batch.P):
+        for k in range(batch.outputs):
             cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], batch.targets[k, b, t0:t1],
                           batch.weight[b, k])
 
@@ -865,7 +866,7 @@ def backward(team, batch, net, a, d, s):
         dx, dy = d.x[b, 2 * L, t0:t1], s.norm[t0:t1]
         dx[:] = 0                            # nothing follows it on the residual path
         dy[:] = 0
-        for k in range(batch.P):
+        for k in range(batch.outputs):
             matmul_add(dy, dy, narrowed(a.logits[b, k, t0:t1], s.workspace), w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
@@ -918,7 +919,7 @@ def matrix_gradients(team, batch, tasks, g, a, d, s):
     """The gradients of all matrices, from what `backward` left of all sequences."""
     for n, _ in shared(team, len(tasks), 1):
         kind, l, n0, n1 = tasks[n]
-        if kind != DW_LM_HEAD or l < batch.P:
+        if kind != DW_LM_HEAD or l < batch.outputs:
             matrix_gradient(kind, l, n0, n1, g, a, d, s)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # behind those of a head that wte is
         embedding_backward(g.wte, d.x[:, 0], batch.tokens, c0, c1)
@@ -1101,8 +1102,9 @@ class Model:
             T = length_used(targets)
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
+        outputs = outputs or P
         batch = Batch(np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
-                      np.ones((B, P)) * weight, np.zeros((B, outputs or P, T)), outputs or P)
+                      np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs)
         size = dims_of(cfg)
         constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.norm_eps, self.cos[:T],
                               self.sin[:T], self.tasks)
@@ -1589,7 +1591,8 @@ RESTING = 0.85       # share of a step's time that it takes without the other he
 
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
-    `record` writes to the log, `sample` lets the model speak, `save` writes a checkpoint.
+    `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
+    checkpoint.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
     checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
@@ -1607,26 +1610,27 @@ class TrainingLoop:
             self.record(**r)
             done = s.step - first            # in this sitting
             if done == 1:                    # which compiles what no cache has
-                after_first, pace = self.elapsed(), r["ms"] / 1e3
+                after_first, step_time = self.elapsed(), r["ms"] / 1e3
             else:
                 seconds[resting].append(r["ms"] / 1e3)
                 everything = self.elapsed() - after_first            # with validations, samples
-                pace = self.pace(seconds) * everything / sum(seconds[False] + seconds[True])
+                of_steps = sum(seconds[False] + seconds[True])
+                step_time = self.step_time(seconds) * everything / of_steps
             often = done == 5 or (done > 5 and s.step % 20 == 0)
             in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
             if often and not self.data.steps and not in_last_tenth:
-                self.plan(pace)
+                self.plan(step_time)
             if often or self.elapsed() - told > MOST_SILENT:
                 told = self.elapsed()
-                self.report(r, pace)
+                self.report(r, step_time)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
-                    estimate, sample = self.validate(rows=64), self.sample(40)
+                    estimate, sample = self.validate(rows=64), self.sample_text(40)
                     self.record(step=s.step, sample=sample)
                     print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
                           flush=True)
                 if s.step % o.save_every == 0:
-                    self.save()
+                    self.save_if_possible()
 
     def advance(self):
         """One step: gradient, clip, update.  Returns its log record."""
@@ -1689,14 +1693,14 @@ class TrainingLoop:
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
 
-    def plan(self, pace):
-        """As many steps as the minutes left allow at this pace, seconds a step."""
+    def plan(self, step_time):
+        """As many steps as the minutes left allow; step_time: seconds that one takes."""
         s, tokens = self.state, self.data.validation[0]
-        check = pace * tokens.size / (3 * self.next[0].size)     # at the end: forward alone
+        check = step_time * tokens.size / (3 * self.next[0].size)    # at the end: forward alone
         left = 60 * self.options.minutes - self.elapsed() - check
-        s.n_steps = s.step + max(1, int(left / pace))
+        s.n_steps = s.step + max(1, int(left / step_time))
 
-    def pace(self, seconds):
+    def step_time(self, seconds):
         """Seconds that a step takes, the mean of those to come, by those that were."""
         o, s = self.options, self.state
         full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
@@ -1706,10 +1710,10 @@ class TrainingLoop:
         to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
         return to_rest * resting + (1 - to_rest) * full
 
-    def report(self, r, pace):
+    def report(self, r, step_time):
         """The line of a step: r is its record."""
         s = self.state
-        left = int((s.n_steps - s.step) * pace) if s.n_steps else 0
+        left = int((s.n_steps - s.step) * step_time) if s.n_steps else 0
         print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
               f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
@@ -2366,7 +2370,7 @@ class Pace:
                      f"{', '.join(shares)}")
         return text
 
-def advance(reader, replies, pace, also=()):
+def next_tokens(reader, replies, pace, also=()):
     """One step of some replies, each in a slot of its own: reads what each has to read, draws the
     next token, and if that is the draft that was read behind it, one more, and so on.
     also: Parts of other slots, pieces of long prompts, whose logits nobody wants
@@ -2404,12 +2408,12 @@ def advance(reader, replies, pace, also=()):
     pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
     return drawn
 
-def generate(decoder, prompt, n, rng, sampling, stop=None):
-    """Reads the prompt's ids, then yields up to n sampled ones; `stop` ends it, not yielded."""
-    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, stop)
+def generate(decoder, prompt, n, rng, sampling, end=None):
+    """Reads the prompt's ids, then yields up to n sampled ones; `end` ends it, not yielded."""
+    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, end)
     pace = Pace()
     while not reply.finish:
-        [tokens] = advance(decoder, [reply], pace)
+        [tokens] = next_tokens(decoder, [reply], pace)
         yield from tokens
 
 def generate_many(reader, replies, pace=None):
@@ -2427,7 +2431,7 @@ def generate_many(reader, replies, pace=None):
             active[number] = reply
         running = [reply for reply in active.values() if not reply.finish]
         if running:
-            advance(reader, running, pace)
+            next_tokens(reader, running, pace)
         elif not active:
             return
         for number in [number for number, reply in active.items() if reply.finish]:
@@ -2605,8 +2609,10 @@ class Decoder:
                 need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
 
     def pieces(self, part):
-        """[(slot, first position, ids, wanted)] of what has to be computed for a part.  Mostly one.
-        What is read anew after a slide is computed before it only if its logits are wanted."""
+        """[(slot, first position, ids, wanted)] of what has to be computed for a part: one, unless
+        the slot slides while logits are wanted.  In a slot of length 8 that has read 0 to 6,
+            7 8 9, the logits of the last   ->  (slot, 0, 4 5 6 7 8 9, 1)
+            7 8 9, the logits of all three  ->  (slot, 7, 7, 1), (slot, 0, 4 5 6 7 8 9, 2)"""
         T, pieces = self.length, []
         slot, ids, wanted = part
         text, at = self.texts[slot], 0
@@ -2973,6 +2979,9 @@ AGAIN = "copy or download it again"
 def cut_short(size, end):
     return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
+class WriteError(UserError):
+    """A file that cannot be written, perhaps only now."""
+
 @contextlib.contextmanager
 def replacing(path, remedy):
     """All or nothing: what is written under the name it yields is flushed, then takes the path.
@@ -3000,8 +3009,8 @@ def replacing(path, remedy):
         with contextlib.suppress(OSError):
             os.remove(temporary)
         if isinstance(e, OSError):
-            raise UserError(f"cannot write {path}: {e.strerror}; an older file there is untouched; "
-                            f"{remedy}") from None
+            raise WriteError(f"cannot write {path}: {e.strerror}; an older file there is "
+                             f"untouched; {remedy}") from None
         raise
 
 def write_tensors(path, meta, tensors, remedy):
@@ -3541,16 +3550,25 @@ class Run(TrainingLoop):
         flat, *moments = self.model.buffers()
         write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
-    def say(self, n, prompt, **sampling):
+    def save_if_possible(self):
+        """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
+        try:
+            self.save()
+        except WriteError as e:
+            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run goes "
+                  f"on, and saves again in {counted(self.options.save_every, 'step')}",
+                  file=sys.stderr, flush=True)
+
+    def continuation(self, n, prompt, **sampling):
         """What the model says after a prompt's ids, up to </s>: n tokens at most."""
         rng = np.random.default_rng(self.state.step)
-        stop = self.tokenizer.specials.get(self.state.eos)
-        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), stop)
+        end = self.tokenizer.specials.get(self.state.eos)
+        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), end)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
-    def sample(self, n):
+    def sample_text(self, n):
         """What it says of its own accord."""
-        return self.say(n, self.tokenizer.encode("\n"))
+        return self.continuation(n, self.tokenizer.encode("\n"))
 
     def record(self, **values):
         self.log_file.write(json.dumps(values).encode() + b"\n")
@@ -3569,7 +3587,7 @@ class Run(TrainingLoop):
                 self.save()
                 raise
         if complete:
-            print(f"\n{for_terminal(self.sample(160))}\n\nvalidation {final} on {self.scope}, "
+            print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
                   f"after {self.elapsed() / 60:.1f} minutes")
             print_done(self.out, s, self.model)
         else:
@@ -3674,10 +3692,13 @@ class SftRun(Run):
             default = default_system(self.state.template, asked)
             return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
                                encode) for answer in answers]
-        single = [role for role, _ in asked] == ["user"] and all(len(x) == 1 for x in answers)
+        *systems, last = [role for role, _ in asked] or [""]
+        single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
         need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
              f"Alpaca's template, which knows one question and one answer: its model has no tokens "
              f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another")
+        if systems:
+            example = {"instruction": alpaca_instruction(asked), "input": ""}
         prompt = encode(prompt_of(example))
         end = np.int32(tokenizer.specials[self.state.eos])
         return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
@@ -3752,12 +3773,12 @@ class SftRun(Run):
             held="a learned" if val is train else "a held-out",
             questions=[example for example, _ in val], responses=responses)
 
-    def sample(self, n):
+    def sample_text(self, n):
         """The likeliest answer to a held-out question."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
         return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
-                f"{self.say(n, asked, temperature=0.0)}")
+                f"{self.continuation(n, asked, temperature=0.0)}")
 
 # ---- on pairs of responses
 class DpoRun(PreferenceLoop, SftRun):
@@ -4359,9 +4380,12 @@ def export(file, folder, gguf, matrices, force):
 # template that is a program; 11.2 makes pieces of what it writes.
 
 # Ours as such programs, for others who read an export
-ALPACA = ("{% for message in messages %}{% if message['role'] == 'user' %}" + PROMPT.replace(
-    "{instruction}", "{{ message['content'] }}") + "{% else %}{{ message['content'] + eos_token }}"
-    "{% endif %}{% endfor %}")
+ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
+          r"{% if message['role'] == 'system' %}"
+          r"{% set told.text = told.text + message['content'] + '\n\n' %}"
+          r"{% elif message['role'] == 'user' %}" + PROMPT.replace(
+              "{instruction}", "{{ told.text + message['content'] }}") +
+          r"{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}")
 CHATML_TOKENS = bpe.SPECIALS[1:]
 CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
           r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -4370,11 +4394,15 @@ CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
 
+def alpaca_instruction(messages):
+    """The last question.  There is no place for system messages: as in Mistral's template, they
+    stand before it."""
+    *before, (_, question) = messages
+    return "\n\n".join([*(text for role, text in before if role == "system"), question])
+
 def alpaca_pieces(messages):
-    """Those of the last question"""
     before, after = PROMPT.split("{instruction}")
-    _, question = messages[-1]
-    return [(before, False), (question, True), (after, False)]
+    return [(before, False), (alpaca_instruction(messages), True), (after, False)]
 
 def chatml_pieces(template, messages):
     """Some spellings of ChatML begin with a system message of their own."""
@@ -4450,7 +4478,7 @@ class Speaker:
         self.decoder = decoder(c.cfg, c.flat, options.weights)
         self.template = options.template or c.state.template
         self.answers = c.state.kind == "chat" or options.template != ""
-        self.stop = c.tokenizer.specials.get(c.state.eos)
+        self.end = c.tokenizer.specials.get(c.state.eos)
         self.rng = np.random.default_rng(options.seed)
         self.said = []                       # (role, text), user and assistant in turn
         self.last, self.pace = None, None    # the latest Reply, and its Pace
@@ -4462,9 +4490,10 @@ class Speaker:
         self.said.clear()
         self.sampled.clear()
 
-    def ids_after(self, question):
-        """The ids to continue, the question's alone, or to answer: those of the conversation with
-        what begins the answer.  Its oldest exchanges are forgotten where the answer would have no
+    def ids_to_read(self, question):
+        """What the decoder has yet to read, as ids, before it answers this question: of the
+        conversation, with what begins the answer, all that it does not hold; of a text that it
+        continues, the question.  The oldest exchanges are forgotten where the answer would have no
         room: it may take half of the context, or as much as it may be long."""
         if not self.answers:
             unread = self.last.pending if self.last else []      # its last token is drawn, not read
@@ -4488,19 +4517,19 @@ class Speaker:
         return rewind_to(self.decoder, ids)
 
     def new_reply(self, ids, options, rng):
-        return Reply(ids, options, rng, self.stop, self.tokenizer.vocab)
+        return Reply(ids, options, rng, self.end, self.tokenizer.vocab)
 
     def pieces(self, reply, pace, reader=None):
         """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
         no part of the conversation"""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not reply.finish:
-            advance(reader or self.decoder, [reply], pace)
+            next_tokens(reader or self.decoder, [reply], pace)
             if piece := decode(reply.news(), bool(reply.finish)):
                 yield piece
 
     def answer_pieces(self, ids):
-        """Yields the reply that follows these ids, of `ids_after`, and remembers what was said."""
+        """Yields the reply that follows these ids, of `ids_to_read`, and keeps what was said."""
         self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
         try:
             for piece in self.pieces(self.last, self.pace):
@@ -4521,7 +4550,7 @@ class Speaker:
     # what Python uses: nothing is printed
     def say(self, question):
         """The answer to what is said next in the conversation, or its continuation."""
-        return "".join(self.answer_pieces(self.ids_after(question)))
+        return "".join(self.answer_pieces(self.ids_to_read(question)))
 
     def ids_of(self, prompt):
         """The ids of a prompt by itself: a text, or messages [(role, text)]"""
@@ -4634,7 +4663,7 @@ class Speaker:
     def answer_line(self, text):
         """A reply, or in a line why these words can have none."""
         try:
-            ids = self.ids_after(text)
+            ids = self.ids_to_read(text)
         except UserError as e:
             print(f"note: {e}", file=sys.stderr)
         else:
@@ -4719,7 +4748,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
             print(prompt, end="", flush=True)          # reading it may take a while
             rewound = rewind_to(speaker.decoder, speaker.ids_of(prompt))
         else:
-            rewound = speaker.ids_after(prompt)
+            rewound = speaker.ids_to_read(prompt)
         n, most = speaker.reply(rewound), options.tokens
         if n < most and not speaker.answers and not options.stop:
             print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
@@ -5986,13 +6015,26 @@ caching.Cache._index_key = key_with_width
 caching.IndexDataCacheFile.save = save_compiled
 CPUCodeLibrary._finalize_final_module = finalize_alone
 
-def in_cache(kernel, words):
-    """Whether the cache holds a kernel for this processor and argument types that have `words`."""
+# What the cache must hold: a kernel, compiled for an argument, or a field of it, of this dtype.
+# check.py may have left those of float64.
+Compiled = namedtuple("Compiled", "kernel argument dtype")
+
+def dtype_in(kernel, signature, argument):
+    """Of "a", or of "a.b", field b of the named tuple a: the Numba type of its entries"""
+    name, *fields_of_it = argument.split(".")
+    kind = signature[kernel.py_func.__code__.co_varnames.index(name)]
+    for name in fields_of_it:
+        kind = kind.types[kind.fields.index(name)]
+    return kind.dtype
+
+def in_cache(kernel, argument, dtype):
+    """Whether the cache holds what `Compiled` says, for this processor, and whole."""
     cache, codegen = kernel._cache, kernel.targetctx.codegen()
     file = cache._cache_file
     for key, name in file._load_index().items():
         signature = key[0]
-        if words in str(signature) and key == cache._index_key(signature, codegen):
+        ours = key == cache._index_key(signature, codegen)
+        if ours and dtype_in(kernel, signature, argument) == dtype:
             return bpe.pickle_in(file._data_path(name)) is not None
     return False
 
@@ -6019,18 +6061,21 @@ def compile_rest(dtype="f32"):
                               muon_lr=muon_lr))
     compile_speech()
 
-# What a process of its own compiles -> those of its kernels that take long, and how their argument
-# types read: check.py may have left those of float64.  Each holds what it calls.
-SPEECH = {"compile_speech()": [(decode_step, "Params(array(float32,"),
-                               (decode_step, "Params(array(int32,"),
-                               (decode_step, f"Params(array({'uint32' if QUADS else 'int8'},"),
-                               (bpe.encode_range, "")]}
+INT8 = types.uint32 if QUADS else types.int8             # of a decoder's weights; bfloat16: int32
+
+# What a process of its own compiles -> those of its kernels that take long.  Each holds what it
+# calls.
+SPEECH = {"compile_speech()": [Compiled(decode_step, "p.wte", types.float32),
+                               Compiled(decode_step, "p.wte", types.int32),
+                               Compiled(decode_step, "p.wte", INT8),
+                               Compiled(bpe.encode_range, "byte_id", types.int32)]}
 
 def training_kernels(dtype):
     """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
-    panels = {"f32": "array(float32, 4d", "bf16": "array(int32, 4d"}[dtype]
-    return {f"compile_gradient({dtype!r})": [(run_batch, f"Panels({panels}")],
-            f"compile_rest({dtype!r})": [(adamw_update, "Array(float32,"), (muon, panels),
+    panels = {"f32": types.float32, "bf16": types.int32}[dtype]
+    return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", panels)],
+            f"compile_rest({dtype!r})": [Compiled(adamw_update, "p", types.float32),
+                                         Compiled(muon, "scratch.pairs", panels),
                                          *SPEECH["compile_speech()"]]}
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -6064,7 +6109,7 @@ def fill_cache(parts):
     if not bpe.JIT["cache"]:
         return
     calls = [call for call, kernels in parts.items()
-             if not all(in_cache(kernel, words) for kernel, words in kernels)]
+             if not all(in_cache(*kernel) for kernel in kernels)]
     if not calls:
         return
     began, processes = time.perf_counter(), []

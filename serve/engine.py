@@ -4,8 +4,8 @@ One thread owns the decoder.  A step is
     1. who left, or has no time left, gives its slot back;
     2. who waits longest takes a free slot; what some slot has of its prompt already is not read
        again, but copied, or is there;
-    3. every answer whose prompt is read draws its next token, by `advance` of nanoeuler.py; beside
-       them pieces of other prompts are read, so that no prompt stalls another's stream.
+    3. every answer whose prompt is read draws its next token, by `next_tokens` of nanoeuler.py;
+       beside them pieces of other prompts are read, so that no prompt stalls another's stream.
 
 Each number of a row is summed in one order, which knows nothing of other rows, and each answer has
 random numbers of its own: an answer is the same, to the bit, alone and beside any others.
@@ -318,11 +318,11 @@ class Engine:
             return
         began, reading = time.perf_counter(), sum(unread.values())
         reading += sum(len(a.reply.pending) - 1 for a in answers)
-        drafts = [a.reply.drafts for a in answers]       # `advance` cuts these and makes others
+        drafts = [a.reply.drafts for a in answers]       # `next_tokens` makes others
         offered, accepted = sum(self.pace.offered), sum(self.pace.accepted)
         also = [ne.Part(a.reply.slot, a.reply.pending[:n], 0) for a, n in unread.items()]
         if answers:
-            drawn = ne.advance(self.reader, [a.reply for a in answers], self.pace, also)
+            drawn = ne.next_tokens(self.reader, [a.reply for a in answers], self.pace, also)
         else:
             drawn = []
             self.reader.read(also)

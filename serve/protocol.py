@@ -225,7 +225,7 @@ class Reader:
             **{"temperature": 1.0} | {k: v for k, v in said.items() if k in SAMPLED}).check()
         seed = said.get("seed", uuid.uuid4().int % WHOLE)
         now = time.perf_counter()
-        return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.stop, self.vocab, scored,
+        return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.end, self.vocab, scored,
                        now + self.seconds, index=i * n + j)
                 for i, ids in enumerate(prompts) for j in range(n)]
 

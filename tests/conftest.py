@@ -136,7 +136,7 @@ def base(tmp_path_factory, text):
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT))
-    kernels = [kernel for part in ne.training_kernels(ne.DTYPE).values() for kernel, _ in part]
+    kernels = [x.kernel for part in ne.training_kernels(ne.DTYPE).values() for x in part]
     folders = {Path(kernel.stats.cache_path) for kernel in kernels}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
             if path.name.startswith(("bpe.", "nanoeuler."))]

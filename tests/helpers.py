@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -123,6 +124,14 @@ def put_together(path, header, data):
     digest = hashlib.sha256(text + data).hexdigest()
     text = text.replace(ne.NO_HASH.encode(), digest.encode(), 1)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def with_kernels(folder, compiled):
+    """Puts compiled kernels beside programs that stand in a folder of their own, as copies or as
+    links: Numba keeps and looks for them there, and would compile for half a minute."""
+    (folder / "__pycache__").mkdir(exist_ok=True)
+    for path in compiled:
+        shutil.copy(path, folder / "__pycache__")
 
 
 Outcome = namedtuple("Outcome", "kind step tokens_seen bits_per_byte reference arrays log")

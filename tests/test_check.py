@@ -70,7 +70,7 @@ MUTANTS = {
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
                                       "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
-    "heads after the first ignored": ("for k in range(batch.P):\n            matmul_add(dy",
+    "heads after the first ignored": ("for k in range(batch.outputs):\n            matmul_add(dy",
                                       "for k in range(1):\n            matmul_add(dy"),
     "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, s.norm",
                                   "rmsnorm_backward(dx, d.x[b, 2 * l + 2, t0:t1], s.norm"),

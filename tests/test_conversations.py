@@ -199,8 +199,8 @@ def test_from_messages_to_a_chat(base, tmp_path, monkeypatch):
     c = ne.read_checkpoint(str(tmp_path / "chat.bin"))
     assert (c.state.template, c.state.eos, c.state.kind) == (ne.CHATML, END, "chat")
     speaker = ne.Speaker(str(tmp_path / "chat.bin"), ne.Decoder, ne.Sampling(tokens=3))
-    assert speaker.stop == c.tokenizer.specials[END]
-    assert c.tokenizer.decode(speaker.ids_after("Hi?")) == (
+    assert speaker.end == c.tokenizer.specials[END]
+    assert c.tokenizer.decode(speaker.ids_to_read("Hi?")) == (
         f"{START}user\nHi?{END}\n{START}assistant\n".encode())
     ok(nanoeuler("generate", "Hi?", tmp_path / "chat.bin", "--tokens", 3, "--threads", 1,
                  cwd=tmp_path))
@@ -235,6 +235,54 @@ def test_a_model_without_the_tokens_learns_single_questions_only(base, tmp_path,
     assert "template         Alpaca's" in said
     refused(capsys, "sft", "old.bin", "--data", "talk.json", *FLAGS, "--out", tmp_path / "no.bin",
             words=["talk.json has conversations", START, "another"])
+
+
+def told_first(conversations, text):
+    """Each with a system message before all that it has."""
+    return [{"messages": [message("system", text), *e["messages"]]} for e in conversations]
+
+
+TOLD = [("system", "Be brief."), ("user", "Hi?"), ("assistant", "Ho."), ("system", "In rhymes."),
+        ("user", "And?")]
+
+
+@pytest.mark.parametrize("messages", [TOLD[:2], TOLD, TOLD[1:3] + TOLD[4:], TOLD[:1] + TOLD[3:]])
+def test_others_read_alpaca_as_we_do(messages):
+    """Of an export: the last question is what we give to the model, with what stands before it."""
+    needs("jinja2")
+    [rendered] = ne.render_jinja(ne.ALPACA, [dict(
+        messages=[message(*x) for x in messages], eos_token="</s>")])
+    ours = ne.render("alpaca", messages, ne.State())
+    assert rendered.endswith(ours) and rendered.count("### Instruction:") == sum(
+        role == "user" for role, _ in messages)
+    told = [text for role, text in messages if role == "system"]
+    assert "\n\n".join([*told, messages[-1][1]]) in ours
+
+
+@pytest.mark.parametrize("template", ["--template=alpaca", ""])
+def test_alpaca_has_system_messages_before_the_instruction(template, base, tmp_path, monkeypatch):
+    """What is learned is what a chat reads, whether Alpaca's is chosen or all that there is."""
+    monkeypatch.chdir(tmp_path)
+    single = json.loads((base / "single.json").read_text("utf-8"))
+    (tmp_path / "told.json").write_text(json.dumps(told_first(single, "Be brief.")), "utf-8")
+    seen, rows_of = [], ne.SftRun.rows_of
+
+    def rows_and_keep(self, example, *more):
+        rows = rows_of(self, example, *more)
+        seen.extend(zip([example["instruction"]], rows))
+        return rows
+
+    monkeypatch.setattr(ne.SftRun, "rows_of", rows_and_keep)
+    model = base / ("nanoeuler.bin" if template else "old.bin")
+    told("sft", model, "--data", "told.json", *FLAGS, *template.split(), "--out", "chat.bin")
+    c = ne.read_checkpoint("chat.bin")
+    assert c.state.template == "" and len(seen) >= len(single)
+    for question, (asked, answered) in seen:
+        want = ne.PROMPT.format(instruction=f"Be brief.\n\n{question}")
+        assert c.tokenizer.decode(asked).decode() == want
+        messages = [("system", "Be brief."), ("user", question)]
+        assert ne.chat_ids("", messages, c.state, c.tokenizer) == asked.tolist()
+        assert c.tokenizer.decode(answered).decode().endswith(c.state.eos)
 
 
 def test_alpaca_after_chatml_is_alpaca(base, tmp_path, monkeypatch):

@@ -34,7 +34,8 @@ def life(dry, text, tmp_path, monkeypatch):
     """The arguments of a short pretraining, in an empty folder, on a Hopper that computes zeros."""
     monkeypatch.chdir(tmp_path)
     for run in (ne.Run, ne.SftRun):          # a launch costs as much here as on a GPU
-        monkeypatch.setattr(run, "sample", lambda self, n, sample=run.sample: sample(self, 3))
+        monkeypatch.setattr(run, "sample_text",
+                            lambda self, n, method=run.sample_text: method(self, 3))
     dry.gpu.compute_capability = (9, 0)
     return ["--preset", "small", "--data", text, "--vocab-size", "280", "--batch", "640",
             "--dtype", "bf16", "--seq-len", 160]

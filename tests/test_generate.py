@@ -89,9 +89,18 @@ def test_drafts_are_those_of_the_heads():
     flat = repetitive()
     decoder, model = ne.Decoder(CFG, flat), ne.Model(CFG, flat)
     reply = ne.Reply([1, 2, 3], ne.Sampling(temperature=0.0, speculate=2), None)
-    ne.advance(decoder, [reply], ne.Pace())
+    ne.next_tokens(decoder, [reply], ne.Pace())
     want = model.logits(np.array([[1, 2, 3]], np.int32))[0, 1:3, -1].argmax(1)
     assert reply.drafts == want.tolist()
+
+
+def test_a_part_is_computed_in_these_pieces():
+    """The example of `Decoder.pieces`"""
+    decoder = ne.Decoder(replace(CFG, seq_len=8), repetitive(replace(CFG, seq_len=8)))
+    decoder.read([ne.Part(0, range(7))])
+    assert decoder.pieces(ne.Part(0, [7, 8, 9], 1)) == [(0, 0, [4, 5, 6, 7, 8, 9], 1)]
+    assert decoder.pieces(ne.Part(0, [7, 8, 9], 3)) == [(0, 7, [7], 1),
+                                                        (0, 0, [4, 5, 6, 7, 8, 9], 2)]
 
 
 @pytest.mark.parametrize("tokens, k, want", [

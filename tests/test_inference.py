@@ -116,15 +116,15 @@ def test_a_prompt_without_tokens_is_refused():
         next(ne.generate(decoder, [], 3, None, ne.Sampling(temperature=0.0)))
 
 
-def test_generate_ends_at_the_stop_token():
+def test_generate_ends_at_the_token_that_ends_a_text():
     model = ne.Model(TINY, random_flat(TINY, 3))
 
-    def text(n, **stop):
+    def text(n, **end):
         rng, decoder = np.random.default_rng(0), ne.Decoder(TINY, model.flat)
-        return list(ne.generate(decoder, [1, 2, 3], n, rng, ne.Sampling(temperature=1.0), **stop))
+        return list(ne.generate(decoder, [1, 2, 3], n, rng, ne.Sampling(temperature=1.0), **end))
 
     free = text(30)
-    assert len(free) == 30 and text(30, stop=free[4]) == free[:free.index(free[4])]
+    assert len(free) == 30 and text(30, end=free[4]) == free[:free.index(free[4])]
     assert text(0) == []
 
 

@@ -6,7 +6,7 @@ import sys
 import zipfile
 
 import pytest
-from helpers import FAST, ROOT, complains, needs, ok
+from helpers import FAST, ROOT, complains, needs, ok, with_kernels
 
 import nanoeuler as ne
 
@@ -14,11 +14,12 @@ pytestmark = pytest.mark.cli
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, text):
-    """The files that make runs, and a short text; kernels come from the cache of the repository."""
+def folder(tmp_path_factory, text, compiled):
+    """The files that make runs, with their kernels, and a short text."""
     folder = tmp_path_factory.mktemp("make")
     for name in ("Makefile", "nanoeuler.py", "bpe.py", "check.py", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
+    with_kernels(folder, compiled)
     (folder / "text.txt").write_bytes(text.read_bytes())
     return folder
 
@@ -205,10 +206,9 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
 def test_the_installed_command_learns_what_came_with_it(site, compiled, tmp_path):
     """In an empty folder; and what it says to type next can be typed there."""
     place, _ = site
-    (place / "__pycache__").mkdir(exist_ok=True)
-    for path in compiled:
-        shutil.copy(path, place / "__pycache__")
-    said = ok(installed(site, "nanoeuler", "train", *FAST, "--steps", 1, cwd=tmp_path))
+    with_kernels(place, compiled)
+    said = ok(installed(site, "nanoeuler", "train", *FAST, "--steps", 1, "--holdout", 0.001,
+                        cwd=tmp_path))       # a tenth of this text takes twelve seconds to measure
     assert f"{place}/nanoeuler_data/shakespeare.txt, " in said
     assert said.endswith("Talk to it with:\n    nanoeuler chat nanoeuler.bin\n")
     assert ok(installed(site, "nanoeuler", "chat", "nanoeuler.bin", "--tokens", 2, cwd=tmp_path))

@@ -1,12 +1,14 @@
 """What runs write: checkpoints and logs replace nothing of others, and survive a full disk."""
 import contextlib
+import errno
+import io
 import os
 import shutil
 import subprocess
 import sys
 
 import pytest
-from helpers import FAST, ROOT, command, complains, nanoeuler, ok, refused, run, told
+from helpers import FAST, ROOT, command, complains, nanoeuler, ok, outcome, refused, run, told
 
 import nanoeuler as ne
 
@@ -331,6 +333,70 @@ def test_full_disk(spare, copy, tmp_path, capsys):
         assert ne.read_checkpoint(str(disk / "nanoeuler.bin")).state.step == 20
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+class Full(io.FileIO):
+    """A file on a disk that is full."""
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def fails(monkeypatch):
+    """A list to append to: the next checkpoint that is written, one for each entry, fails."""
+    left = []
+
+    def opened(path, mode="r", **options):
+        if mode == "wb" and str(path).endswith(".tmp") and left:
+            left.pop()
+            return Full(path, mode)
+        return open(path, mode, **options)
+
+    monkeypatch.setattr(ne, "open", opened, raising=False)
+    return left
+
+
+SAVED = ("--steps", 8, "--save-every", 2, *FAST[:-4], "--warmup", 2)
+
+
+def test_a_save_on_the_way_that_fails_is_made_up_for_by_the_next(fails, text, elsewhere, capsys):
+    """Twice it fails, and nothing else changes."""
+    def states():
+        saved = [ne.read_checkpoint(str(p)).state.step for p in elsewhere.glob("kept*.bin")]
+        return sorted(saved)
+
+    run("train", "--data", text, *SAVED, "--out", "well.bin")
+    assert capsys.readouterr().err == ""
+    fails += [1, 1]
+    save = ne.Run.save_if_possible
+
+    def save_and_keep(self):
+        save(self)
+        if os.path.exists(self.out):
+            shutil.copy(self.out, f"kept{self.state.step}.bin")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ne.Run, "save_if_possible", save_and_keep)
+        run("train", "--data", text, *SAVED, "--out", "full.bin")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" is not saved: ")[0] for line in lines] == ["note: step 2", "note: step 4"]
+    for line in lines:
+        assert "full.bin: No space left" in line and line.endswith("saves again in 2 steps")
+    assert states() == [6] and fails == [] and not list(elsewhere.glob("*.tmp"))
+    assert outcome(elsewhere, "full") == outcome(elsewhere, "well")
+
+
+def test_a_last_save_that_fails_is_an_error(fails, text, elsewhere, capsys):
+    fails += 4 * [1]                         # three on the way
+    refused(capsys, "train", "--data", text, *SAVED,
+            words=["cannot write", "nanoeuler.bin: No space left", "free space"])
+    assert not fails and not list(elsewhere.glob("*.tmp")) and not list(elsewhere.glob("*.bin"))
+
+
+def test_what_a_later_save_cannot_mend_ends_a_run(text, elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr(ne, "MAX_HEADER", 100)
+    refused(capsys, "train", "--data", text, *SAVED, words=["its header has"])
+    assert max(r["step"] for r in ne.read_log("nanoeuler.jsonl")) == 2
 
 
 def test_a_run_whose_output_nobody_reads_is_saved(text, tmp_path):

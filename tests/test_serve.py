@@ -369,7 +369,7 @@ def test_a_failed_step_ends_answers_and_not_the_server(file, monkeypatch, capsys
     with serving(file) as (at, server):
         def fail(*args):
             raise ZeroDivisionError("planted")
-        monkeypatch.setattr(ne, "advance", fail)
+        monkeypatch.setattr(ne, "next_tokens", fail)
         status, _, said = post(at, "/v1/completions", {"prompt": "a"})
         assert status == 500 and "planted" not in json.dumps(said)
         monkeypatch.undo()
@@ -388,7 +388,7 @@ def test_what_a_step_had_to_say_before_its_fault_is_said(file, monkeypatch):
     def fail(*args):
         raise ne.UserError("planted")
     with monkeypatch.context() as patch:
-        patch.setattr(ne, "advance", fail)
+        patch.setattr(ne, "next_tokens", fail)
         with pytest.raises(ne.UserError):
             engine.step()
     engine.fail("planted")

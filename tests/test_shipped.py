@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, refused, run, told
+from helpers import ROOT, refused, run, told, with_kernels
 from models import write
 
 import bpe
@@ -94,9 +94,10 @@ def test_a_file_of_prompts(box, capsys):
 
 
 def test_the_server_and_python_take_it_too(box, monkeypatch):
-    name = "nanoeuler_serve" if importlib.util.find_spec("nanoeuler_serve") else "serve"
-    serve, asked = importlib.import_module(name), []
-    monkeypatch.setattr(serve, "run", lambda file, *_: asked.append(file))
+    asked = []
+    for name in filter(importlib.util.find_spec, ("serve", "nanoeuler_serve")):      # which it is
+        monkeypatch.setattr(importlib.import_module(name), "run",
+                            lambda file, *_: asked.append(file))
     run("serve")
     own("nanoeuler_chat.bin")
     run("serve")
@@ -115,14 +116,15 @@ def test_other_verbs_do_not(box, capsys):
 
 
 @pytest.fixture
-def clone(tmp_path, checkpoint):
-    """A folder as a clone is, whose data/ holds a model."""
+def clone(tmp_path, checkpoint, compiled):
+    """A folder as a clone is, whose data/ holds a model, with compiled kernels."""
     if shutil.which("make") is None:
         pytest.skip("there is no make on this machine")
     folder = tmp_path / "clone"
     (folder / "data").mkdir(parents=True)
     for name in ("Makefile", "nanoeuler.py", "bpe.py", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
+    with_kernels(folder, compiled)
     run("quantize", checkpoint, folder / ne.SHIPPED)
     return folder
 

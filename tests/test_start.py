@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numba
 import pytest
-from helpers import ROOT, complains, nanoeuler, needs, ok, refused
+from helpers import ROOT, complains, nanoeuler, needs, ok, refused, with_kernels
+from numba import complex64, float32
 from numba.core import caching
 
 import nanoeuler as ne
@@ -38,11 +39,10 @@ sys.addaudithook(guard)
 def alone(compiled, tmp_path):
     """A folder with the programs and compiled kernels, and nothing else."""
     folder = tmp_path / "a folder"
-    (folder / "__pycache__").mkdir(parents=True)
+    folder.mkdir()
     for name in PROGRAMS:
         shutil.copy(ROOT / name, folder)
-    for path in compiled:
-        shutil.copy(path, folder / "__pycache__")
+    with_kernels(folder, compiled)
     return folder
 
 
@@ -185,29 +185,40 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
     assert ok(result) == "" and result.stderr == ""
 
 
+def test_it_says_nothing_either_where_numba_was_there_before(compiled, tmp_path):
+    """Numba reads its settings, of which one is ours, when it is imported."""
+    code = (f"import sys; sys.path[0] = {str(ROOT)!r}\nimport numba\nimport nanoeuler as ne\n"
+            "print(int(numba.config.OPT), ne.main(['compile']))")
+    env = {name: value for name, value in os.environ.items() if name != "NUMBA_OPT"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, timeout=200,
+                            capture_output=True, text=True)
+    assert ok(result) == "1 0\n" and result.stderr == ""
+
+
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
     parts = ne.training_kernels(ne.DTYPE).values()
     assert all(ne.in_cache(*entry) for part in parts for entry in part)
-    for kernel in (ne.run_batch, ne.decode_step):
-        assert not ne.in_cache(kernel, "Params(array(complex64,")
+    for kernel, argument in ((ne.run_batch, "w.qkv"), (ne.decode_step, "p.wte")):
+        assert ne.in_cache(kernel, argument, float32)
+        assert not ne.in_cache(kernel, argument, complex64)
 
 
 def test_a_damaged_kernel_is_not_in_the_cache(compiled, tmp_path, monkeypatch):
     """`fill_cache` then compiles it in another process, and says so."""
-    kernel, words = ne.decode_step, "Params(array(float32,"
-    file = kernel._cache._cache_file
+    entry = ne.Compiled(ne.decode_step, "p.wte", float32)
+    file = entry.kernel._cache._cache_file
     for path in compiled:
         if path.name.startswith("nanoeuler.decode_step-"):
             shutil.copy(path, tmp_path)
     monkeypatch.setattr(file, "_cache_path", str(tmp_path))
-    assert ne.in_cache(kernel, words)
+    assert ne.in_cache(*entry)
     for path in tmp_path.glob("*.nbc"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert not ne.in_cache(kernel, words)
+    assert not ne.in_cache(*entry)
     for path in tmp_path.glob("*.nbc"):
         path.unlink()
-    assert not ne.in_cache(kernel, words)
+    assert not ne.in_cache(*entry)
 
 
 def test_a_damaged_index_of_the_cache_ends_no_start(alone, env, copy):

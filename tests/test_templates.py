@@ -437,10 +437,10 @@ def test_an_answer_keeps_its_ids(template, again, tmp_path):
     cfg = replace(TINY, seq_len=300, vocab_size=tokenizer.vocab_size, n_mtp=1)
     path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=template)
     speaker = ne.Speaker(str(path), LetterByLetter, ne.Sampling(temperature=0.0, tokens=8))
-    speaker.reply(speaker.ids_after("b"))
+    speaker.reply(speaker.ids_to_read("b"))
     held = list(speaker.decoder.tokens)
     assert held[-7:] == 7 * a                # the last one is read with what follows
-    new = speaker.ids_after("c")
+    new = speaker.ids_to_read("c")
     assert (speaker.decoder.tokens == held) == (not again) and 8 * a == speaker.sampled["a" * 8]
     assert "a" * again in tokenizer.decode(new).decode()
 
@@ -456,7 +456,7 @@ def test_an_answer_with_a_special_token_is_text(tmp_path):
     speaker.keep_ids("a", tokenizer.encode("a\u00e9").tolist()[:-1])      # within a character
     assert speaker.sampled == {}
     speaker.said = [("user", "a"), ("assistant", "ab<|im_start|>")]
-    assert specials_of(speaker.ids_after("b"), tokenizer) == [
+    assert specials_of(speaker.ids_to_read("b"), tokenizer) == [
         tokenizer.specials[name] for name in 2 * ("<|im_start|>", "<|im_end|>") +
         ("<|im_start|>", "<|im_end|>", "<|im_start|>")]
 
@@ -469,7 +469,7 @@ def test_the_oldest_of_a_long_conversation_is_forgotten(tmp_path, capsys):
     speaker = ne.Speaker(str(path), Parrot, ne.Sampling(temperature=0.0, tokens=30))
     notes = []
     for k in range(9):
-        speaker.reply(speaker.ids_after(f"question {k}"))
+        speaker.reply(speaker.ids_to_read(f"question {k}"))
         notes.append(capsys.readouterr().err)
         held = [*speaker.decoder.tokens, speaker.last.tokens[-1]]        # which is not read yet
         text = tokenizer.decode(held).decode()
@@ -485,6 +485,6 @@ def test_a_question_longer_than_the_context_slides(tmp_path, capsys):
     cfg = replace(TINY, seq_len=40, vocab_size=260, n_mtp=1)
     path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=CHATML)
     speaker = ne.Speaker(str(path), ne.Decoder, ne.Sampling(temperature=0.0, tokens=5))
-    speaker.reply(speaker.ids_after("x" * 100))
+    speaker.reply(speaker.ids_to_read("x" * 100))
     said = capsys.readouterr()
     assert "context of 40" in said.err and "beginning" in said.err and len(said.out) > 1
