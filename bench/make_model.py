@@ -44,11 +44,11 @@ from common import out_folder
 EVERYDAY = ROOT / "data" / "everyday.py"     # which makes conversations
 PROMPTS = ROOT / "bench" / "everyday_prompts.jsonl"      # and must not make these
 RECIPE = {
-    "pretrain": ["--n-layer", "6", "--n-embd", "384", "--n-head", "6", "--n-kv-head", "2",
+    "pretrain": ["--n-layer", "7", "--n-embd", "384", "--n-head", "6", "--n-kv-head", "2",
                  "--head-dim", "64", "--n-hidden", "1152", "--seq-len", "512",
-                 "--vocab-size", "2048", "--n-mtp", "1", "--batch", "32768", "--minutes", "15",
+                 "--vocab-size", "2048", "--n-mtp", "1", "--batch", "32768", "--steps", "24000",
                  "--holdout", "0.02", "--weight-decay", "1", "--cuts", "0.02"],
-    "sft": ["--row-len", "256", "--batch", "16384", "--lr", "2e-3", "--epochs", "6",
+    "sft": ["--row-len", "256", "--batch", "16384", "--lr", "2e-3", "--epochs", "12",
             "--cuts", "0.1"],
     "dpo": ["--row-len", "256", "--batch", "4096", "--lr", "2.4e-4", "--nll", "5",
             "--epochs", "2"]}
