@@ -3,6 +3,7 @@ import json
 import lzma
 import os
 import signal
+import re
 import subprocess
 import sys
 
@@ -156,7 +157,10 @@ def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):
     chosen = ne.parse(ne.add_verbs, "", ["train", *make_model.RECIPE["pretrain"]])
     cfg = ne.replace(ne.PRESETS["small"], **{
         name: x for name, x in chosen.items() if hasattr(ne.PRESETS["small"], name)})
-    assert ne.n_params(cfg.check()) == 11_899_776
+    n = ne.n_params(cfg.check())
+    banks = (ROOT / "data" / "everyday_banks.py").read_text(encoding="utf-8")
+    said = re.findall(r"(\d+) million parameters", banks)   # by the model, of itself
+    assert n == 13_620_864 and set(said) == {f"{n / 1e6:.0f}"}
 
 
 def test_help_names_the_stages():
