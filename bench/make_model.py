@@ -48,12 +48,11 @@ RECIPE = {
                  "--head-dim", "64", "--n-hidden", "1152", "--seq-len", "512",
                  "--vocab-size", "2048", "--n-mtp", "1", "--batch", "32768", "--steps", "24000",
                  "--holdout", "0.02", "--weight-decay", "1", "--cuts", "0.02"],
-    "sft": ["--row-len", "256", "--batch", "16384", "--lr", "2e-3", "--epochs", "12",
+    "sft": ["--row-len", "256", "--batch", "16384", "--lr", "6e-4", "--epochs", "4",
             "--cuts", "0.1"],
-    "dpo": ["--row-len", "256", "--batch", "4096", "--lr", "2.4e-4", "--nll", "5",
-            "--epochs", "2"]}
-EVERYDAY_COUNT = 8000        # conversations
-EVERYDAY_COPIES = 3          # of each: what people type first is the most important
+    "dpo": ["--row-len", "256", "--batch", "4096", "--lr", "6e-5", "--nll", "5",
+            "--epochs", "1"]}
+EVERYDAY_COUNT = 24_000      # conversations: what people type first is the most important
 MADE = 24_000                # questions of skill, of which as many are learned as may be
 SKILL_SHARE = 0.25           # of the tokens that fine-tuning learns, at most
 # of the questions that are made: what is hard to learn more often than what is easy
@@ -182,15 +181,15 @@ def mix_examples(args, tokenizer):
     """Writes examples.json: conversations, instructions, and as many questions of skill, those of
     the files first, as SKILL_SHARE allows.  Returns what is in it, by source."""
     path = args.folder / "examples.json"
-    copies = lines_of(everyday(args)) * EVERYDAY_COPIES
+    talks = lines_of(everyday(args))
     given = lines_of(args.instructions)
     made = [{key: e[key] for key in ("instruction", "input", "output", "source")}
             for e in pipeline.questions(args.made, held=False, seed=args.seed + 2, kinds=KINDS)]
     asked = {numbers_of(e) for e in pipeline.unseen(args.unseen)} - {None}
     skill = [e for e in [*filter(is_skill, given), *made] if numbers_of(e) not in asked]
     random.Random(args.seed).shuffle(skill)
-    chosen = [e for e in copies if is_skill(e)]
-    others = [e for e in copies + given if not is_skill(e)]
+    chosen = [e for e in talks if is_skill(e)]
+    others = [e for e in talks + given if not is_skill(e)]
     n_others = sum(learned_tokens(e, tokenizer) for e in others)
     most = n_others * SKILL_SHARE / (1 - SKILL_SHARE)
     n_skill = sum(learned_tokens(e, tokenizer) for e in chosen)

@@ -1953,6 +1953,27 @@ def knock_knock(d):
 
 KNOCK_JOKES = phrases(KNOCKS)
 
+# What nobody says first, and what nobody says later
+NOT_FIRST, NOT_LATER = ["goodbye"], ["greeting", "daytime", "introductions"]
+LONGEST_SEVERAL = 500                        # characters
+
+@kind(80)
+def several(d):
+    """Two or three talks, one after the other: most that was said does not matter for the next."""
+    def one_of(left_out):
+        titles = [x for x in KINDS if x not in ["several", *left_out]]
+        weights = [KINDS[x][0] for x in titles]
+        return KINDS[d.rng.choices(titles, weights)[0]][1](d)
+
+    def courtesy():
+        return KINDS[d.pick(["thanks", "thanks", "goodbye"])][1](d)
+
+    texts = one_of(NOT_FIRST) + one_of(NOT_LATER)
+    more = courtesy() if d.chance(0.5) else one_of(NOT_LATER)
+    if d.chance(0.5) and sum(map(len, texts + more)) <= LONGEST_SEVERAL:
+        texts += more
+    return texts if sum(map(len, texts)) <= LONGEST_SEVERAL else several(d)
+
 # ==== The file ====
 
 def letters_of(text):
