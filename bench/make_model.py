@@ -330,7 +330,7 @@ def evaluate(args):
     holdout = stages[0]["options"]["holdout"]
     for name, x in (("float32", c), ("int8", small)):
         model = engine.Model(x.cfg, x.flat)
-        found["device"] = model.device()
+        found["device"] = args.trained_on or model.device()
         found[name] = {"answers": ne.evaluate(model, *batch_of(held, "output", x)),
                        "text": ne.evaluate(model, *tail_of(text, holdout, x)),
                        "prefers": preferred(model, pairs, x)}
@@ -484,6 +484,7 @@ def parse(argv):
     parser.add_argument("--made", type=int, default=MADE, help="questions of skill to choose from")
     parser.add_argument("--unseen", type=int, default=600, help="questions of skill to be asked")
     parser.add_argument("--commit", help="of the code, where git does not know")
+    parser.add_argument("--trained-on", metavar="DEVICE", help="if it is not this one")
     for name in STAGES:
         parser.add_argument(f"--{name}", dest=f"{name}_flags", default="", metavar="FLAGS",
                             help=f"of {STAGES[name].verb}, before those of RECIPE")
