@@ -50,7 +50,7 @@ RECIPE = {
                  "--holdout", "0.02", "--weight-decay", "1", "--cuts", "0.02"],
     "sft": ["--row-len", "256", "--batch", "16384", "--lr", "6e-4", "--epochs", "4",
             "--cuts", "0.1"],
-    "dpo": ["--row-len", "256", "--batch", "4096", "--lr", "6e-5", "--nll", "5",
+    "dpo": ["--row-len", "256", "--batch", "4096", "--lr", "3e-5", "--nll", "5",
             "--epochs", "1"]}
 EVERYDAY_COUNT = 24_000      # conversations: what people type first is the most important
 MADE = 24_000                # questions of skill, of which as many are learned as may be
