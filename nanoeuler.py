@@ -3965,7 +3965,10 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **cho
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
             refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
-            file = file or run.begins_with
+            own = run.begins_with
+            need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
+                 f"first, or begin with another, such as {beside_program(SHIPPED)}")
+            file = file or own
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")

@@ -109,10 +109,12 @@ def test_the_server_and_python_take_it_too(box, monkeypatch):
 
 
 def test_other_verbs_do_not(box, capsys):
-    """info, export and what trains want a name, or a model of one's own."""
-    for args in (("info",), ("export",), ("sft",), ("dpo",)):
-        line = refused(capsys, *args)
-        assert str(box) not in line
+    """info, export and what trains want a name, or a model of one's own; what trains says which."""
+    for verb in "info", "export":
+        assert str(box) not in refused(capsys, verb)
+    for verb, own in ("sft", "nanoeuler.bin"), ("dpo", "nanoeuler_chat.bin"):
+        line = refused(capsys, verb)
+        assert f"{own}: there is none here" in line and str(box) in line
 
 
 @pytest.fixture
