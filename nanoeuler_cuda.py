@@ -27,15 +27,15 @@ them.
 Contents
     1    Device: kernels and launches         6    Optimizer
     2    Memory: what a run keeps             9    Inference
-    3    Building blocks: numbers, sums       12.1 Launches: doctor, graphs, kernels on disk
-    4.1  Matmul                               12.2 Numbers: bfloat16, vectors, in LLVM
-    4.2  Embedding                            12.3 Instructions: PTX, barriers, copies
-    4.3  RMSNorm, and the Euler step          12.4 Tiles and tensor cores: mma, wgmma
-    4.4  RoPE                                 12.5 Matmul on tensor cores
-    4.5  Attention                            12.6 Attention on tensor cores
-    4.6  SwiGLU                               12.7 Self-tests
-    4.7  Cross-entropy                        13   Command line
-    5    Model: forward, heads, backward
+    3    Building blocks: numbers, sums       9.1  Rows on tensor cores: steps of a decoder
+    4.1  Matmul                               12.1 Launches: doctor, graphs, kernels on disk
+    4.2  Embedding                            12.2 Numbers: bfloat16, vectors, in LLVM
+    4.3  RMSNorm, and the Euler step          12.3 Instructions: PTX, barriers, copies
+    4.4  RoPE                                 12.4 Tiles and tensor cores: mma, wgmma
+    4.5  Attention                            12.5 Matmul on tensor cores
+    4.6  SwiGLU                               12.6 Attention on tensor cores
+    4.7  Cross-entropy                        12.7 Self-tests
+    5    Model: forward, heads, backward      13   Command line
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
@@ -114,6 +114,7 @@ try:
     from llvmlite import ir
     from numba import cuda, types
     from numba.core import cgutils
+    from numba.cuda import dispatcher
     from numba.cuda.core import caching
     from numba.cuda.np import arrayobj       # what a too new NumPy breaks first
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
@@ -254,7 +255,8 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table):
             ("bfloat16 copies", 2 * n if dtype == np.uint16 else 0),
             ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
             ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
-            ("samples", (n + 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim) * size)]
+            ("samples", n * dtype.itemsize + size * (
+                2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim))]
 
 HELD = "parameters", "gradients", "AdamW moments", "bfloat16 copies"     # whatever the batch
 
@@ -1379,10 +1381,14 @@ class Model:
         return from_bf16(to_host(x))
 
     def decoder(self):
-        """Of a copy: the next update must not change what it says."""
-        flat = new(self.flat.shape, self.flat.dtype)
-        flat.copy_to_device(self.flat, stream=stream)
-        return Decoder(self.cfg, flat)
+        """Of a copy: the next update must not change what it says.  Matrices are those that the
+        products of training read."""
+        n = self.n_decay                     # of all matrices, which come first
+        sources = view(self.copies, 0, (n,)), view(self.flat, n, (self.flat.size - n,))
+        matrices, gains = (new(x.shape, x.dtype) for x in sources)
+        for to, source in zip((matrices, gains), sources):
+            to.copy_to_device(source, stream=stream)
+        return Decoder.of(self.cfg, matrices, gains)
 
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
@@ -1508,7 +1514,8 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
         o[h * D + i] = s / l
 
 class Decoder(ne.Decoder):
-    """nanoeuler.Decoder with its cache on the device; a row is one graph, and a step row by row."""
+    """nanoeuler.Decoder with its cache on the device.  With matrices in bfloat16 a step is one of
+    9.1; otherwise, or if these cannot take the model, a row is one graph, and a step row by row."""
     wide = False
 
     @staticmethod
@@ -1527,6 +1534,19 @@ class Decoder(ne.Decoder):
             matrices = to_bf16(matrices)
         if isinstance(flat, np.ndarray):
             matrices, gains = to_device(matrices), to_device(gains)
+        self.take(matrices, gains)
+
+    @classmethod
+    def of(cls, cfg, matrices, gains):
+        """Of parameters that are on the device, in two parts"""
+        decoder = cls.__new__(cls)
+        decoder.begin(cfg, 1, 0)
+        decoder.take(matrices, gains)
+        return decoder
+
+    def take(self, matrices, gains):
+        """Both on the device: the parameters in two parts, in the order of param_table"""
+        shapes = [shape for _, shape, *_ in ne.param_table(self.cfg)]
         self.weights = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
                                  *ne.slices(gains, shapes[ne.GAINS]))
         self.allocate()
@@ -1536,7 +1556,15 @@ class Decoder(ne.Decoder):
         self.heads = 0                       # drafts would not be read any faster
 
     def allocate(self):
-        """The caches, and the activations of one token."""
+        """The caches, and the activations of one token, or of some rows."""
+        self.steps = None
+        if self.weights.wte.dtype == np.uint16:
+            if refused := rows_refused(self.cfg):
+                print(f"note: generation row by row, which is slower: {refused}", file=sys.stderr)
+            else:
+                self.p, self.heads, self.wide = self.weights, self.cfg.n_mtp - 1, True
+                self.steps = RowSteps(self.cfg, self.weights, len(self.texts), self.length)
+                return
         cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
         T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         cache = cfg.n_layer, cfg.n_kv_head, T, D
@@ -1559,21 +1587,30 @@ class Decoder(ne.Decoder):
         self.kc, self.vc, self.graph = self.slots[slot]
 
     def copy(self, source, slot, n):
-        for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
-            to.copy_to_device(of, stream=stream)         # whole: that takes no longer
+        if self.steps:
+            self.steps.copy(source, slot, n)
+        else:
+            for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
+                to.copy_to_device(of, stream=stream)     # whole: that takes no longer
         self.texts[slot] = self.texts[source][:n]
 
     def compute(self, rows):
-        """nanoeuler.Decoder's, row by row"""
+        """nanoeuler.Decoder's, row by row if it has to be"""
+        if self.steps:
+            logits, final = self.steps.compute(rows)
+            self.work = SimpleNamespace(final=final)     # what `guesses` will be asked for
+            return logits
         wanted, found = {*rows.wanted.tolist()}, []
         for r, (token, slot, position) in enumerate(zip(*map(np.ndarray.tolist, rows[:3]))):
             self.use(slot)
             logits = self.decode(token, position)
             if r in wanted:
                 found.append(logits)
-        return np.array(found)
+        return np.array(found) if found else np.zeros((0, self.cfg.vocab_size), np.float32)
 
     def guesses(self, row):
+        if self.heads:
+            return self.steps.guesses(self.final[row])
         return np.zeros((0, self.cfg.vocab_size), np.float32)
 
     def queue(self):
@@ -1609,10 +1646,592 @@ class Decoder(ne.Decoder):
         matvec(self.device_logits, head, flat(y))
 
     def decode(self, token, position):
+        if self.steps:
+            one = self.rows([(0, position, [token], 1)])
+            return self.compute(one)[0]
         at = np.array([token, position], np.int32)
         self.at.copy_to_device(at, stream=stream)
         self.graph(self.queue)
         return to_host(self.device_logits)
+
+# ==== 9.1 Rows on tensor cores ====
+# A step of up to AT_ONCE rows (token, slot, position) with matrices in bfloat16, in five kernels a
+# layer, recorded as a graph.  All numbers but the weights are float32.  So few rows cost what it
+# takes to bring the weights from memory; each kernel reads them once for all rows:
+#
+#     take       x = wte[token]                                     a block a row
+#     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
+#     attend     a part of the context, KEYS keys of a head         a block a part of a row
+#     proj       the parts become one, x += W att                   a block 8 columns of x
+#     gate_up    RMSNorm, gate and up, SwiGLU                       a block 8 columns
+#     down       x += W swiglu                                      a block 8 columns of x
+#     logits     of the rows that are wanted: RMSNorm, head         a block 16 tokens
+#
+# A product is W x, W in tiles of 8 rows, of which a block has one or two; its eight warps take
+# slices of 32 of K in turn.  A lane loads 8 neighbours of a row of W, which are 16 bytes, and the
+# same 8 of a row of x, and `mma` multiplies them:  x is its A, (16, 16), W its B, (16, 8).  Which
+# of a lane's numbers is which k does not matter as long as it is the same in A and B.
+#
+# x is float32, mma takes bfloat16.  A float32 has 24 bits, which three bfloat16 hold exactly:
+# x = hi + mid + lo.  hi is A's rows 0 to 7, mid its rows 8 to 15, lo another A's.  So products are
+# exact, and sums those of float32, at a cost that the memory hides.
+#
+# Order   A row's sums hang on its position alone: not on the other rows, nor on its place among
+#         them.  A text has the same bits alone, in a batch, as a prompt and with drafts.
+# Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
+#         them before it waits for the kernel in front of it: they arrive while that one computes.
+#         Others load them into registers.
+AT_ONCE = 8
+TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
+SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
+MOST_TURNS = 8                               # slices of x that a thread has in registers at once
+
+def weight_stride(K):
+    """Bytes between rows of W in shared memory: the two rows that lanes read at once, 64 bytes of
+    each, must lie in different banks."""
+    return 2 * K + (64 - 2 * K) % 128
+
+def keys_a_part(D):
+    """Keys that a block of `attend` has: four warps, eight for each group of lanes."""
+    return 4 * 8 * (32 // lanes_a_key(D))
+
+def lanes_a_key(D):
+    """A lane has four numbers of a key."""
+    lanes = 1
+    while 4 * lanes < D:
+        lanes *= 2
+    return lanes
+
+@inlined
+def own_row():
+    """Which row of x, and of each tile of W, a lane reads: a quad of lanes has one."""
+    return (cuda.threadIdx.x & 31) >> 2
+
+@inlined
+def three_parts(a, j, x, y):
+    """Two neighbours of a row of x, as pairs of bfloat16: hi to a[j], mid to a[j + 1], lo to
+    a[j + 8]; see multiply_rows.  Each cuts eight bits off what the one before it left."""
+    x_hi, y_hi = cut_to_bf16(x), cut_to_bf16(y)
+    x_rest, y_rest = x - x_hi, y - y_hi                  # exact
+    x_mid, y_mid = cut_to_bf16(x_rest), cut_to_bf16(y_rest)
+    a[j], a[j + 1] = upper_halves(x_hi, y_hi), upper_halves(x_mid, y_mid)
+    a[j + 8] = upper_halves(x_rest - x_mid, y_rest - y_mid)
+
+def row_product(K, TILES, normed, hopper):
+    """Device functions of a block that multiplies TILES tiles of W (N, K) by x (AT_ONCE, K)."""
+    ROW, STRIDE, COUNT = 2 * K, weight_stride(K), 8 * TILES
+    SLICES = cdiv(K, SLICE)
+    TURNS = cdiv(SLICES, 8)
+    BATCH = min(TURNS, MOST_TURNS)
+    WHOLE, XS, SUMS = K % (8 * SLICE) == 0, 8 * BATCH, 16 * TILES
+    load_8, _ = vector(8)
+    load_weights, Offset = (load_four_shared, u32) if hopper else (load_four, u64)
+
+    @inlined
+    def ask_for(w, first, second):
+        """Asks the copy engine for rows first to first + 7, and, of two tiles, second to
+        second + 7; at the end of W for the last one.  Returns the mbarrier to wait for."""
+        barrier, t = shared_address(cuda.shared.array(1, u64)), cuda.threadIdx.x
+        if hopper:
+            smem = shared_address(cuda.shared.array(0, u32, 16))
+            if t < WARP:
+                if t == 0:
+                    mbarrier_init(barrier, u32(1))
+                    mbarrier_fence()
+                    mbarrier_expect(barrier, u32(COUNT * ROW))
+                cuda.syncwarp()              # it is counting
+                if t < COUNT:
+                    row = min(first + t if t < 8 else second + t - 8, w.shape[0] - 1)
+                    bulk_copy(smem + u32(t) * u32(STRIDE), global_address(w) + u64(row) * u64(ROW),
+                              u32(ROW), barrier)
+            cuda.syncthreads()               # nobody waits for a barrier that is not there yet
+        return barrier
+
+    @inlined
+    def place_in_smem(w, first, second, tile):
+        """Where the row of W lies that this lane reads of a tile"""
+        smem, n = shared_address(cuda.shared.array(0, u32, 16)), own_row()
+        return smem + u32(8 * tile + n) * u32(STRIDE)
+
+    @inlined
+    def place_in_memory(w, first, second, tile):
+        n = (first if tile == 0 else second) + own_row()
+        return global_address(w) + u64(min(n, w.shape[0] - 1)) * u64(ROW)
+
+    @inlined
+    def multiply(partial, squares, x, start, gain, place0, place1, barrier):
+        """partial[warp, tile, r, n] = this warp's share of sum_k W[n, k] gain[k] x[r, k], and
+        squares[warp, r] of sum_k x[r, k]^2, for the row of x that begins at x[start].  The lane
+        that reads row r of x reads row n = r of each tile, too."""
+        q, row, warp = cuda.threadIdx.x & 3, own_row(), cuda.threadIdx.x >> 5
+        acc = filled(SUMS, f32(0))           # of a tile: hi and mid, lo; each of two halves
+        xs, gains = cuda.local.array(XS, f32), cuda.local.array(XS, f32)
+        a, b = filled(16, u32(0)), cuda.local.array(4, u32)
+        ss = f32(0)
+        for turn0 in range(0, TURNS, BATCH):
+            for i in range(BATCH):           # all loads are under way at once
+                k = ((turn0 + i) * 8 + warp) * SLICE + 8 * q
+                eight = load_8(x, start + min(k, K - 8))
+                for e in range(8):
+                    xs[8 * i + e] = eight[e] if WHOLE or k < K else f32(0)
+                if normed:
+                    eight = load_8(gain, min(k, K - 8))
+                    for e in range(8):
+                        gains[8 * i + e] = eight[e]
+            if hopper and turn0 == 0:
+                mbarrier_wait(barrier, u32(0))
+            for i in range(BATCH):
+                at = (turn0 + i) * 8 + warp
+                if WHOLE or at < SLICES:     # true for a whole warp
+                    k = min(at * SLICE + 8 * q, K - 8)
+                    if normed:
+                        for e in range(8):
+                            ss += xs[8 * i + e] * xs[8 * i + e]
+                            xs[8 * i + e] *= gains[8 * i + e]
+                    for half in range(2):
+                        for pair in range(2):
+                            e = 8 * i + 4 * half + 2 * pair
+                            three_parts(a, 4 * half + 2 * pair, xs[e], xs[e + 1])
+                    for tile in range(TILES):
+                        place = place0 if tile == 0 else place1
+                        load_weights(b, 0, place + Offset(2 * k))
+                        for half in range(2):
+                            mma(acc, 16 * tile + 4 * half, a, 4 * half, b, 2 * half)
+                            mma(acc, 16 * tile + 8 + 4 * half, a, 8 + 4 * half, b, 2 * half)
+        for tile in range(TILES):
+            for e in range(2):
+                i = 16 * tile + e
+                small = (acc[i + 2] + acc[i + 6]) + (acc[i + 8] + acc[i + 12])
+                partial[warp, tile, row, 2 * q + e] = acc[i] + acc[i + 4] + small
+        if normed:
+            ss = quad_sum(ss)
+            if q == 0:
+                squares[warp, row] = ss
+        cuda.syncthreads()                   # all shares are there
+
+    @inlined
+    def total(partial, tile, r, n):
+        s = partial[0, tile, r, n]
+        for warp in range(1, 8):
+            s += partial[warp, tile, r, n]
+        return s
+
+    return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total,
+                           place_of=place_in_smem if hopper else place_in_memory)
+
+@made_once
+def product_kernels(C, HD, D, F, hopper):
+    """(qkv, proj, gate_up, down, logits) for these sizes.  Blocks of 256 threads; the first 64, or
+    128, have an output each, of row r and the block's column n."""
+    of_x, two_of_x = (row_product(C, tiles, True, hopper) for tiles in (1, 2))
+    of_att, of_swiglu = (row_product(K, 1, False, hopper) for K in (HD, F))
+    ONE, TWO, HALF, KEYS = (8, 1, 8, 8), (8, 2, 8, 8), D // 2, keys_a_part(D)
+    ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
+    load_4, store_4 = vector(4)
+    take_turn = after_previous if hopper else at_once
+
+    @inlined
+    def rstd_of(squares, r, eps):
+        ss = squares[0, r]
+        for warp in range(1, 8):
+            ss += squares[warp, r]
+        return f32(1) / math.sqrt(ss / f32(C) + eps)
+
+    @kernel
+    def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
+        """A block: pairs i0 to i0 + 7 of a head.     grid (H + 2 G) D / 16
+        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
+        G, H = kc.shape[1], HD // D
+        pair0 = cuda.blockIdx.x * 8
+        head, i0 = pair0 // HALF, pair0 % HALF
+        first, second = head * D + i0, head * D + i0 + HALF
+        partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
+        barrier = two_of_x.ask_for(w, first, second)
+        take_turn()
+        count = rows[COUNTS, 0]
+        start = min(own_row(), count - 1) * C
+        two_of_x.multiply(partial, squares, x, start, gain, two_of_x.place_of(w, first, second, 0),
+                          two_of_x.place_of(w, first, second, 1), barrier)
+        t = cuda.threadIdx.x
+        r, i = t // 8, i0 + t % 8
+        if r < count:
+            rstd, slot, pos = rstd_of(squares, r, eps), rows[SLOT, r], rows[POSITION, r]
+            u = two_of_x.total(partial, 0, r, t % 8) * rstd
+            v = two_of_x.total(partial, 1, r, t % 8) * rstd
+            if head < H + G:
+                c, s = cos[pos, i], sin[pos, i]
+                u, v = u * c - v * s, v * c + u * s
+            if head < H:
+                q[r, head * D + i], q[r, head * D + i + HALF] = u, v
+            elif head < H + G:
+                kc[slot, head - H, pos, i], kc[slot, head - H, pos, i + HALF] = u, v
+            else:
+                vc[slot, head - H - G, pos, i], vc[slot, head - H - G, pos, i + HALF] = u, v
+
+    @kernel
+    def proj(x, o, ml, w, rows):
+        """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts.     grid C / 8
+        o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): see `attend`"""
+        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
+        partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
+        att = cuda.shared.array(0, f32, 16)
+        barrier = of_att.ask_for(w, first, first)
+        take_turn()
+        count, most = rows[COUNTS, 0], o.shape[1]
+        r, n = t // 8, first + t % 8
+        old = x[r, n] if r < count else f32(0)
+        for i in range(4 * t, count * HD, 4 * 256):
+            row, k = i // HD, i % HD
+            parts = rows[POSITION, row] // KEYS + 1
+            top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
+            m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
+            for part0 in range(0, parts, 8):
+                before = top
+                for j in range(8):           # without a branch: all are under way at once
+                    part = row * most + min(part0 + j, parts - 1)
+                    m_of[j], l_of[j] = ml[part, k // D, 0], ml[part, k // D, 1]
+                    four = load_4(o, part * HD + k)
+                    for e in range(4):
+                        o_of[4 * j + e] = four[e]
+                for j in range(8):
+                    top = max(top, m_of[j])
+                shrink = exp2(before - top)
+                l *= shrink
+                for e in range(4):
+                    sums[e] *= shrink
+                for j in range(8):
+                    if part0 + j < parts:
+                        p = exp2(m_of[j] - top)
+                        l += p * l_of[j]
+                        for e in range(4):
+                            sums[e] += p * o_of[4 * j + e]
+            for e in range(4):
+                sums[e] /= l
+            store_4(att, ATT + row * ATT_LINE + k, sums)
+        cuda.syncthreads()                   # att is whole
+        start = ATT + min(own_row(), count - 1) * ATT_LINE
+        place = of_att.place_of(w, first, first, 0)
+        of_att.multiply(partial, squares, att, start, att, place, place, barrier)
+        if r < count:
+            x[r, n] = old + of_att.total(partial, 0, r, t % 8)
+
+    @kernel
+    def gate_up(y, x, gain, w, rows, eps):
+        """y = silu(gate) * up, of rmsnorm(x).     grid F / 8
+        y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
+        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
+        partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
+        barrier = two_of_x.ask_for(w, first, first + F)
+        take_turn()
+        count = rows[COUNTS, 0]
+        start = min(own_row(), count - 1) * C
+        two_of_x.multiply(partial, squares, x, start, gain,
+                          two_of_x.place_of(w, first, first + F, 0),
+                          two_of_x.place_of(w, first, first + F, 1), barrier)
+        r = t // 8
+        if r < count:
+            rstd = rstd_of(squares, r, eps)
+            gate = two_of_x.total(partial, 0, r, t % 8) * rstd
+            up = two_of_x.total(partial, 1, r, t % 8) * rstd
+            y[r, first + t % 8] = gate * up / (f32(1) + exp(-gate))
+
+    @kernel
+    def down(x, y, w, rows):
+        """x[r, n] += sum_k W[n, k] y[r, k]     grid C / 8"""
+        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
+        partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
+        barrier = of_swiglu.ask_for(w, first, first)
+        take_turn()
+        count = rows[COUNTS, 0]
+        r, n = t // 8, first + t % 8
+        old = x[r, n] if r < count else f32(0)
+        start = min(own_row(), count - 1) * F
+        place = of_swiglu.place_of(w, first, first, 0)
+        of_swiglu.multiply(partial, squares, y, start, y, place, place, barrier)
+        if r < count:
+            x[r, n] = old + of_swiglu.total(partial, 0, r, t % 8)
+
+    @kernel
+    def logits(out, x, gain, w, rows, eps):
+        """Logits of the wanted rows, and behind them these rows of x.     grid ceil(V / 16)
+        out (lines, V + C), from line rows[COUNTS, 2] on; w (V, C) bf16"""
+        t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 16, w.shape[0]
+        partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
+        barrier = two_of_x.ask_for(w, first, first + 8)
+        take_turn()
+        count, line = rows[COUNTS, 1], rows[COUNTS, 2]
+        row = rows[WANTED, min(own_row(), count - 1)]
+        two_of_x.multiply(partial, squares, x, row * C, gain,
+                          two_of_x.place_of(w, first, first + 8, 0),
+                          two_of_x.place_of(w, first, first + 8, 1), barrier)
+        r, n = t // 8 % 8, first + t // 64 * 8 + t % 8
+        if t < 128 and r < count and n < V:
+            s = two_of_x.total(partial, t // 64, r, t % 8)
+            out[line + r, n] = s * rstd_of(squares, r, eps)
+        if first == 0:
+            for i in range(t, count * C, 256):
+                out[line + i // C, V + i % C] = x[rows[WANTED, i // C], i % C]
+
+    return qkv, proj, gate_up, down, logits
+
+@made_once
+def attend_kernel(D, HEADS, hopper):
+    """Of HEADS query heads that share a head of keys, some KEYS keys of the context."""
+    LANES, KEYS, CHUNKS = lanes_a_key(D), keys_a_part(D), D // 4
+    EACH = WARP // LANES                     # keys that a warp has at once, eight times
+    KV, Q = 8 * 4, HEADS * 4
+    SUMS, HEADS_4 = (4, HEADS * D), (4, HEADS)
+    load_4, _ = vector(4)
+    take_turn = after_previous if hopper else at_once
+    steps = LANES.bit_length() - 1
+    sum_of_key = butterfly(operator.add, steps)
+
+    def across_keys(combine):
+        """The device function that combines x over the lanes of different keys"""
+        @inlined
+        def over(x):
+            for i in range(steps, 5):
+                x = combine(x, cuda.shfl_xor_sync(ALL, x, 1 << i))
+            return x
+        return over
+    sum_of_keys, max_of_keys = across_keys(operator.add), across_keys(max)
+
+    @kernel
+    def attend(o, ml, q, kc, vc, rows, scale2):
+        """o = sum_t 2^(s_t - m) v_t, m = max_t s_t, l = sum_t 2^(s_t - m), s_t = scale2 <q, k_t>
+        of a part of the keys.     grid (H / HEADS, parts, rows), 128 threads
+        o (AT_ONCE * parts, HD), ml (AT_ONCE * parts, H, 2): m and l     scale2: of 2^x, not e^x
+
+        A group of LANES lanes has a key, a warp EACH * 8, whose loads are all under way at once."""
+        (_, G, T, _), H = kc.shape, ml.shape[1]
+        head, r = cuda.blockIdx.x * HEADS, cuda.blockIdx.z
+        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        take_turn()
+        n = rows[POSITION, r] + 1 - cuda.blockIdx.y * KEYS
+        if r < rows[COUNTS, 0] and n > 0:    # true for a whole block
+            mine = lane % LANES < CHUNKS
+            d = min(lane % LANES, CHUNKS - 1) * 4
+            plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
+            qs, ks, vs = filled(Q, f32(0)), filled(KV, f32(0)), filled(KV, f32(0))
+            for i in range(8):
+                key = min((warp * 8 + i) * EACH + lane // LANES, n - 1)
+                four = load_4(kc, (plane + key) * D + d)
+                for e in range(4):
+                    ks[4 * i + e] = four[e]
+            for i in range(8):
+                key = min((warp * 8 + i) * EACH + lane // LANES, n - 1)
+                four = load_4(vc, (plane + key) * D + d)
+                for e in range(4):
+                    vs[4 * i + e] = four[e]
+            for h in range(HEADS):
+                four = load_4(q, (r * H + head + h) * D + d)
+                for e in range(4):
+                    qs[4 * h + e] = four[e] if mine else f32(0)
+            o_smem, m_smem = cuda.shared.array(SUMS, f32), cuda.shared.array(HEADS_4, f32)
+            l_smem, scores = cuda.shared.array(HEADS_4, f32), cuda.local.array(8, f32)
+            for h in range(HEADS):
+                m = f32(-1e30)               # of a warp without a key: less than any score
+                for i in range(8):
+                    s = f32(0)
+                    for e in range(4):
+                        s += qs[4 * h + e] * ks[4 * i + e]
+                    s = sum_of_key(s) * scale2
+                    key = (warp * 8 + i) * EACH + lane // LANES
+                    scores[i] = s if key < n else f32(-math.inf)
+                    m = max(m, scores[i])
+                m = max_of_keys(m)
+                l, sums = f32(0), filled(4, f32(0))
+                for i in range(8):
+                    p = exp2(scores[i] - m)
+                    l += p
+                    for e in range(4):
+                        sums[e] += p * vs[4 * i + e]
+                l = sum_of_keys(l)
+                for e in range(4):
+                    sums[e] = sum_of_keys(sums[e])
+                if mine and lane < LANES:
+                    for e in range(4):
+                        o_smem[warp, h * D + d + e] = sums[e]
+                if lane == 0:
+                    m_smem[warp, h], l_smem[warp, h] = m, l
+            cuda.syncthreads()               # the warps' sums are there
+            part = r * cuda.gridDim.y + cuda.blockIdx.y
+            for i in range(cuda.threadIdx.x, HEADS * D, 128):
+                h = i // D
+                m = max(max(m_smem[0, h], m_smem[1, h]), max(m_smem[2, h], m_smem[3, h]))
+                l, s = f32(0), f32(0)
+                for w in range(4):
+                    p = exp2(m_smem[w, h] - m)
+                    l += p * l_smem[w, h]
+                    s += p * o_smem[w, i]
+                o[part, head * D + i] = s
+                if i % D == 0:
+                    ml[part, head + h, 0], ml[part, head + h, 1] = m, l
+    return attend
+
+@kernel
+def take_kernel(x, rows, wte):
+    """x[r] = wte[token of r]     a block of 128 threads a row
+    x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16"""
+    r = cuda.blockIdx.x
+    if r < rows[COUNTS, 0]:
+        for c in range(cuda.threadIdx.x, x.shape[1], 128):
+            x[r, c] = value(wte[rows[TOKEN, r], c])
+
+def heads_a_block(H, G):
+    """Of the H / G that share keys: as many as divide it, at most four"""
+    return max(n for n in range(1, 5) if H // G % n == 0)
+
+def rows_refused(cfg):
+    """Why this section cannot take a model with matrices in bfloat16, or "" """
+    gpu, size = cuda.get_current_device(), ne.dims_of(cfg)
+    if kernel_path() == "portable":
+        return "the kernel path is portable, or the GPU older than capability 8.0"
+    for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
+        if n % unit:
+            return f"{name} is {n}, no multiple of {unit}"
+    if size.D > 128:
+        return f"head_dim is {size.D}, more than 128"
+    smem, room = max(rows_smem(size, copies())), gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN - (8 << 10)
+    if smem > room:
+        return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
+    return ""
+
+def copies():
+    """Has the GPU Hopper's copy engine?"""
+    return kernel_path() == "wgmma"
+
+def rows_smem(size, hopper):
+    """Bytes of dynamic shared memory of blocks of qkv, gate_up and logits; of proj; of down"""
+    weights = [tiles * 8 * weight_stride(K) if hopper else 0
+               for tiles, K in ((2, size.C), (1, size.HD), (1, size.F))]
+    return weights[0], weights[1] + AT_ONCE * 4 * (size.HD + 4), weights[2]
+
+class RowSteps:
+    """Steps of rows through the weights of a decoder, with its cache and its activations."""
+
+    def __init__(self, cfg, weights, slots, T):
+        size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
+        self.size, self.smem = size, rows_smem(size, copies())
+        self.kernels = product_kernels(size.C, size.HD, size.D, size.F, copies())
+        self.heads_a_block = heads_a_block(size.H, size.G)
+        self.attend = attend_kernel(size.D, self.heads_a_block, copies())
+        parts = self.parts_bucket(T)
+
+        def buffer(*shape):
+            return new(shape, np.float32)
+
+        self.kc, self.vc = (buffer(size.L, slots, size.G, T, size.D) for _ in range(2))
+        self.cos, self.sin = map(to_device, ne.rope_table(replace(cfg, seq_len=T), np.float32))
+        self.x, self.q, self.y = (buffer(AT_ONCE, n) for n in (size.C, size.HD, size.F))
+        self.o, self.ml = buffer(AT_ONCE * parts * size.HD), buffer(AT_ONCE * parts * size.H * 2)
+        self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
+        self.graphs = {}                     # (rows, parts, are logits wanted?) -> Graph
+        self.tables = []                     # what the driver may still read: lines of `rows`
+        self.prepare(2 * AT_ONCE)
+        if others := size.P - 1:             # of `guesses`: the first row of x, all further heads
+            head = weights.lm_head
+            V, first = others * size.V, head.size - others * size.V * size.C
+            self.others = view(head, first, (V, size.C))
+            self.guessed = buffer(1, V + size.C)
+            table = np.zeros((5, AT_ONCE), np.int32)
+            table[COUNTS, :2] = 1
+            self.first_row = to_device(table)
+
+    def prepare(self, lines):
+        """Memory for so many lines of logits, and behind each the row of x that it was made of"""
+        self.graphs.clear()                  # first: they write into what is freed now
+        shape = lines, self.size.V + self.size.C
+        self.out, self.pinned = new(shape, np.float32), cuda.pinned_array(shape, np.float32)
+
+    def parts_bucket(self, length):
+        """Parts of a context of this length, rounded up to a power of two: a graph for each"""
+        parts = cdiv(length, keys_a_part(self.size.D))
+        return min(1 << (parts - 1).bit_length(), cdiv(self.T, keys_a_part(self.size.D)))
+
+    def compute(self, rows):
+        """(lines of logits, rows of x) of the wanted rows, on the host, valid until the next call
+        rows: nanoeuler.Rows"""
+        lines, V = 0, self.size.V
+        if len(rows.wanted) > len(self.out):
+            self.prepare(ne.MOST_ROWS)
+        for r0 in range(0, len(rows.tokens), AT_ONCE):
+            columns = [x[r0:r0 + AT_ONCE] for x in (rows.tokens, rows.slots, rows.positions)]
+            n = len(columns[0])
+            wanted = rows.wanted[(r0 <= rows.wanted) & (rows.wanted < r0 + n)] - r0
+            table = np.zeros((5, AT_ONCE), np.int32)
+            for line, column in zip(table, (*columns, wanted)):
+                line[:len(column)] = column
+            table[COUNTS, :3] = n, len(wanted), lines
+            self.tables.append(table)
+            self.rows.copy_to_device(table, stream=stream)
+            parts = self.parts_bucket(1 + int(columns[2].max()))
+            key = 1 << (n - 1).bit_length(), parts, len(wanted) > 0
+            graph = self.graphs.setdefault(key, Graph())
+            graph(functools.partial(self.queue, *key))
+            lines += len(wanted)
+        if lines:
+            view(self.out, 0, (lines, self.out.shape[1])).copy_to_host(
+                self.pinned[:lines], stream=stream)
+            stream.synchronize()
+            self.tables.clear()
+        return self.pinned[:lines, :V], self.pinned[:lines, V:]
+
+    def queue(self, count, parts, wanted):
+        """A step of up to `count` rows, of at most so many parts of the context."""
+        with overlapping() if copies() else contextlib.nullcontext():
+            self.queue_kernels(count, parts, wanted)
+
+    def queue_kernels(self, count, parts, wanted):
+        size, p, rows, x = self.size, self.p, self.rows, self.x
+        qkv, proj, gate_up, down, _ = self.kernels
+        eps = np.float32(self.cfg.norm_eps)
+        scale2 = np.float32(LOG2E / math.sqrt(size.D))
+        o = view(self.o, 0, (AT_ONCE * parts, size.HD))
+        o_of_rows = view(self.o, 0, (AT_ONCE, parts, size.HD))
+        ml = view(self.ml, 0, (AT_ONCE * parts, size.H, 2))
+        for_x, for_att, for_swiglu = self.smem
+        launch(take_kernel, x, rows, p.wte, grid=count, block=128)
+        for l in range(size.L):
+            kc, vc = self.kc[l], self.vc[l]
+            launch(qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows, eps,
+                   grid=size.QKV // 16, block=256, smem=for_x)
+            launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
+                   grid=(size.H // self.heads_a_block, parts, count), block=128)
+            launch(proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8, block=256,
+                   smem=for_att)
+            launch(gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
+                   grid=size.F // 8, block=256, smem=for_x)
+            launch(down, x, self.y, p.down[l], rows, grid=size.C // 8, block=256, smem=for_swiglu)
+        if wanted:
+            head = p.wte if self.cfg.tie_embeddings else p.lm_head[0]
+            self.queue_logits(self.out, head, rows)
+
+    def queue_logits(self, out, head, rows):
+        launch(self.kernels[4], out, self.x, self.p.final_norm, head, rows,
+               np.float32(self.cfg.norm_eps), grid=cdiv(len(head), 16), block=256,
+               smem=self.smem[0])
+
+    def guesses(self, x):
+        """(heads, V) for a row of x (C,)"""
+        x = np.array(x)                      # it must live until the driver has read it
+        view(self.x, 0, (self.size.C,)).copy_to_device(x, stream=stream)
+        self.queue_logits(self.guessed, self.others, self.first_row)
+        found = to_host(self.guessed)[0, :len(self.others)]
+        return found.reshape(-1, self.size.V)
+
+    def copy(self, source, slot, n):
+        """The first n keys and values of a slot to another"""
+        for cache in self.kc, self.vc:
+            for l in range(self.size.L):
+                launch(copy_slot_kernel, cache[l], source, slot, n, grid=self.size.G, block=256)
+
+@kernel
+def copy_slot_kernel(cache, source, slot, n):
+    """cache[slot, g, t] = cache[source, g, t] of t < n     cache (slots, G, T, D)     grid G"""
+    g, D = cuda.blockIdx.x, cache.shape[3]
+    for i in range(cuda.threadIdx.x, n * D, 256):
+        cache[slot, g, i // D, i % D] = cache[source, g, i // D, i % D]
 
 # ==== 12.1 Launches ====
 # What a launch needs beside its arguments: a driver that allows it, kernels that are kept, graphs.
@@ -1708,6 +2327,19 @@ def doctor():
                  ("matmul, attention", kernel_path()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
     return report(problem, rows)
+
+@contextlib.contextmanager
+def overlapping():
+    """Kernels that are launched or recorded meanwhile may start before the one in front of them has
+    ended (programmatic dependent launch): as soon as each of its blocks has said `let_next_start`,
+    or is done.  Whoever reads what it wrote, or writes what it reads, calls `wait_for_previous`
+    first."""
+    plain = dispatcher.LaunchConfig
+    dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)
+    try:
+        yield
+    finally:
+        dispatcher.LaunchConfig = plain
 
 class Graph:
     """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
@@ -1965,6 +2597,21 @@ def global_address(typing, array):
         return builder.ptrtoint(memory(context, builder, sig.args, args, 0), ir.IntType(64))
     return u64(array), codegen
 
+def load_four_by(text, space):
+    """The device function load(out, j, address): out[j:j+4], of 32 bits, in one access."""
+    @intrinsic
+    def load(typing, out, j, address):
+        def codegen(context, builder, sig, args):
+            to = elements(context, builder, sig.args, args, 0, 4, args[1])
+            asm_into(builder, to, f"{text}.v4.u32 {{$0, $1, $2, $3}}, [$4];",
+                     f"=r,=r,=r,=r,{space}", [args[2]])
+            return context.get_dummy_value()
+        return types.void(out, types.intp, u32 if space == "r" else u64), codegen
+    return load
+
+load_four_shared = load_four_by("ld.shared", "r")
+load_four = load_four_by("ld.global.nc.L1::no_allocate", "l")        # what no kernel writes
+
 to_shared = ptx("{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u64, result=u32)
 
 @inlined
@@ -1988,6 +2635,23 @@ cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
 cp_async_commit = ptx("cp.async.commit_group;")
 cp_async_wait_all = ptx("cp.async.wait_all;")
 cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
+
+@intrinsic
+def cut_to_bf16(typing, x):
+    """x without the lower 16 of its bits: a number that bfloat16 holds, not rounded"""
+    def codegen(context, builder, sig, args):
+        bits = builder.bitcast(args[0], ir.IntType(32))
+        return builder.bitcast(builder.and_(bits, bits.type(0xFFFF0000)), ir.FloatType())
+    return f32(f32), codegen
+
+@intrinsic
+def upper_halves(typing, x, y):
+    """x and y, cut to bfloat16, as a pair: x is the lower one"""
+    def codegen(context, builder, sig, args):
+        low, high = (builder.bitcast(v, ir.IntType(32)) for v in args)
+        high = builder.and_(high, high.type(0xFFFF0000))
+        return builder.or_(builder.lshr(low, low.type(16)), high)
+    return u32(f32, f32), codegen
 
 # Registers to memory
 pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
@@ -2022,6 +2686,22 @@ mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", u32)
 mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
                     "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
 mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
+
+bulk_copy = ptx("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, "
+                "[$3];", u32, u64, u32, u32)             # so many bytes, by the copy engine
+
+# Programmatic dependent launch: see `overlapping`
+wait_for_previous = ptx("griddepcontrol.wait;")
+let_next_start = ptx("griddepcontrol.launch_dependents;")
+
+@inlined
+def after_previous():
+    wait_for_previous()
+    let_next_start()
+
+@inlined
+def at_once():
+    pass
 
 # TMA: the copy engine moves a box of a matrix, given by its tensor map and the box's (column, row)
 map_fence = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", u64)     # see a fresh map
@@ -3366,6 +4046,7 @@ ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 # bf16, a hole of 8 x 8 in the largest dW is 80,000 of f32 by its norm.
 BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
+BOUNDS_ROWS = (64, 192)                      # of whole models, on tensor cores, in float32
 
 def relative_error(x, y):
     """|x - y| / |y|; the error itself where y is zero."""
@@ -3385,6 +4066,8 @@ def bounds(name, kind):
     roundoffs = BOUNDS[kind]
     if name.startswith("matmul_dw") and kind == "f32":
         roundoffs = BOUNDS_DW
+    if name == "rows":
+        roundoffs = BOUNDS_ROWS
     return [ROUNDOFF[kind] * n for n in roundoffs]
 
 def fault(name, dtype, x, y):
@@ -3489,6 +4172,8 @@ def op_tests(quick):
     add_cross_entropy_tests(ops)
     add_adamw_tests(ops)
     add_decode_tests(ops)
+    if kernel_path() != "portable":
+        add_rows_tests(ops)
     return ops.tests
 
 def add_matmul_tests(ops, quick):
@@ -3590,6 +4275,41 @@ def add_decode_tests(ops):
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = functools.partial(decode_test, cfg, flat, tokens)
         ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
+
+def add_rows_tests(ops):
+    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture."""
+    plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
+    for sizes in (dict(),
+                  dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
+                  dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
+                  dict(n_embd=2568, head_dim=48, n_layer=1)):
+        cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
+        flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))
+        n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.GAINS])
+        flat[-n_gains:] += nearest_bf16(0.1 * ops.normal(n_gains))
+        texts = [ops.rng.integers(0, cfg.vocab_size, n).tolist() for n in (150, 1, 77, 40)]
+        model = ne.Model(cfg, flat)
+        expected = [as_sum(model.logits(np.array([text], np.int32))[0, 0].copy())
+                    for text in texts]
+        read = functools.partial(rows_test, cfg, flat, texts)
+        ops.tests.setdefault("rows", []).append((expected, read, ("bf16",)))
+
+def rows_test(cfg, flat, texts, dtype):
+    """[(T, V)] of each text: the logits after each token"""
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    found, at, step = [[] for _ in texts], [0] * len(texts), 0
+    while any(a < len(text) for a, text in zip(at, texts)):
+        parts = []
+        for slot, text in enumerate(texts):
+            n = (1, 6, 2, 17, 1)[(step + slot) % 5]
+            if piece := text[at[slot]:at[slot] + n]:
+                parts.append(ne.Part(slot, piece, len(piece)))
+        logits, line = decoder.read(parts).copy(), 0
+        for slot, _, n in parts:
+            found[slot].append(logits[line:line + n])
+            at[slot], line = at[slot] + n, line + n
+        step += 1
+    return [np.concatenate(rows) for rows in found]
 
 def decode_test(cfg, flat, tokens, dtype):
     """[(T, V)]: the logits after each token"""

@@ -289,6 +289,69 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert cos.shape == sin.shape == (T, D // 2) and 2 * cos.shape[1] == D
         self.runs(H + 2 * G, 32)
 
+    def rows_of(self, rows, *arrays):
+        """What the kernels of 9.1 share: eight rows at most, each of whole vectors."""
+        assert rows.shape == (5, nc.AT_ONCE) and rows.dtype == np.int32
+        assert all(extent(x)[0] % 16 == 0 for x in arrays)
+        hopper = nc.kernel_path() == "wgmma"
+        return lambda tiles, K: tiles * 8 * nc.weight_stride(K) if hopper else 0
+
+    def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
+        (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
+        assert vc.shape == kc.shape and R == nc.AT_ONCE == len(x) and gain.shape == (C,)
+        assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
+        assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
+        smem = self.rows_of(rows, x, gain, w)
+        self.runs(tiles(len(w), 16), 256, smem(2, C))
+
+    def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
+        (_, G, T, D), (R, HD), H = kc.shape, q.shape, ml.shape[1]
+        heads, parts = constants(self.kernel)["HEADS"], self.grid[1]
+        assert vc.shape == kc.shape and HD == H * D and H // G % heads == 0
+        assert o.shape == (R * parts, HD) and ml.shape == (R * parts, H, 2)
+        assert parts <= tiles(T, nc.keys_a_part(D)) and 1 <= self.grid[2] <= R == nc.AT_ONCE
+        self.rows_of(rows, q, kc, vc)
+        self.runs((H // heads, parts, self.grid[2]), 128)
+        apart(o, ml, q, kc, vc)
+
+    def product_kernels_proj(self, x, o, ml, w, rows):
+        (R, parts, HD), C = o.shape, x.shape[1]
+        assert R == nc.AT_ONCE == len(x) and ml.shape[0] == R * parts and w.shape == (C, HD)
+        smem = self.rows_of(rows, x, o, w)
+        self.runs(tiles(C, 8), 256, smem(1, HD) + 4 * R * (HD + 4))
+        apart(x, o, ml)
+
+    def product_kernels_gate_up(self, y, x, gain, w, rows, eps):
+        (R, F), C = y.shape, x.shape[1]
+        assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
+        smem = self.rows_of(rows, x, gain, w)
+        self.runs(tiles(F, 8), 256, smem(2, C))
+        apart(y, x)
+
+    def product_kernels_down(self, x, y, w, rows):
+        (R, F), C = y.shape, x.shape[1]
+        assert len(x) == R and w.shape == (C, F)
+        smem = self.rows_of(rows, x, y, w)
+        self.runs(tiles(C, 8), 256, smem(1, F))
+        apart(x, y)
+
+    def product_kernels_logits(self, out, x, gain, w, rows, eps):
+        V, C = w.shape
+        assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
+        smem = self.rows_of(rows, x, gain, w)
+        self.runs(tiles(V, 16), 256, smem(2, C))
+        apart(out, x)
+
+    def take_kernel(self, x, rows, wte):
+        assert x.shape == (nc.AT_ONCE, wte.shape[1]) and self.grid[0] <= nc.AT_ONCE
+        self.rows_of(rows)
+        self.runs(self.grid[0], 128)
+
+    def copy_slot_kernel(self, cache, source, slot, n):
+        slots, G, T, D = cache.shape
+        assert source < slots > slot and n <= T
+        self.runs(G, 256)
+
     def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, scale):
         (G, T, D), H = kc.shape, len(scores)
         assert vc.shape == kc.shape and scores.shape == (H, T) and o.shape == (H * D,)
@@ -444,8 +507,18 @@ def everything(cfg, B, T, dtype="f32", naive=False):
     assert losses.shape == (cfg.n_mtp,) and norm == 0
     ids = np.zeros((B + 1, T), np.int32)     # the last micro-batch is not full
     assert not model.losses(ids, ids).any()
-    assert model.decoder().decode(0, 0).shape == (cfg.vocab_size,)
+    everything_of(model.decoder(), cfg.seq_len)
     return model
+
+
+def everything_of(decoder, T):
+    """All that a decoder can do, once."""
+    V = decoder.cfg.vocab_size
+    assert decoder.decode(0, 0).shape == (V,)
+    many, n = decoder.with_slots(3), min(T, 11)
+    assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
+    assert many.guesses(n).shape == (many.heads, V)
+    many.copy(2, 1, n)
 
 
 # ---- what is run on it

@@ -8,6 +8,7 @@ from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from dry_gpu import (BASE, LARGE, Launch, ONE, constants, dry_run, everything, one_tile,
                      wide_norms)
@@ -33,8 +34,10 @@ WIDENS = {"sum_rows_kernel", "square_sums_kernel"}
 # bytes of stack by head size: attention on mma.sync wants more than 255 registers
 SPILLS = {128: 512}
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
-# output of dW, 32 numbers, once a tile
-STACK = {("mma_kernel_kernel", "sm_120"): 128}
+# output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
+STACK = {("mma_kernel_kernel", "sm_120"): 128,
+         **{(f"product_kernels_{name}", "sm_120"): 160
+            for name in ("qkv", "proj", "gate_up", "down", "logits")}}
 
 # What compiler and assembler say of a kernel: of its PTX, the first line of each kind and how many
 Built = namedtuple("Built", "registers static stack stores loads float64 widened atomic")
@@ -280,3 +283,32 @@ def test_many_registers_in_a_large_block_are_caught():
     built = build(x.kernel, x.types, "sm_89")
     assert complaints(x, "sm_89", built) == []
     assert "registers" in complaints(x._replace(block=(32, 32, 1)), "sm_89", built)[0]
+
+
+# ---- rows (9.1)
+@functools.cache
+def rows_launches(preset):
+    """One launch of each kernel of a decoder's step on Hopper, by name"""
+    with dry_run() as device:
+        device.gpu.compute_capability = (9, 0)
+        cfg = replace(nc.ne.PRESETS[preset], n_layer=1)
+        flat = np.zeros(nc.ne.n_params(cfg), np.float32)
+        nc.Decoder(cfg, flat, "bf16").decode(0, 0)
+    return {x.name: x for x in device.launches}
+
+
+def test_rows_load_16_bytes_at_once():
+    """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention."""
+    C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))
+    heads, found = nc.heads_a_block(BASE.n_head, BASE.n_kv_head), rows_launches("base")
+    for name, shared, memory in (
+            ("product_kernels_qkv", 2 * C, 4 * C), ("product_kernels_gate_up", 2 * C, 4 * C),
+            ("product_kernels_logits", 2 * C, 4 * C), ("product_kernels_proj", 3 * HD, 8),
+            ("product_kernels_down", F, 2 * F), ("attend_kernel_attend", 0, 16 + heads)):
+        x = found[name]
+        loads = [instructions(x.kernel, x.types, rf"^\s+ld\.{space}\S*\.v4\.\S+ .*$")[1]
+                 for space in ("shared", "global")]
+        assert loads == [shared, memory], name
+        assert not instructions(x.kernel, x.types, r"^\s+ld\.local.*$")[1], name
+        wide = instructions(x.kernel, x.types, r"^\s+cp\.async\.bulk.*$")[1]
+        assert wide == (name != "attend_kernel_attend"), name

@@ -61,11 +61,22 @@ def test_every_launch_fits_its_arguments(name, kind, naive, dry):
     assert naive == any(x.name == "softmax_kernel" for x in dry.launches)
 
 
-@pytest.mark.parametrize("name", ["small", "tied", "head_dim 34"])
-def test_a_decoder_of_bf16_matrices(name, dry):
+@pytest.mark.parametrize("name", ["small", "tied", "head_dim 128"])
+def test_a_decoder_of_bf16_matrices_takes_steps_of_rows(name, dry, capsys):
+    cfg = RUNS[name][0]
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    assert decoder.wide and decoder.heads == cfg.n_mtp - 1 and capsys.readouterr().err == ""
+    assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
+    assert [x.name for x in dry.launches].count("product_kernels_qkv") == cfg.n_layer
+    assert len(dry.launches) == 5 * cfg.n_layer + 2
+
+
+@pytest.mark.parametrize("name, reason", [("head_dim 34", "head_dim is 34"), ("odd", "n_embd is")])
+def test_a_decoder_of_bf16_matrices_of_another_shape(name, reason, dry, capsys):
     """They are read as they are; the vectors of the norms stay float32."""
     cfg = RUNS[name][0]
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    assert reason in capsys.readouterr().err
     assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
     products = [x.args for x in dry.launches if x.name == "matvec_kernel"]
     assert len(products) == 4 * cfg.n_layer + 1
@@ -74,6 +85,27 @@ def test_a_decoder_of_bf16_matrices(name, dry):
     assert decoder.p.attn_norm.dtype == np.float32
     with pytest.raises(ne.UserError, match="f32 or bf16"):
         nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
+
+
+@pytest.mark.parametrize("weights", ["f32", "bf16"])
+def test_a_prompt_of_several_steps(weights, dry):
+    """No logits of the first of them are wanted."""
+    cfg = replace(SMALL, seq_len=ne.MOST_ROWS + 20)
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), weights)
+    assert decoder.read([ne.Part(0, [0] * (ne.MOST_ROWS + 9), 1)]).shape == (1, cfg.vocab_size)
+
+
+def test_rows_of_a_prompt_are_steps_of_eight(dry):
+    cfg = replace(SMALL, n_layer=1, seq_len=2 * nc.keys_a_part(SMALL.head_dim))
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
+    decoder.read([ne.Part(3, [0] * 19, 2), ne.Part(1, [0] * 2, 0)])
+    grids = [x.grid for x in dry.launches if x.name == "attend_kernel_attend"]
+    assert [grid[1:] for grid in grids] == [(1, 8), (1, 8), (1, 8)]
+    assert [x.name for x in dry.launches].count("product_kernels_logits") == 1
+    dry.launches.clear()
+    decoder.read([ne.Part(3, [0] * (cfg.seq_len - 19), 1)])
+    grids = [x.grid for x in dry.launches if x.name == "attend_kernel_attend"]
+    assert {grid[1:] for grid in grids} == {(1, 8), (2, 8), (2, 8)}
 
 
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))

@@ -73,8 +73,8 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     assert table["parameters"] == table["gradients"] == group([model.g_flat])
     assert table["bfloat16 copies"] == (group([model.copies]) if dtype == "bf16" else 0)
     before, decoder = dry.used, model.decoder()
-    # beside one token's activations
-    assert dry.used - before == pytest.approx(table["samples"], rel=0.01)
+    # beside the activations and logits of a few rows
+    assert dry.used - before == pytest.approx(table["samples"], rel=0.01, abs=1 << 20)
     assert dry.peak == dry.used              # nothing for a moment beside it
     del decoder
 

@@ -247,3 +247,62 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
         assert nc.relative_error(gpu.step(int(t)), expected) < tolerance
+
+
+# ---- rows on tensor cores (9.1)
+ROWS = ne.replace(TINY, n_embd=72, n_head=6, n_kv_head=2, head_dim=32, n_hidden=136, seq_len=300,
+                  vocab_size=101, n_mtp=3)
+
+
+def rows_decoder(slots=1, cfg=ROWS):
+    return nc.Decoder(cfg, random_flat(cfg, 2, np.float32, 0.1), "bf16", slots=slots)
+
+
+def test_rows_have_the_same_bits_beside_any_others():
+    """Token by token, as a prompt, in pieces, and in a slot beside others."""
+    ids = [batch(ROWS, 1, seed)[0][0].tolist() for seed in range(11)]
+    alone = rows_decoder()
+    want = np.array([alone.step(token).copy() for token in ids[0]])
+    alone.truncate(0)
+    assert np.array_equal(alone.read([ne.Part(0, ids[0], 300)]), want)
+    many = rows_decoder(slots=11)
+    for at, n in ((0, 1), (1, 7), (8, 25), (33, 1), (34, 200), (234, 66)):
+        order = [*range(1, 11)]
+        order.insert(at % 11, 0)
+        parts = [ne.Part(slot, ids[slot][at:at + n], n) for slot in order]
+        got = many.read(parts).reshape(11, n, -1)[order.index(0)]
+        assert np.array_equal(got, want[at:at + n])
+
+
+def test_rows_after_a_truncation_a_copy_and_a_slide():
+    ids = batch(ROWS, 1, 1, T=400)[0][0].tolist()
+    alone, many = rows_decoder(), rows_decoder(slots=3)
+    want = alone.read([ne.Part(0, ids[:200], 1)])[0].copy()
+    many.read([ne.Part(2, ids[:150] + [5] * 40, 1)])
+    many.truncate(150, 2)
+    many.copy(2, 1, 130)
+    assert np.array_equal(many.read([ne.Part(2, ids[150:200], 1)])[0], want)
+    assert np.array_equal(many.read([ne.Part(1, ids[130:200], 1)])[0], want)
+    flat = random_flat(ROWS, 2, np.float32, 0.1)
+    matrices = sum(x.size for x in ne.views(flat, ne.param_table(ROWS))[ne.MATRICES])
+    flat[:matrices] = ne.from_bf16(ne.to_bf16(flat[:matrices]))
+    cpu = ne.Decoder(ROWS, flat.astype(np.float64))
+    got, want = (x.read([ne.Part(0, ids, 3)]).copy() for x in (many, cpu))
+    assert nc.relative_error(got, want) < 1e-5 and many.tokens == cpu.tokens
+    assert all(nc.relative_error(many.guesses(i), cpu.guesses(i)) < 1e-5 for i in range(3))
+
+
+def test_drafts_change_no_text_of_rows():
+    def text(speculate):
+        o = ne.Sampling(temperature=0.0, tokens=100, speculate=speculate)
+        return list(ne.generate(rows_decoder(), [1, 2, 3], 100, None, o))
+    assert text(0) == text(2) == text(7)
+
+
+def test_samples_of_a_run_in_bfloat16_are_of_rows():
+    model = engine(CFGS["eights"], "bf16")
+    decoder = model.decoder()
+    logits = decoder.step(3).copy()
+    train(model, 1)
+    decoder.truncate(0)
+    assert decoder.steps and np.array_equal(decoder.step(3), logits)
