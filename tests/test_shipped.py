@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, refused, run, told, with_kernels
+from helpers import ROOT, needs, refused, run, told, with_kernels
 from models import write
 
 import bpe
@@ -159,6 +159,40 @@ def test_what_make_talks_to(verb, clone):
     assert f"{begin} mine.bin --x" in make(clone, "-n", verb, "CHAT=mine.bin", "ARGS=--x")
     for named in "MODEL=no.bin", "OUT=no.bin":
         assert f"{begin} no.bin --x" in make(clone, "-n", verb, named, "ARGS=--x")
+
+
+def test_the_card_is_of_the_model_in_the_box():
+    card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
+    path = ROOT / ne.SHIPPED
+    assert f"{path.stat().st_size:,} bytes, sha256 `{ne.sha256_of(path)}`" in card
+    c = ne.read_checkpoint(str(path))
+    assert (c.matrices, c.state.kind) == ("int8", "chat")
+    assert f"{ne.n_params(c.cfg):,} parameters" in card
+
+
+def test_the_model_in_the_box_says_what_its_card_shows():
+    """Answers that are plain: another processor sums in another order."""
+    card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
+    model = ne.load(str(ROOT / ne.SHIPPED), temperature=0.0)
+    for asked in ("What is the capital of France?", "capital of japan", "what color is the sky",
+                  "how many legs does a spider have??", "Name the days of the week."):
+        model.forget()
+        assert f"   - **{asked}**\n   - {model.say(asked)}\n" in card
+
+
+def test_the_model_in_the_box_is_a_llama(tmp_path):
+    """transformers answers with the same tokens."""
+    torch, transformers = needs("torch"), needs("transformers")
+    asked = "What is the capital of Norway?"
+    run("export", ROOT / ne.SHIPPED, tmp_path / "hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    messages = [{"role": "user", "content": asked}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    with torch.no_grad():
+        out = theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0]
+    answer = tokenizer.decode(out[len(ids):], skip_special_tokens=True)
+    assert answer == ne.load(str(ROOT / ne.SHIPPED), temperature=0.0).say(asked) != ""
 
 
 def test_git_keeps_the_model_and_its_card():
