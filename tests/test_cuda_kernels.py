@@ -36,7 +36,7 @@ SPILLS = {128: 512}
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
-         **{(f"product_kernels_{name}", "sm_120"): 160
+         **{(f"product_kernels_{name}", "sm_120"): 320
             for name in ("qkv", "proj", "gate_up", "down", "logits")}}
 
 # What compiler and assembler say of a kernel: of its PTX, the first line of each kind and how many
