@@ -3839,8 +3839,8 @@ def print_done(out, s, engine):
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul"}    # settings that not every engine has
-FREE = {*LENGTH, "data", "micro_batch"}      # a resumed run may be longer, and elsewhere
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus"}    # which not every engine has
+FREE = {*LENGTH, "data", "micro_batch", "gpus"}      # a resumed run may be longer, and elsewhere
 OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
@@ -3945,16 +3945,17 @@ def need_data(path, out):
     need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
     need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
 
-def launch(run, engine=Model, preset="", file=None, *, out, resume, force, **chosen):
+def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=alone, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
-    was started with.  All that can be refused is, before a kernel is compiled."""
+    was started with.  All that can be refused is, before a kernel is compiled.  lock: of `out`, by
+    which other runs are kept away"""
     if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
         chosen.setdefault("steps", None)
     chosen = {name: x if x or name not in ("steps", "micro_batch") else None
               for name, x in chosen.items()}             # --steps 0
     if "data" in chosen:                     # what is named is not looked for elsewhere
         need_data(chosen["data"], out)
-    with alone(out) as refusal:              # before it is read: its run may be about to end
+    with lock(out) as refusal:               # before it is read: its run may be about to end
         need(resume or not refusal, refusal)
         if resume:
             start, options = resumed(run, out, preset, file, chosen)

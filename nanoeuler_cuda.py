@@ -36,6 +36,7 @@ Contents
     4.6  SwiGLU                               12.6 Attention on tensor cores
     4.7  Cross-entropy                        12.7 Self-tests
     5    Model: forward, heads, backward      13   Command line
+    11   Several GPUs
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
@@ -61,11 +62,18 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
+import json
 import math
 import operator
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections import namedtuple
 from dataclasses import dataclass, fields, make_dataclass, replace
 from types import ModuleType, SimpleNamespace
@@ -77,7 +85,7 @@ HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
                 ("python nanoeuler_cuda.py", "python nanoeuler.py"))
 
 PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
-            "nvidia-nvvm", "nvidia-nvjitlink")
+            "nvidia-nvvm", "nvidia-nvjitlink", "nccl4py")
 
 def report(problem, more=()):
     """Prints the packages and the driver that are here, `more` rows, and the problem, if there is
@@ -98,6 +106,40 @@ def report(problem, more=()):
     return 2 if problem else 0
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
+
+# ---- one process of several (section 11)
+class Place(NamedTuple):
+    """Of a process among those of a run: torchrun's words."""
+    rank: int = 0                            # 0: the first one, which writes the files
+    size: int = 1                            # how many they are
+    local: int = 0                           # rank among those of its machine
+    address: tuple = ("127.0.0.1", 29501)    # where the first one listens
+
+LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),                           # torchrun
+             ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))      # srun
+
+def place_of(env):
+    """What a launcher says in the environment.  A port beside its own is ours."""
+    for names in LAUNCHERS:
+        if all(env.get(name, "").isdecimal() for name in names):
+            numbers = [int(env[name]) for name in names]
+            port = env.get("MASTER_PORT", "")
+            port = 1 + (int(port) if port.isdecimal() else 29500)
+            return Place(*numbers, (env.get("MASTER_ADDR", "127.0.0.1"), port))
+    return Place()
+
+def visible(place, env):
+    """What CUDA_VISIBLE_DEVICES should be: a process sees the one GPU that is its own.  A launcher
+    may have seen to that."""
+    seen = [x for x in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
+    if len(seen) == 1:
+        return seen[0]
+    return seen[place.local] if place.local < len(seen) else str(place.local)
+
+PLACE = place_of(os.environ)
+if PLACE.size > 1:                           # before CUDA is asked for the first time
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible(PLACE, os.environ)
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
 try:
@@ -258,7 +300,8 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table):
             ("samples", n * dtype.itemsize + size * (
                 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim))]
 
-HELD = "parameters", "gradients", "AdamW moments", "bfloat16 copies"     # whatever the batch
+HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies",       # whatever the batch
+        "others' gradients")                 # of several GPUs
 
 class Needs(NamedTuple):
     """The bytes of a memory_table"""
@@ -1074,13 +1117,14 @@ class Model:
              f"GPU has {free / 2**30:.1f} left; use a smaller --preset")
         # flat buffers, and views of them by name: parameters p, gradients g, and what products
         # read, w: p itself, or copies rounded to bfloat16
-        zeros = np.zeros(flat.size, self.master)
-        self.flat, self.g_flat = self.put(flat), self.put(zeros)
+        self.flat, self.g_flat = self.put(flat), self.put(np.zeros(flat.size, self.master))
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
         self.p, self.g, self.w = (ne.views(x, self.table)
                                   for x in (self.flat, self.g_flat, self.copies))
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
-        self.m, self.v = [self.put(x) for x in (moments or (zeros, zeros))]
+        own = self.owned(flat.size)
+        moments = [x[own] for x in moments] or np.zeros((2, own.stop - own.start), self.master)
+        self.m, self.v = map(self.put, moments)
         self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # they come first
         # what changes between steps, or comes out of them: graphs read and write it here
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
@@ -1095,6 +1139,10 @@ class Model:
 
     def put(self, x, dtype=None):
         return to_device(x, dtype or self.master)
+
+    def owned(self, n):
+        """Of n parameters those which this process updates, and whose moments it has"""
+        return slice(0, n)
 
     def prepare(self, B, T):
         """Memory for micro-batches of B sequences of T tokens; a smaller one is filled up."""
@@ -2232,6 +2280,503 @@ def copy_slot_kernel(cache, source, slot, n):
     g, D = cuda.blockIdx.x, cache.shape[3]
     for i in range(cuda.threadIdx.x, n * D, 256):
         cache[slot, g, i // D, i % D] = cache[source, g, i // D, i % D]
+
+# ==== 11 Several GPUs ====
+# A process a GPU.  Each is a rank, has the whole model, and computes the gradient of its share of a
+# batch.  What makes one step of these (ZeRO-1: Rajbhandari et al. 2020):
+#
+#     to_owners    a rank owns a part of the parameters: it gets that part of all
+#                  gradients, and adds them in the order of the ranks, whatever came first
+#     |g|          the partial sums of squares of all parts, in that order, on every rank
+#     AdamW        of a part by its owner: nobody else has its moments, or its float32 parameters
+#     to_all       the new parameters as products read them, from their owners
+#
+# So the bits of a run hang on the number of its ranks, and on nothing that happens on the way.
+# NCCL moves what is on the GPUs (Links), sockets what is on the host (Ranks): losses, the length of
+# a run by the clock, whether somebody wants to stop, and who is gone.
+def share(n, rank, size):
+    """Rank's part of n things, as a slice: equal parts, but for the last ones."""
+    each = cdiv(n, size)
+    return slice(min(n, rank * each), min(n, (rank + 1) * each))
+
+def part(n, rank, size):
+    """The share of n parameters; it begins where a vector of numbers may."""
+    x = share(cdiv(n, 8), rank, size)
+    return slice(min(n, 8 * x.start), min(n, 8 * x.stop))
+
+# ---- on the host
+SIGN, ENDS, GONE = b".", b"e", b"g"          # of life; of a good end; one is gone: which, follows
+EVERY, SILENT = 5.0, 40.0                    # seconds between signs, and without any
+
+class Ranks:
+    """The processes of a run.  Each has two sockets to the first one, which has two to each: for
+    values, which all give at the same place of the program, and for signs of life.
+
+    Nobody waits for the dead: without a sign for SILENT seconds, or when its socket closes, the
+    process ends, since what it waits for on a GPU would never come."""
+
+    def __init__(self, place, patience=60.0):
+        self.rank, self.size = place.rank, place.size
+        self.values, self.watched = {}, {}   # rank -> socket
+        self.ended = set()                   # ranks that are done
+        self.gone, self.known = None, threading.Event()  # the rank that is, once that is known
+        deadline = time.monotonic() + patience
+        if self.rank == 0:
+            self.await_others(place.address, deadline)
+        else:
+            self.values[0] = self.join(place.address, "values", deadline)
+            self.watched[0] = self.join(place.address, "watched", deadline)
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def await_others(self, address, deadline):
+        """Until each other rank has come with both of its sockets"""
+        host = address[0] if address[0] in ("127.0.0.1", "localhost") else ""
+        wanted = {(kind, rank) for kind in ("values", "watched") for rank in range(1, self.size)}
+        with socket.create_server((host, address[1]), backlog=2 * self.size) as server:
+            while wanted:
+                missing = sorted({rank for _, rank in wanted})
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    s, _ = server.accept()
+                    s.settimeout(5)
+                    kind, rank, size = read_message(s)
+                except (OSError, ValueError):
+                    need(time.monotonic() < deadline, f"rank {missing[0]} of {self.size} did not "
+                         f"come to {address[0]}:{address[1]}; start all of them")
+                    continue                 # somebody else knocked
+                need(size == self.size, f"rank {rank} is one of {size}, not of {self.size}")
+                if (kind, rank) in wanted:
+                    wanted.remove((kind, rank))
+                    s.settimeout(None)
+                    getattr(self, kind)[rank] = s
+
+    def join(self, address, kind, deadline):
+        """A socket to the first rank, which may have to start first"""
+        while True:
+            try:
+                s = socket.create_connection(address, timeout=5)
+                s.settimeout(None)
+                send_message(s, [kind, self.rank, self.size])
+                return s
+            except OSError as e:
+                need(time.monotonic() < deadline, f"rank 0 does not answer at {address[0]}:"
+                     f"{address[1]} ({e}); say where it is by MASTER_ADDR and MASTER_PORT")
+                time.sleep(0.1)
+
+    def all(self, value, where="somewhere"):
+        """[the value of each rank], in their order.  A value is what JSON can say; `where` of the
+        program all ranks must be."""
+        if self.rank:
+            self.say(0, [where, value])
+            found = self.hear(0)
+        else:
+            found = [[where, value], *(self.hear(rank) for rank in range(1, self.size))]
+            for rank in range(1, self.size):
+                self.say(rank, found)
+        places = [place for place, _ in found]
+        need({*places} == {where}, f"the ranks are not at one place, but at {', '.join(places)}: "
+             f"one had to leave the run; --resume goes on with it")
+        return [x for _, x in found]
+
+    def agree(self, value):
+        """What the first rank says"""
+        return self.all(value)[0]
+
+    def say(self, rank, value):
+        try:
+            send_message(self.values[rank], value)
+        except OSError:
+            raise self.loss(rank) from None
+
+    def hear(self, rank):
+        try:
+            return read_message(self.values[rank])
+        except OSError:
+            raise self.loss(rank) from None
+
+    def loss(self, rank):
+        """What to raise when a rank does not answer: another one may be why."""
+        if self.rank == 0:
+            self.tell_who(rank)
+        elif self.known.wait(1.5):
+            rank = self.gone
+        return UserError(self.lost(rank))
+
+    def lost(self, rank):
+        return f"rank {rank} of {self.size} is gone, and so the run ends; --resume goes on with it"
+
+    def watch(self):
+        """A thread: gives signs of life, and looks for those of others."""
+        seen = dict.fromkeys(self.watched, time.monotonic())
+        given = 0.0
+        while self.watched.keys() - self.ended:
+            now = time.monotonic()
+            if now - given >= EVERY:
+                given = now
+                self.tell(SIGN)
+            waiting = {s: rank for rank, s in self.watched.items() if rank not in self.ended}
+            for s in select.select(list(waiting), [], [], 1.0)[0]:
+                rank = waiting[s]
+                try:
+                    said = s.recv(64)
+                except OSError:
+                    said = b""
+                seen[rank] = time.monotonic()
+                if rank in self.ended:       # since `close`
+                    continue
+                if not said:
+                    self.end_without(rank)
+                elif GONE in said:
+                    who = said.partition(GONE)[2].split(GONE)[0]     # it may be said twice
+                    self.end_without(int(who or b"0"))
+                elif ENDS in said:
+                    self.ended.add(rank)
+            for rank in self.watched.keys() - self.ended:
+                if time.monotonic() - seen[rank] > SILENT:
+                    self.end_without(rank)
+
+    def tell(self, what, ranks=None):
+        """It to ranks, or to those that have not ended"""
+        for rank in ranks or self.watched.keys() - self.ended:
+            with contextlib.suppress(OSError):           # its end will be seen
+                self.watched[rank].sendall(what)
+
+    def tell_who(self, rank):
+        self.tell(GONE + str(rank).encode())
+
+    def end_without(self, rank):
+        """The end of this process, a moment later: it may find a reason of its own meanwhile."""
+        if self.rank == 0:
+            self.tell_who(rank)
+        self.gone = rank
+        self.known.set()
+        time.sleep(2)
+        print(f"nanoeuler: {self.lost(rank)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def close(self):
+        """The run is over, and well.  Who has ended before is told, too: it may still listen."""
+        self.ended.update(self.watched)
+        self.tell(ENDS, self.watched)
+
+def send_message(s, value):
+    text = json.dumps(value).encode()
+    s.sendall(len(text).to_bytes(4, "big") + text)
+
+def read_message(s):
+    """What send_message said, or an OSError"""
+    return json.loads(read_exactly(s, int.from_bytes(read_exactly(s, 4), "big")))
+
+def read_exactly(s, n):
+    found = bytearray()
+    while len(found) < n:
+        more = s.recv(min(n - len(found), 1 << 20))
+        if not more:
+            raise ConnectionError("the other side is gone")
+        found += more
+    return bytes(found)
+
+# ---- on the GPUs
+PIECE = 1 << 24                              # of a gradient, numbers that come from a rank at once
+
+@kernel
+def add_in_order_kernel(g, others, rank):
+    """g[i] = sum over r of g of rank r, in this order; this rank's is there     others (size, n)"""
+    for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
+        s = g[i] if rank == 0 else others[0, i]
+        for r in range(1, others.shape[0]):
+            s += g[i] if r == rank else others[r, i]
+        g[i] = s
+
+def stretch(x, start, stop):
+    """x[start:stop] of a flat device array, no copy; None if that is nothing"""
+    return view(x, start, (stop - start,)) if stop > start else None
+
+def as_bytes(x):
+    """A flat device array, as NCCL takes any."""
+    return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), stream, x.gpu_data)
+
+class Links:
+    """NCCL's communicator: what ranks send to each other from GPU to GPU.  All of it is queued."""
+
+    def __init__(self, ranks):
+        try:
+            import nccl.core as nccl
+        except ImportError as e:
+            raise UserError(f"several GPUs need NCCL ({e}); pip install 'nccl4py>=0.6,<0.7' "
+                            f"nvidia-nccl-cu13") from e
+        self.nccl, self.rank, self.size = nccl, ranks.rank, ranks.size
+        name = bytes(nccl.get_unique_id()).hex() if ranks.rank == 0 else ""
+        unique = nccl.UniqueId.from_bytes(bytes.fromhex(ranks.agree(name)))
+        self.to = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
+
+    def exchange(self, sent, received):
+        """Sends sent[r] to each other rank r, and receives received[r] from it: flat arrays, or
+        None for nothing."""
+        queue = int(stream.handle)
+        with self.nccl.group():
+            for r in range(self.size):
+                if r != self.rank:
+                    for x, go in (sent[r], self.to.send), (received[r], self.to.recv):
+                        if x is not None:
+                            go(as_bytes(x), r, stream=queue)
+
+    def close(self):
+        self.to.destroy()
+
+# ---- an engine of several processes
+class Stopping:
+    """Whether a run stops after this step: as true as what signals_caught yields, once all ranks
+    know of it."""
+
+    def __init__(self, caught=()):
+        self.caught, self.agreed = caught, False
+
+    def here(self):
+        return bool(self.caught)
+
+    def __bool__(self):
+        return self.agreed
+
+class DataParallel:
+    """Over an Engine that one process has: the same of all ranks together.  They are asked for the
+    same at the same places; each computes its share.
+
+    ranks: Ranks, of the class.  What an engine of its own brings: `sum_gradients`, `update_part`,
+    `share_parameters`, and `buffers` that are whole on the first rank."""
+    ranks = None
+    stopping = Stopping()
+
+    def owned(self, n):
+        return part(n, self.ranks.rank, self.ranks.size)
+
+    def parts(self, n):
+        return [part(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
+
+    def mine(self, n):
+        return share(n, self.ranks.rank, self.ranks.size)
+
+    def micro_batch(self, B, asked=None, T=None):
+        """Of all ranks together, as many sequences of B at once as the one that has least room
+        allows; so many are asked for together, too."""
+        size = self.ranks.size
+        each = super().micro_batch(cdiv(B, size), asked and cdiv(asked, size), T)
+        return size * min(self.ranks.all(each))
+
+    def gradient(self, tokens, targets, weight):
+        mine = self.mine(len(tokens))
+        if mine.stop > mine.start:
+            weight = weight[mine] if np.ndim(weight) == 2 else weight
+            super().gradient(tokens[mine], targets[:, mine], weight)
+
+    def update(self, hyper):
+        """All know by the sums of all whether somebody wants to stop, too."""
+        self.sum_gradients()
+        ce, norm = self.update_part(hyper)
+        self.share_parameters()
+        said = self.ranks.all([ce.tolist(), self.stopping.here()], "a step")
+        self.stopping.agreed = any(wish for _, wish in said)
+        return np.sum([ce for ce, _ in said], axis=0), norm
+
+    def losses(self, tokens, targets):
+        mine, found = self.mine(len(tokens)), []
+        if mine.stop > mine.start:
+            found = super().losses(tokens[mine], targets[mine]).tolist()
+        return np.concatenate([np.array(x, np.float64) for x in self.ranks.all(found)])
+
+    def first_bad_tensor(self):
+        """That of the first rank which finds one"""
+        said = self.ranks.all(super().first_bad_tensor())
+        return next((x for x in said if "all tensors" not in x), said[0])
+
+def of_ranks(run, ranks):
+    """A class of runs, like `run`, of all ranks together: the first one writes and speaks."""
+    first = ranks.rank == 0
+
+    class OfRanks(run):
+        def __init__(self, out, start, options, engine):
+            super().__init__(out, start, options, engine)
+            if not first:
+                self.log = os.path.join(tempfile.mkdtemp(), "log")       # which stays empty
+
+        def learn(self, caught):
+            self.model.stopping = Stopping(caught)
+            super().learn(self.model.stopping)
+
+        def plan(self, step_time):
+            super().plan(step_time)
+            self.state.n_steps = ranks.agree(self.state.n_steps)
+
+        def save(self):
+            """The first one writes; to have what it writes, all give what is theirs."""
+            ranks.all("", "a save")          # or one is gone, and nobody waits for its part
+            if first:
+                super().save()
+            else:
+                self.model.buffers()
+
+        def record(self, **values):
+            if first:
+                super().record(**values)
+
+        def sample_text(self, n):
+            return super().sample_text(n) if first else ""
+    return OfRanks
+
+class RankedModel(DataParallel, Model):
+    """The GPU engine of one of several ranks"""
+    links = None                             # of the class, too
+
+    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32"):
+        super().__init__(cfg, flat, moments, options, dtype)
+        size = self.ranks.size
+        self.others = new((size, self.piece(flat.size)), self.master)
+        self.partials = new((size, SUMS), np.float64)
+        # what is read in float32, whatever products are in: wte, and the gains
+        self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"),
+                           slice(self.n_decay, flat.size)]
+
+    def piece(self, n):
+        """Of the gradient of a part, how much is on the way at once"""
+        return min(PIECE, self.parts(n)[0].stop)
+
+    def device(self):
+        return f"{self.ranks.size} GPUs like {super().device()}"
+
+    def memory(self, B, T):
+        """With an own part of the moments, and room for others' gradients"""
+        n, own = ne.n_params(self.cfg), self.owned(ne.n_params(self.cfg))
+        table = dict(super().memory(B, T))
+        table["AdamW moments"] = 2 * (own.stop - own.start) * self.master.itemsize
+        table["others' gradients"] = self.ranks.size * self.piece(n) * self.master.itemsize
+        return list(table.items())
+
+    def sum_gradients(self):
+        """The own part of g becomes the sum of all ranks', a piece after the other."""
+        g, rank, parts = self.g_flat, self.ranks.rank, self.parts(self.g_flat.size)
+        for at in range(0, parts[0].stop, PIECE):
+            pieces = [stretch(g, x.start + at, min(x.stop, x.start + at + PIECE)) for x in parts]
+            own = pieces[rank]
+            received = [None] * len(parts)
+            if own is not None:
+                received = [view(self.others[r], 0, own.shape) for r in range(len(parts))]
+            self.links.exchange(pieces, received)
+            if own is not None:
+                launch(add_in_order_kernel, own, self.others, rank, grid=1024, block=256)
+
+    def update_part(self, hyper):
+        """AdamW of the own part, by the norm of the whole.  Returns (summed CE of each head, of the
+        own sequences, |g|); waits for the device."""
+        rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
+        p, w, g = (stretch(x, own.start, own.stop) for x in (self.flat, self.copies, self.g_flat))
+        self.staged_hyper[:] = hyper         # it must live until the driver has read it
+        self.hyper.copy_to_device(self.staged_hyper, stream=stream)
+        partials = [self.partials[r] for r in range(self.ranks.size)]
+        if g is not None:
+            launch(square_sums_kernel, partials[rank], g, grid=SUMS, block=256)
+        else:
+            partials[rank].gpu_data.memset(0, partials[rank].nbytes, stream=stream)
+        self.links.exchange([partials[rank]] * self.ranks.size, partials)
+        if g is not None:
+            partial = view(self.partials, 0, (self.partials.size,))
+            n_decay = min(max(0, self.n_decay - own.start), p.size)  # of the part
+            launch(adamw_kernel(4 if p.size % 4 == 0 else 1), p, w, g, self.m, self.v, n_decay,
+                   self.hyper, partial, self.results, grid=1024, block=256)
+        for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
+            if stale is not None:            # of others' parts: the next step adds to zero
+                stale.gpu_data.memset(0, stale.nbytes, stream=stream)
+        results = to_host(self.results)
+        self.results.copy_to_device(self.zero, stream=stream)
+        return results[:-1], float(results[-1])
+
+    def share_parameters(self):
+        """What the next step reads: what products do, whole, and some in float32."""
+        self.share_whole(self.copies)
+        if self.copies is not self.flat:
+            for where in self.read_whole:
+                self.share_whole(self.flat, where)
+
+    def share_whole(self, x, where=None):
+        """Every entry of a parameter buffer from its owner; or those of a stretch of it"""
+        where = where or slice(0, x.size)
+        pieces = [stretch(x, max(y.start, where.start), min(y.stop, where.stop))
+                  for y in self.parts(x.size)]
+        self.links.exchange([pieces[self.ranks.rank]] * self.ranks.size, pieces)
+
+    def buffers(self):
+        """(parameters, m, v) on the host, float32: whole on the first rank"""
+        self.share_whole(self.flat)
+        return [to_host(x).astype(np.float32, copy=False)
+                for x in (self.flat, self.gathered(self.m), self.gathered(self.v))]
+
+    def gathered(self, own):
+        """All parts of a moment, on the first rank; another one has its own."""
+        rank, size, n = self.ranks.rank, self.ranks.size, self.flat.size
+        nothing = [None] * size
+        if rank:
+            self.links.exchange([own, *nothing[1:]], nothing)
+            return own
+        whole = new(n, own.dtype)
+        parts = [stretch(whole, x.start, x.stop) for x in self.parts(n)]
+        parts[0].copy_to_device(own, stream=stream)
+        self.links.exchange(nothing, parts)
+        return whole
+
+# ---- their processes
+def start_ranks(gpus):
+    """This command once for each GPU of this machine.  Returns the exit code of all of them."""
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1] - 1        # what it was given is the one that is ours
+    ranks = []
+    for rank in range(gpus):
+        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
+                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
+                                      stdin=subprocess.DEVNULL if rank else None))
+
+    def pass_on(number, frame):
+        for x in ranks:
+            x.send_signal(number)
+    before = [(number, signal.signal(number, how)) for number, how in (
+        (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, pass_on))]     # Ctrl-C comes to all
+    try:
+        codes = [x.wait() for x in ranks]
+        return next((abs(code) for code in codes if code), 0)
+    finally:
+        for number, how in before:
+            signal.signal(number, how)
+
+class Notes:
+    """stderr of a rank that is not the first: what goes wrong, with its number, and no notes."""
+
+    def __init__(self, rank, to):
+        self.rank, self.to, self.line = rank, to, ""
+
+    def write(self, text):
+        *lines, self.line = (self.line + text).split("\n")
+        for line in lines:
+            if line.strip() and not line.startswith("note:"):
+                self.to.write(f"rank {self.rank}: {line}\n")
+        return len(text)
+
+    def __getattr__(self, name):
+        return getattr(self.to, name)
+
+def launch_ranks(run, flags):
+    """ne.launch of a run of all ranks, of which this is one"""
+    first = PLACE.rank == 0
+    if not first:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stderr = Notes(PLACE.rank, sys.stderr)
+    open_device()
+    ranks = RankedModel.ranks = Ranks(PLACE)
+    RankedModel.links = Links(ranks)
+    lock = ne.alone if first else lambda out: contextlib.nullcontext("")
+    ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
+    ranks.all("", "the end")
+    RankedModel.links.close()
+    ranks.close()
 
 # ==== 12.1 Launches ====
 # What a launch needs beside its arguments: a driver that allows it, kernels that are kept, graphs.
@@ -4394,8 +4939,21 @@ class OnGpu:
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
     matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
+    gpus: int = ne.setting(1, 1, 1024, "of this machine, a process each; a launcher goes first")
 
-class Run(ne.Run):
+class CountsGpus:
+    """A run that knows how many GPUs it has"""
+
+    def __init__(self, out, start, options, engine):
+        before = start.state.options.get("gpus", PLACE.size)
+        if before != PLACE.size:
+            print(f"note: {out} had {ne.counted(before, 'GPU')}, and goes on with {PLACE.size}: "
+                  f"its last bits will differ from those of a run that had as many all along",
+                  file=sys.stderr)
+        options.gpus = PLACE.size
+        super().__init__(out, start, options, engine)
+
+class Run(CountsGpus, ne.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"
 
     @dataclass
@@ -4407,10 +4965,10 @@ class Run(ne.Run):
         warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
         weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
 
-class SftRun(ne.SftRun):
+class SftRun(CountsGpus, ne.SftRun):
     verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, ne.SftOptions))
 
-class DpoRun(ne.DpoRun):
+class DpoRun(CountsGpus, ne.DpoRun):
     verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, ne.DpoOptions))
 
 def on_gpu(verb, **engine):
@@ -4421,8 +4979,15 @@ def on_gpu(verb, **engine):
     return run
 
 def stage(run):
-    """The function of a verb that trains."""
-    return on_gpu(ne.launch, run=run, engine=Model)
+    """The function of a verb that trains, on one GPU or on several (11)."""
+    def start(**flags):
+        if PLACE.size > 1:
+            return launch_ranks(run, flags)
+        if flags.get("gpus", 1) > 1:
+            return start_ranks(flags["gpus"])
+        open_device()
+        return ne.launch(run, Model, **flags)
+    return start
 
 def add_verbs(add):
     preset = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),

@@ -278,6 +278,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert hyper.shape == (len(ne.Hyper._fields),) and self.block == (256, 1, 1)
         apart(p, g, m, v)
 
+    def add_in_order_kernel(self, g, others, rank):
+        assert g.ndim == 1 and g.size <= others.shape[1] and 0 <= rank < len(others)
+        assert self.block == (256, 1, 1)
+        apart(g, others)
+
     def matvec_kernel(self, y, w, x):
         assert y.shape == w.shape[:1] and x.shape == w.shape[1:]
         self.runs(tiles(y.size, 8), (32, 8))
@@ -511,6 +516,13 @@ def everything(cfg, B, T, dtype="f32", naive=False):
     return model
 
 
+def everything_of_a_rank(cfg, B, T, dtype="f32"):
+    """A step of the second of two ranks, and what it gives for a checkpoint"""
+    model = rank_of(1, 2, cfg, np.zeros(ne.n_params(cfg), np.float32), dtype=dtype)
+    step(model, B, T)
+    model.buffers()
+
+
 def everything_of(decoder, T):
     """All that a decoder can do, once."""
     V = decoder.cfg.vocab_size
@@ -519,6 +531,34 @@ def everything_of(decoder, T):
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
     assert many.guesses(n).shape == (many.heads, V)
     many.copy(2, 1, n)
+
+
+# ---- one rank of several
+class OneOf:
+    """What a rank hears if all say what it says"""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+    def all(self, value, where=""):
+        return [value] * self.size
+
+
+class Seen:
+    """What would go from GPU to GPU: (bytes to each rank, bytes from each)"""
+
+    def __init__(self, rank):
+        self.rank, self.sizes = rank, []
+
+    def exchange(self, sent, received):
+        self.sizes.append([[0 if x is None or r == self.rank else nc.as_bytes(x).size
+                            for r, x in enumerate(xs)] for xs in (sent, received)])
+
+
+def rank_of(rank, size, *args, **kwargs):
+    """The engine of one of so many ranks"""
+    ranks = dict(ranks=OneOf(rank, size), links=Seen(rank))
+    return type("Engine", (nc.RankedModel,), ranks)(*args, **kwargs)
 
 
 # ---- what is run on it

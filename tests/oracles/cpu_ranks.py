@@ -1,0 +1,120 @@
+"""Training by several processes, with the CPU engine in float64 and sockets for what NCCL does: it
+is what the tests of the ranks run, one process each.
+
+    python tests/oracles/cpu_ranks.py RANK SIZE PORT VERB FLAGS...
+
+The sums of gradients are in the order of ranks, and everyone updates a part, as on GPUs."""
+import contextlib
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT)]
+import nanoeuler as ne
+import nanoeuler_cuda as nc
+
+RUNS = {run.verb: run for run in (ne.Run, ne.SftRun, ne.DpoRun)}
+
+
+class Wide(ne.Model):
+    """The CPU engine in float64, of a run whose options say float32"""
+
+    def __init__(self, cfg, flat, moments=(), options=None):
+        moments = np.array(moments, np.float64) if len(moments) else ()
+        super().__init__(cfg, flat.astype(np.float64), tuple(moments))
+
+    @staticmethod
+    def ready(options=None):
+        pass
+
+    def buffers(self):
+        return [x.astype(np.float32) for x in (self.flat, self.m, self.v)]
+
+
+class CpuRanked(nc.DataParallel, Wide):
+    """Where others are, moments are not numbers: who reads them is found out."""
+
+    def __init__(self, cfg, flat, moments=(), options=None):
+        super().__init__(cfg, flat, moments, options)
+        for x in self.m, self.v:
+            x[:self.own.start] = x[self.own.stop:] = math.nan
+
+    @property
+    def own(self):
+        return self.owned(self.flat.size)
+
+    def sum_gradients(self):
+        """As nanoeuler_cuda's kernel: in the order of the ranks"""
+        for rank, where in enumerate(self.parts(self.flat.size)):
+            said = self.ranks.all(self.g_flat[where].tolist(), f"the gradient of {rank}")
+            if rank == self.ranks.rank:
+                total = np.array(said[0])
+                for g in said[1:]:
+                    total = total + np.array(g)
+                self.g_flat[where] = total
+            else:
+                self.g_flat[where] = 0
+
+    def update_part(self, hyper):
+        g = self.g_flat[self.own]
+        squares = self.ranks.all(float((g * g).sum()), "the norm")
+        norm = math.sqrt(math.fsum(squares))
+        ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
+        if math.isfinite(norm):
+            ne.adamw_update(self.flat[self.own], g, self.m[self.own], self.v[self.own],
+                            self.n_decay - self.own.start, hyper, ne.clipping(norm, hyper))
+        return ce, norm
+
+    def whole(self, x):
+        return np.concatenate(self.ranks.all(x[self.own].tolist(), "a buffer"))
+
+    def share_parameters(self):
+        self.flat[:] = self.whole(self.flat)
+        self.pack()
+
+    def buffers(self):
+        return [self.whole(x).astype(np.float32) for x in (self.flat, self.m, self.v)]
+
+
+def dies_at(run, step, rank, how):
+    """A run in which a rank is killed, or stands still, before its step"""
+    class Dying(run):
+        def advance(self):
+            if self.state.step == step and self.model.ranks.rank == rank:
+                os.kill(os.getpid(), getattr(signal, how))
+            return super().advance()
+    return Dying
+
+
+def main(rank, size, port, verb, *flags):
+    run, lock = RUNS[verb], ne.alone
+    if fault := os.environ.get("FAULT"):
+        step, who, how = fault.split()
+        run = dies_at(run, int(step), int(who), how)
+        nc.SILENT = 8.0                      # instead of most of a minute
+    ranks = nc.Ranks(nc.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
+    CpuRanked.ranks = ranks
+    if ranks.rank:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stderr = nc.Notes(ranks.rank, sys.stderr)
+        lock = lambda out: contextlib.nullcontext("")
+    chosen = ne.parse(ne.add_verbs, "", [verb, *flags])
+    chosen.pop("call")
+    ne.use_threads(chosen.pop("threads"))
+    try:
+        ne.launch(nc.of_ranks(run, ranks), CpuRanked, lock=lock, **chosen)
+        ranks.all("", "the end")
+    except ne.UserError as e:
+        print(f"nanoeuler: {e}", file=sys.stderr)
+        return 2
+    ranks.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

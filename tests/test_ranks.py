@@ -1,0 +1,351 @@
+"""Several processes train like one: shares, order, agreement, and what happens when one is gone.
+
+The engine is the CPU's, in float64 (tests/oracles/cpu_ranks.py); on GPUs NCCL takes the place of
+its sockets."""
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import ROOT, TINY, needs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nanoeuler as ne
+
+if importlib.util.find_spec("numba_cuda") is None:
+    pytest.skip("numba-cuda is not installed", allow_module_level=True)
+
+import nanoeuler_cuda as nc
+from oracles.cpu_ranks import Wide
+
+pytestmark = pytest.mark.cli
+PROGRAM = ROOT / "tests" / "oracles" / "cpu_ranks.py"
+STEPS = ["--optimizer", "adamw", "--dtype", "f32", "--steps", "6", "--batch", "240",
+         "--seq-len", "16", "--n-layer", "1", "--n-embd", "16", "--n-head", "2",
+         "--n-kv-head", "1", "--head-dim", "8", "--n-hidden", "24", "--vocab-size", "270",
+         "--eval-every", "3", "--save-every", "2", "--warmup", "1", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranks") / "text.txt"
+    path.write_bytes((ROOT / "data/shakespeare.txt").read_bytes()[:30_000])
+    return path
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def start(size, *args, cwd, **env):
+    port = free_port()
+    return [subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(rank), str(size), str(port), *map(str, args)], cwd=cwd,
+        env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(size)]
+
+
+def end(processes, timeout=120):
+    """[(exit code, stdout, stderr)]"""
+    try:
+        return [(p.returncode, out, err) for p in processes
+                for out, err in [p.communicate(timeout=timeout)]]
+    finally:
+        for p in processes:
+            p.kill()
+
+
+def losses_of(log):
+    return [r["loss"] for r in ne.read_log(str(log)) if "loss" in r]
+
+
+def train(folder, text, size, *more):
+    folder.mkdir(exist_ok=True)
+    found = end(start(size, "train", "--data", text, "--out", "a.bin", *STEPS, *more, cwd=folder))
+    assert [code for code, _, _ in found] == [0] * size, found
+    assert not any(out for _, out, _ in found[1:]), "only the first one speaks"
+    return ne.read_checkpoint(str(folder / "a.bin")), losses_of(folder / "a.jsonl"), found[0][1]
+
+
+@pytest.fixture(scope="module")
+def alone(text, tmp_path_factory):
+    return train(tmp_path_factory.mktemp("one"), text, 1)
+
+
+# ---- as one
+@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
+def test_several_ranks_train_like_one(size, alone, text, tmp_path):
+    """Within the rounding of other sums: in float64 what is measured, in float32 what is kept.
+    Fifteen sequences: no equal shares, and of eight ranks the last has one."""
+    one, losses, _ = alone
+    several, found, _ = train(tmp_path / "x", text, size)
+    assert np.abs(np.array(found) / losses - 1).max() < 1e-12 and len(found) == 6
+    assert several.state.step == 6
+    for x, y in zip((several.flat, *several.moments), (one.flat, *one.moments)):
+        assert np.abs(x - y).max() <= 2.0 ** -23 * np.abs(y).max()
+    log = [json.loads(line) for line in (tmp_path / "x/a.jsonl").read_text().splitlines()]
+    assert [r["val_bits_per_byte"] for r in log if "val_bits_per_byte" in r]
+
+
+def test_two_runs_of_two_ranks_are_the_same_bytes(text, tmp_path):
+    for name in "ab":
+        train(tmp_path / name, text, 2)
+    a, b = (ne.read_checkpoint(str(tmp_path / name / "a.bin")) for name in "ab")
+    assert all(np.array_equal(x, y) for x, y in zip((a.flat, *a.moments), (b.flat, *b.moments)))
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(alone, text, tmp_path):
+    one, losses, _ = alone
+    train(tmp_path / "x", text, 2, "--steps", 4)
+    processes = start(3, "train", "--resume", "--out", "a.bin", "--steps", 6, cwd=tmp_path / "x")
+    assert [code for code, _, _ in end(processes)] == [0] * 3
+    found = losses_of(tmp_path / "x/a.jsonl")
+    assert len(found) == 6 and ne.read_checkpoint(str(tmp_path / "x/a.bin")).state.step == 6
+
+
+def test_the_length_by_the_clock_is_the_first_ones(text, tmp_path):
+    _, found, said = train(tmp_path / "x", text, 2, "--steps", 0, "--minutes", 0.05)
+    assert "is complete" in said and len(found) > 4
+
+
+# ---- when one is gone
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_is_killed_ends_the_run(who, text, tmp_path):
+    processes = start(3, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
+                      FAULT=f"3 {who} SIGKILL")
+    began = time.monotonic()
+    found = end(processes)
+    assert time.monotonic() - began < 60
+    for rank, (code, _, err) in enumerate(found):
+        assert code == (-signal.SIGKILL if rank == who else 1) or (code == 2 and rank != who)
+        if rank != who:
+            assert f"rank {who} of 3 is gone" in err and "--resume" in err, (rank, err)
+            assert "Traceback" not in err
+    assert ne.read_checkpoint(str(tmp_path / "a.bin")).state.step == 2       # the last one saved
+
+
+def test_a_rank_that_stands_still_ends_the_run(text, tmp_path):
+    processes = start(2, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
+                      FAULT="3 1 SIGSTOP")
+    try:
+        _, err = processes[0].communicate(timeout=60)
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+    assert processes[0].returncode == 1 and "rank 1 of 2 is gone" in err
+
+
+def test_a_signal_to_one_stops_all_after_the_same_step(text, tmp_path):
+    processes = start(2, "train", "--data", text, "--out", "a.bin", *STEPS, "--steps", 100_000,
+                      cwd=tmp_path)
+    while not (tmp_path / "a.bin").exists():
+        assert all(p.poll() is None for p in processes)
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    found = end(processes)
+    assert [code for code, _, _ in found] == [0, 0], found
+    s = ne.read_checkpoint(str(tmp_path / "a.bin")).state
+    assert f"stopped at step {s.step} of 100000, and saved" in found[0][1]
+    assert len(losses_of(tmp_path / "a.jsonl")) == s.step
+
+
+def test_a_rank_that_does_not_come_is_named():
+    port = free_port()
+    with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not come to 127.0.0.1:{port}"):
+        nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
+    with pytest.raises(ne.UserError, match="rank 0 does not answer .* MASTER_ADDR"):
+        nc.Ranks(nc.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
+
+
+# ---- sockets
+def both(size=2):
+    """Ranks of one process, in threads"""
+    port, found = free_port(), [None] * size
+
+    def come(rank):
+        found[rank] = nc.Ranks(nc.Place(rank, size, rank, ("127.0.0.1", port)))
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    return found
+
+
+def in_threads(ranks, call):
+    found = [None] * len(ranks)
+
+    def work(i):
+        try:
+            found[i] = call(ranks[i])
+        except ne.UserError as e:
+            found[i] = str(e)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(ranks))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    return found
+
+
+def test_values_come_in_the_order_of_ranks_and_to_the_last_bit():
+    ranks = both(3)
+    x = [0.1 * (r.rank + 1) / 3 for r in ranks]
+    found = in_threads(ranks, lambda r: r.all([x[r.rank], None, "é" * r.rank]))
+    assert found == [[[x[0], None, ""], [x[1], None, "é"], [x[2], None, "éé"]]] * 3
+    assert in_threads(ranks, lambda r: r.agree(r.rank + 7)) == [7, 7, 7]
+    for r in ranks:
+        r.close()
+
+
+def test_ranks_at_two_places_say_so():
+    ranks = both()
+    said = in_threads(ranks, lambda r: r.all(1, "a step" if r.rank else "a save"))
+    assert said[0] == said[1] and "not at one place, but at a save, a step" in said[0]
+    for r in ranks:
+        r.close()
+
+
+def test_who_knocks_and_is_no_rank_is_sent_away():
+    port, found = free_port(), []
+    first = threading.Thread(target=lambda: found.append(
+        nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)))))
+    first.start()
+    for junk in b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\2{}":
+        for _ in range(100):
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as s:
+                    s.sendall(junk)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+    other = nc.Ranks(nc.Place(1, 2, 1, ("127.0.0.1", port)))
+    first.join(30)
+    assert in_threads([*found, other], lambda r: r.all(r.rank)) == [[0, 1]] * 2
+    for r in (*found, other):
+        r.close()
+
+
+# ---- shares
+@given(st.integers(0, 10_000), st.integers(1, 64))
+def test_shares_are_all_there_is_once(n, size):
+    for split, unit in (nc.share, 1), (nc.part, 8):
+        found = [split(n, rank, size) for rank in range(size)]
+        assert [i for x in found for i in range(x.start, x.stop)] == list(range(n))
+        sizes = [x.stop - x.start for x in found]
+        assert sizes == sorted(sizes, reverse=True)      # the first one is the largest
+        assert all(x.start % unit == 0 or x.start == n for x in found)
+
+
+@pytest.mark.parametrize("env, place", [
+    ({}, nc.Place()),
+    (dict(RANK="3", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="node7", MASTER_PORT="1234"),
+     nc.Place(3, 8, 1, ("node7", 1235))),
+    (dict(RANK="3", WORLD_SIZE="8"), nc.Place()),
+    (dict(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_LOCAL_RANK="1"),
+     nc.Place(1, 2, 1, ("127.0.0.1", 29501))),
+    (dict(SLURM_PROCID="5", SLURM_STEP_NUM_TASKS="6", SLURM_LOCALID="2", MASTER_ADDR="a"),
+     nc.Place(5, 6, 2, ("a", 29501))),
+    # of a batch script, which is no step: one process
+    (dict(SLURM_PROCID="0", SLURM_NTASKS="8", SLURM_LOCALID="0"), nc.Place())])
+def test_what_launchers_say(env, place):
+    assert nc.place_of(env) == place
+
+
+@pytest.mark.parametrize("local, seen, own", [
+    (0, None, "0"), (3, None, "3"), (1, "4,6", "6"), (1, "5", "5"), (0, "", "0"),
+    (1, "GPU-a,GPU-b", "GPU-b")])
+def test_a_process_sees_one_gpu(local, seen, own):
+    env = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
+    assert nc.visible(nc.Place(local, 8, local), env) == own
+
+
+def test_notes_of_other_ranks_are_not_repeated():
+    import io
+    out = io.StringIO()
+    notes = nc.Notes(3, out)
+    print("note: the same for all\nnanoeuler: what", "went wrong", file=notes)
+    assert out.getvalue() == "rank 3: nanoeuler: what went wrong\n"
+
+
+def test_gradients_of_shares_are_that_of_the_batch():
+    """Weights of a batch do not depend on who has which row, nor losses."""
+    cfg = replace(TINY, n_mtp=2)
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, cfg.vocab_size, (7, cfg.seq_len)).astype(np.int32)
+    targets = rng.integers(-1, cfg.vocab_size, (2, 7, cfg.seq_len)).astype(np.int32)
+    weight = rng.random((7, 2))
+    model = Wide(cfg, ne.init_params(cfg, 1))
+    model.gradient(tokens, targets, weight)
+    want, total = model.g_flat.copy(), 0
+    for rank in range(3):
+        mine = nc.share(7, rank, 3)
+        model.g_flat[:] = 0
+        model.gradient(tokens[mine], targets[:, mine], weight[mine])
+        total = total + model.g_flat
+    assert np.abs(total - want).max() < 1e-13 * np.abs(want).max()
+
+
+# ---- the GPU engine, on a device that computes nothing
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("size, piece", [(2, nc.PIECE), (3, 1 << 10), (64, 1 << 10)])
+def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypatch):
+    from dry_gpu import rank_of
+    monkeypatch.setattr(nc, "PIECE", piece)
+    cfg = replace(ne.PRESETS["small"], n_layer=1, vocab_size=300, seq_len=32)
+    flat, n = np.zeros(ne.n_params(cfg), np.float32), ne.n_params(cfg)
+    tokens = np.zeros((5, 32), np.int32)
+    seen, owned = [], 0
+    for rank in sorted({0, 1, size - 1}):
+        model = rank_of(rank, size, cfg, flat, (flat, flat), dtype=dtype)
+        own = model.owned(n)
+        assert model.m.size == model.v.size == own.stop - own.start
+        owned += own.stop - own.start
+        model.gradient(tokens, np.zeros((cfg.n_mtp, *tokens.shape), np.int32), np.ones(cfg.n_mtp))
+        ce, norm = model.update(ne.hyper_at(1, 1e-3, beta1=0.9, beta2=0.95, weight_decay=0.1,
+                                            clip=1.0))
+        assert ce.shape == (cfg.n_mtp,)
+        named = [x.name for x in dry.launches]
+        assert named.count("add_in_order_kernel") == -(-(own.stop - own.start) // piece)
+        dry.launches.clear()
+        flats = model.buffers()
+        assert rank or [x.size for x in flats] == [n] * 3
+        seen.append((rank, model.links.sizes))
+        assert model.micro_batch(6) % size == 0
+    assert owned == n or size == 64          # of which not all were asked
+    (_, first), *others = seen
+    for rank, sizes in others:
+        assert len(sizes) == len(first)
+        for (sent0, received0), (sent, received) in zip(first, sizes):
+            assert (sent0[rank], received0[rank]) == (received[0], sent[0])
+
+
+def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
+    script = tmp_path / "started.py"
+    script.write_text("import os, sys\nrank = os.environ['RANK']\n"
+                      "names = 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR'\n"
+                      "words = [os.environ[x] for x in names]\n"
+                      "open(f'{sys.argv[1]}/{rank}', 'w').write(' '.join(words))\n"
+                      "sys.exit(3 if rank == sys.argv[2] else 0)\n", encoding="utf-8")
+    for fails, code in ("1", 3), ("none", 0):
+        monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), fails])
+        assert nc.start_ranks(3) == code
+        assert [(tmp_path / str(r)).read_text() for r in range(3)] == [
+            f"{r} 3 127.0.0.1" for r in range(3)]
+
+
+def test_no_command_without_nccl_goes_on(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    with pytest.raises(ne.UserError, match="several GPUs need NCCL .*nccl4py"):
+        nc.Links(None)
+    needs("numba_cuda")
