@@ -66,6 +66,7 @@ import json
 import math
 import operator
 import os
+import re
 import select
 import signal
 import socket
@@ -74,6 +75,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import namedtuple
 from dataclasses import dataclass, fields, make_dataclass, replace
 from types import ModuleType, SimpleNamespace
@@ -131,11 +133,14 @@ def place_of(env):
 
 def visible(place, env):
     """What CUDA_VISIBLE_DEVICES should be: a process sees the one GPU that is its own.  A launcher
-    may have seen to that."""
-    seen = [x for x in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
-    if len(seen) == 1:
-        return seen[0]
-    return seen[place.local] if place.local < len(seen) else str(place.local)
+    may have seen to that; where there is none for this process, all stays as it is."""
+    seen = env.get("CUDA_VISIBLE_DEVICES")
+    if seen is None:
+        return str(place.local)
+    devices = seen.split(",")
+    if len(devices) == 1 or place.local >= len(devices):
+        return seen
+    return devices[place.local]
 
 PLACE = place_of(os.environ)
 if PLACE.size > 1:                           # before CUDA is asked for the first time
@@ -2285,11 +2290,12 @@ def copy_slot_kernel(cache, source, slot, n):
 # A process a GPU.  Each is a rank, has the whole model, and computes the gradient of its share of a
 # batch.  What makes one step of these (ZeRO-1: Rajbhandari et al. 2020):
 #
-#     to_owners    a rank owns a part of the parameters: it gets that part of all
-#                  gradients, and adds them in the order of the ranks, whatever came first
-#     |g|          the partial sums of squares of all parts, in that order, on every rank
-#     AdamW        of a part by its owner: nobody else has its moments, or its float32 parameters
-#     to_all       the new parameters as products read them, from their owners
+#     sum_gradients       a rank owns a part of the parameters: it gets that part of all gradients,
+#                         and adds them in the order of the ranks, whatever came first
+#     update_part         |g| of the partial sums of squares of all parts, in that order, on every
+#                         rank; AdamW of the own part: nobody else has its moments, or keeps its
+#                         float32 parameters up to date
+#     share_parameters    the new ones, as products read them, from their owners to all
 #
 # So the bits of a run hang on the number of its ranks, and on nothing that happens on the way.
 # NCCL moves what is on the GPUs (Links), sockets what is on the host (Ranks): losses, the length of
@@ -2307,13 +2313,15 @@ def part(n, rank, size):
 # ---- on the host
 SIGN, ENDS, GONE = b".", b"e", b"g"          # of life; of a good end; one is gone: which, follows
 EVERY, SILENT = 5.0, 40.0                    # seconds between signs, and without any
+GRACE = 15.0                                 # that others have to end where one has failed
 
 class Ranks:
     """The processes of a run.  Each has two sockets to the first one, which has two to each: for
     values, which all give at the same place of the program, and for signs of life.
 
     Nobody waits for the dead: without a sign for SILENT seconds, or when its socket closes, the
-    process ends, since what it waits for on a GPU would never come."""
+    process ends, since what it waits for on a GPU would never come.  A thread looks after that:
+    it alone sets `gone`, and adds to `ended` until `close`."""
 
     def __init__(self, place, patience=60.0):
         self.rank, self.size = place.rank, place.size
@@ -2326,8 +2334,8 @@ class Ranks:
         else:
             self.values[0] = self.join(place.address, "values", deadline)
             self.watched[0] = self.join(place.address, "watched", deadline)
-        self.watcher = threading.Thread(target=self.watch, daemon=True)
-        self.watcher.start()
+        self.all("", "the start")            # all are there: from now on there are signs of life
+        threading.Thread(target=self.watch, daemon=True).start()
 
     def await_others(self, address, deadline):
         """Until each other rank has come with both of its sockets"""
@@ -2341,7 +2349,7 @@ class Ranks:
                     s, _ = server.accept()
                     s.settimeout(5)
                     kind, rank, size = read_message(s)
-                except (OSError, ValueError):
+                except (OSError, TypeError, ValueError):
                     need(time.monotonic() < deadline, f"rank {missing[0]} of {self.size} did not "
                          f"come to {address[0]}:{address[1]}; start all of them")
                     continue                 # somebody else knocked
@@ -2364,7 +2372,7 @@ class Ranks:
                      f"{address[1]} ({e}); say where it is by MASTER_ADDR and MASTER_PORT")
                 time.sleep(0.1)
 
-    def all(self, value, where="somewhere"):
+    def all(self, value, where):
         """[the value of each rank], in their order.  A value is what JSON can say; `where` of the
         program all ranks must be."""
         if self.rank:
@@ -2376,12 +2384,12 @@ class Ranks:
                 self.say(rank, found)
         places = [place for place, _ in found]
         need({*places} == {where}, f"the ranks are not at one place, but at {', '.join(places)}: "
-             f"one had to leave the run; --resume goes on with it")
+             f"one had to leave the run, see what it says; --resume goes on with it")
         return [x for _, x in found]
 
-    def agree(self, value):
+    def agree(self, value, where):
         """What the first rank says"""
-        return self.all(value)[0]
+        return self.all(value, where)[0]
 
     def say(self, rank, value):
         try:
@@ -2407,43 +2415,45 @@ class Ranks:
         return f"rank {rank} of {self.size} is gone, and so the run ends; --resume goes on with it"
 
     def watch(self):
-        """A thread: gives signs of life, and looks for those of others."""
-        seen = dict.fromkeys(self.watched, time.monotonic())
-        given = 0.0
-        while self.watched.keys() - self.ended:
-            now = time.monotonic()
-            if now - given >= EVERY:
-                given = now
-                self.tell(SIGN)
-            waiting = {s: rank for rank, s in self.watched.items() if rank not in self.ended}
-            for s in select.select(list(waiting), [], [], 1.0)[0]:
-                rank = waiting[s]
-                try:
-                    said = s.recv(64)
-                except OSError:
-                    said = b""
-                seen[rank] = time.monotonic()
-                if rank in self.ended:       # since `close`
-                    continue
-                if not said:
-                    self.end_without(rank)
-                elif GONE in said:
-                    who = said.partition(GONE)[2].split(GONE)[0]     # it may be said twice
-                    self.end_without(int(who or b"0"))
-                elif ENDS in said:
-                    self.ended.add(rank)
-            for rank in self.watched.keys() - self.ended:
-                if time.monotonic() - seen[rank] > SILENT:
-                    self.end_without(rank)
+        """The thread: gives signs of life, and looks for those of others.  If it cannot, nobody
+        would: then the process ends, too."""
+        try:
+            seen, given = dict.fromkeys(self.watched, time.monotonic()), 0.0
+            while waiting := {self.watched[r]: r for r in self.watched.keys() - self.ended}:
+                if time.monotonic() - given >= EVERY:
+                    given = time.monotonic()
+                    self.tell(SIGN, waiting.values())
+                for s in select.select(list(waiting), [], [], 1.0)[0]:
+                    seen[waiting[s]] = time.monotonic()
+                    self.hear_sign(waiting[s], s)
+                for rank in self.watched.keys() - self.ended:
+                    if time.monotonic() - seen[rank] > SILENT:
+                        self.end_without(rank)
+        except Exception as e:
+            self.end(f"signs of life cannot be looked for ({e})")
 
-    def tell(self, what, ranks=None):
-        """It to ranks, or to those that have not ended"""
-        for rank in ranks or self.watched.keys() - self.ended:
+    def hear_sign(self, rank, s):
+        try:
+            said = s.recv(64)
+        except OSError:
+            said = b""
+        if rank in self.ended:               # since `close`
+            return
+        if who := re.search(GONE + rb"(\d+);", said):
+            self.end_without(int(who[1]))
+        elif ENDS in said:
+            self.ended.add(rank)
+        elif not said:
+            self.end_without(rank)
+
+    def tell(self, what, ranks):
+        for rank in ranks:
             with contextlib.suppress(OSError):           # its end will be seen
                 self.watched[rank].sendall(what)
 
     def tell_who(self, rank):
-        self.tell(GONE + str(rank).encode())
+        """The others, who hear from the first one alone, who is gone"""
+        self.tell(GONE + b"%d;" % rank, self.watched.keys() - self.ended)
 
     def end_without(self, rank):
         """The end of this process, a moment later: it may find a reason of its own meanwhile."""
@@ -2452,8 +2462,14 @@ class Ranks:
         self.gone = rank
         self.known.set()
         time.sleep(2)
-        print(f"nanoeuler: {self.lost(rank)}", file=sys.stderr, flush=True)
-        os._exit(1)
+        self.end(self.lost(rank))
+
+    @staticmethod
+    def end(why):
+        try:
+            print(f"nanoeuler: {why}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(1)
 
     def close(self):
         """The run is over, and well.  Who has ended before is told, too: it may still listen."""
@@ -2501,21 +2517,23 @@ class Links:
     """NCCL's communicator: what ranks send to each other from GPU to GPU.  All of it is queued."""
 
     def __init__(self, ranks):
-        try:
+        self.rank, self.size = ranks.rank, ranks.size
+        with nccl_errors("pip install 'nccl4py>=0.6,<0.7' nvidia-nccl-cu13"):
             import nccl.core as nccl
-        except ImportError as e:
-            raise UserError(f"several GPUs need NCCL ({e}); pip install 'nccl4py>=0.6,<0.7' "
-                            f"nvidia-nccl-cu13") from e
-        self.nccl, self.rank, self.size = nccl, ranks.rank, ranks.size
-        name = bytes(nccl.get_unique_id()).hex() if ranks.rank == 0 else ""
-        unique = nccl.UniqueId.from_bytes(bytes.fromhex(ranks.agree(name)))
-        self.to = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
+            self.nccl = nccl
+            name = bytes(nccl.get_unique_id()).hex() if self.rank == 0 else ""
+            unique = nccl.UniqueId.from_bytes(bytes.fromhex(ranks.agree(name, "NCCL's name")))
+            self.to = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
+        probe = new((self.size, 1), np.float32)          # NCCL connects two when they first meet,
+        rows = [probe[r] for r in range(self.size)]      # and takes memory for that: do it now
+        self.exchange([rows[self.rank]] * self.size, rows)
+        stream.synchronize()
 
     def exchange(self, sent, received):
         """Sends sent[r] to each other rank r, and receives received[r] from it: flat arrays, or
         None for nothing."""
         queue = int(stream.handle)
-        with self.nccl.group():
+        with nccl_errors("--resume goes on with the run"), self.nccl.group():
             for r in range(self.size):
                 if r != self.rank:
                     for x, go in (sent[r], self.to.send), (received[r], self.to.recv):
@@ -2524,6 +2542,17 @@ class Links:
 
     def close(self):
         self.to.destroy()
+
+@contextlib.contextmanager
+def nccl_errors(remedy):
+    """NCCL's in a line: they are of many kinds, and one of them is Exception itself."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:
+        said = " ".join(str(e).split()) or type(e).__name__
+        raise UserError(f"several GPUs need NCCL ({said}); {remedy}") from e
 
 # ---- an engine of several processes
 class Stopping:
@@ -2544,7 +2573,12 @@ class DataParallel:
     same at the same places; each computes its share.
 
     ranks: Ranks, of the class.  What an engine of its own brings: `sum_gradients`, `update_part`,
-    `share_parameters`, and `buffers` that are whole on the first rank."""
+    `share_parameters`, and `buffers` that are whole on the first rank.  Where all ranks meet, in
+    the order of a run:
+
+        micro_batch       least room                  losses       each has a share
+        update            step, gradients, |g|, parameters, losses, and who wants to stop
+        first_bad_tensor  after a step that failed    buffers      all give what they own"""
     ranks = None
     stopping = Stopping()
 
@@ -2562,7 +2596,7 @@ class DataParallel:
         allows; so many are asked for together, too."""
         size = self.ranks.size
         each = super().micro_batch(cdiv(B, size), asked and cdiv(asked, size), T)
-        return size * min(self.ranks.all(each))
+        return size * min(self.ranks.all(each, "the micro-batch"))
 
     def gradient(self, tokens, targets, weight):
         mine = self.mine(len(tokens))
@@ -2571,11 +2605,13 @@ class DataParallel:
             super().gradient(tokens[mine], targets[:, mine], weight)
 
     def update(self, hyper):
-        """All know by the sums of all whether somebody wants to stop, too."""
+        """Who is gone is missed here, while the GPU works on gradients, and not where all GPUs wait
+        for each other.  Who wants to stop after this step is told to all."""
+        self.ranks.all("", "a step")
         self.sum_gradients()
         ce, norm = self.update_part(hyper)
         self.share_parameters()
-        said = self.ranks.all([ce.tolist(), self.stopping.here()], "a step")
+        said = self.ranks.all([ce.tolist(), self.stopping.here()], "the end of a step")
         self.stopping.agreed = any(wish for _, wish in said)
         return np.sum([ce for ce, _ in said], axis=0), norm
 
@@ -2583,12 +2619,13 @@ class DataParallel:
         mine, found = self.mine(len(tokens)), []
         if mine.stop > mine.start:
             found = super().losses(tokens[mine], targets[mine]).tolist()
-        return np.concatenate([np.array(x, np.float64) for x in self.ranks.all(found)])
+        return np.concatenate([np.array(x, np.float64) for x in self.ranks.all(found, "losses")])
 
     def first_bad_tensor(self):
-        """That of the first rank which finds one"""
-        said = self.ranks.all(super().first_bad_tensor())
-        return next((x for x in said if "all tensors" not in x), said[0])
+        """That of the first rank which finds one; one that had no sequence has not looked."""
+        mine = super().first_bad_tensor() if self.shape else ""
+        found = [x for x in self.ranks.all(mine, "a bad tensor") if x]
+        return next((x for x in found if "[" in x), found[0])
 
 def of_ranks(run, ranks):
     """A class of runs, like `run`, of all ranks together: the first one writes and speaks."""
@@ -2597,8 +2634,17 @@ def of_ranks(run, ranks):
     class OfRanks(run):
         def __init__(self, out, start, options, engine):
             super().__init__(out, start, options, engine)
+            s, cfg = self.state, ne.asdict(self.model.cfg)
+            said = ranks.all([s.text_sha256, s.step, s.n_steps, s.micro_batch, self.B, self.T, cfg],
+                             "the start of a run")
+            for rank, x in enumerate(said):
+                need(x == said[0], f"rank {rank} has other data or settings than rank 0: {x}")
+            if first and self.B < ranks.size:
+                print(f"note: {ne.counted(self.B, 'sequence')} a step, so only as many of "
+                      f"{ranks.size} GPUs work; a larger --batch has some for all", file=sys.stderr)
             if not first:
-                self.log = os.path.join(tempfile.mkdtemp(), "log")       # which stays empty
+                self.folder = tempfile.TemporaryDirectory()
+                self.log = os.path.join(self.folder.name, "log")         # which stays empty
 
         def learn(self, caught):
             self.model.stopping = Stopping(caught)
@@ -2606,11 +2652,14 @@ def of_ranks(run, ranks):
 
         def plan(self, step_time):
             super().plan(step_time)
-            self.state.n_steps = ranks.agree(self.state.n_steps)
+            self.state.n_steps = ranks.agree(self.state.n_steps, "a plan")
 
         def save(self):
-            """The first one writes; to have what it writes, all give what is theirs."""
-            ranks.all("", "a save")          # or one is gone, and nobody waits for its part
+            """The first one writes; to have what it writes, all give what is theirs.  Where a rank
+            has an error of its own, the others are elsewhere, and it says which."""
+            if sys.exception():
+                return
+            ranks.all("", "a save")
             if first:
                 super().save()
             else:
@@ -2629,17 +2678,26 @@ class RankedModel(DataParallel, Model):
     links = None                             # of the class, too
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype="f32"):
+        n, size = flat.size, self.ranks.size
+        last = self.parts(n)[-1]
+        need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
         super().__init__(cfg, flat, moments, options, dtype)
-        size = self.ranks.size
-        self.others = new((size, self.piece(flat.size)), self.master)
+        self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
         self.partials = new((size, SUMS), np.float64)
         # what is read in float32, whatever products are in: wte, and the gains
-        self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"),
-                           slice(self.n_decay, flat.size)]
+        self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
 
     def piece(self, n):
         """Of the gradient of a part, how much is on the way at once"""
         return min(PIECE, self.parts(n)[0].stop)
+
+    def pieces(self):
+        """[the slice of the buffers that each rank has], a piece of all parts after the other; the
+        last ones may be empty."""
+        parts = self.parts(self.flat.size)
+        for at in range(0, parts[0].stop, PIECE):
+            yield [slice(min(x.stop, x.start + at), min(x.stop, x.start + at + PIECE))
+                   for x in parts]
 
     def device(self):
         return f"{self.ranks.size} GPUs like {super().device()}"
@@ -2652,37 +2710,35 @@ class RankedModel(DataParallel, Model):
         table["others' gradients"] = self.ranks.size * self.piece(n) * self.master.itemsize
         return list(table.items())
 
+    def received_of(self, where):
+        """For each rank, where so much of it is received"""
+        return [stretch(self.received[r], 0, where.stop - where.start)
+                for r in range(self.ranks.size)]
+
     def sum_gradients(self):
         """The own part of g becomes the sum of all ranks', a piece after the other."""
-        g, rank, parts = self.g_flat, self.ranks.rank, self.parts(self.g_flat.size)
-        for at in range(0, parts[0].stop, PIECE):
-            pieces = [stretch(g, x.start + at, min(x.stop, x.start + at + PIECE)) for x in parts]
-            own = pieces[rank]
-            received = [None] * len(parts)
-            if own is not None:
-                received = [view(self.others[r], 0, own.shape) for r in range(len(parts))]
-            self.links.exchange(pieces, received)
-            if own is not None:
-                launch(add_in_order_kernel, own, self.others, rank, grid=1024, block=256)
+        rank = self.ranks.rank
+        for pieces in self.pieces():
+            g = [stretch(self.g_flat, x.start, x.stop) for x in pieces]
+            self.links.exchange(g, self.received_of(pieces[rank]))
+            if g[rank] is not None:
+                launch(add_in_order_kernel, g[rank], self.received, rank, grid=1024, block=256)
 
     def update_part(self, hyper):
         """AdamW of the own part, by the norm of the whole.  Returns (summed CE of each head, of the
         own sequences, |g|); waits for the device."""
         rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
-        p, w, g = (stretch(x, own.start, own.stop) for x in (self.flat, self.copies, self.g_flat))
+        own_p, own_w, own_g = (stretch(x, own.start, own.stop)
+                               for x in (self.flat, self.copies, self.g_flat))
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=stream)
         partials = [self.partials[r] for r in range(self.ranks.size)]
-        if g is not None:
-            launch(square_sums_kernel, partials[rank], g, grid=SUMS, block=256)
-        else:
-            partials[rank].gpu_data.memset(0, partials[rank].nbytes, stream=stream)
+        launch(square_sums_kernel, partials[rank], own_g, grid=SUMS, block=256)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
-        if g is not None:
-            partial = view(self.partials, 0, (self.partials.size,))
-            n_decay = min(max(0, self.n_decay - own.start), p.size)  # of the part
-            launch(adamw_kernel(4 if p.size % 4 == 0 else 1), p, w, g, self.m, self.v, n_decay,
-                   self.hyper, partial, self.results, grid=1024, block=256)
+        n_decay = min(max(0, self.n_decay - own.start), own_p.size)      # of the part
+        launch(adamw_kernel(4 if own_p.size % 4 == 0 else 1), own_p, own_w, own_g, self.m, self.v,
+               n_decay, self.hyper, view(self.partials, 0, (self.partials.size,)), self.results,
+               grid=1024, block=256)
         for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
             if stale is not None:            # of others' parts: the next step adds to zero
                 stale.gpu_data.memset(0, stale.nbytes, stream=stream)
@@ -2692,57 +2748,77 @@ class RankedModel(DataParallel, Model):
 
     def share_parameters(self):
         """What the next step reads: what products do, whole, and some in float32."""
-        self.share_whole(self.copies)
+        self.share_whole(self.copies, slice(0, self.flat.size))
         if self.copies is not self.flat:
             for where in self.read_whole:
                 self.share_whole(self.flat, where)
 
-    def share_whole(self, x, where=None):
-        """Every entry of a parameter buffer from its owner; or those of a stretch of it"""
-        where = where or slice(0, x.size)
+    def share_whole(self, x, where):
+        """A stretch of a parameter buffer, every entry from its owner"""
         pieces = [stretch(x, max(y.start, where.start), min(y.stop, where.stop))
                   for y in self.parts(x.size)]
         self.links.exchange([pieces[self.ranks.rank]] * self.ranks.size, pieces)
 
     def buffers(self):
-        """(parameters, m, v) on the host, float32: whole on the first rank"""
-        self.share_whole(self.flat)
-        return [to_host(x).astype(np.float32, copy=False)
-                for x in (self.flat, self.gathered(self.m), self.gathered(self.v))]
+        """(parameters, m, v) on the host, float32, of the first rank; nothing on another one"""
+        own = self.owned(self.flat.size)
+        own_p = stretch(self.flat, own.start, own.stop)
+        return [self.gathered(x) for x in (own_p, self.m, self.v)]
 
     def gathered(self, own):
-        """All parts of a moment, on the first rank; another one has its own."""
-        rank, size, n = self.ranks.rank, self.ranks.size, self.flat.size
-        nothing = [None] * size
-        if rank:
-            self.links.exchange([own, *nothing[1:]], nothing)
-            return own
-        whole = new(n, own.dtype)
-        parts = [stretch(whole, x.start, x.stop) for x in self.parts(n)]
-        parts[0].copy_to_device(own, stream=stream)
-        self.links.exchange(nothing, parts)
+        """All parts of a buffer, of which each rank has its own, on the host of the first one"""
+        rank, size = self.ranks.rank, self.ranks.size
+        nothing, whole, start = [None] * size, None, self.owned(self.flat.size).start
+        if rank == 0:
+            whole = np.empty(self.flat.size, np.float32)
+        for pieces in self.pieces():
+            mine = stretch(own, pieces[rank].start - start, pieces[rank].stop - start)
+            if rank:
+                self.links.exchange([mine, *nothing[1:]], nothing)
+                continue
+            found = [stretch(self.received[r], 0, x.stop - x.start) for r, x in enumerate(pieces)]
+            self.links.exchange(nothing, found)
+            for where, x in zip(pieces, [mine, *found[1:]]):
+                if x is not None:
+                    whole[where] = to_host(x)
         return whole
 
 # ---- their processes
+def gpus_here():
+    """How many this process may see"""
+    ok(driver.cuInit(0))
+    return ok(driver.cuDeviceGetCount())
+
 def start_ranks(gpus):
-    """This command once for each GPU of this machine.  Returns the exit code of all of them."""
+    """This command once for each GPU of this machine.  Returns the exit code of all of them.
+
+    They have sessions of their own, so that what a terminal or a supervisor sends comes to them
+    once: from here."""
+    there = gpus_here()
+    need(gpus <= there, f"--gpus is {gpus}, and there {'is' if there == 1 else 'are'} {there}")
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1] - 1        # what it was given is the one that is ours
     ranks = []
     for rank in range(gpus):
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
-                                      stdin=subprocess.DEVNULL if rank else None))
+        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env, start_new_session=True,
+                                      stdin=subprocess.DEVNULL))
 
     def pass_on(number, frame):
         for x in ranks:
             x.send_signal(number)
-    before = [(number, signal.signal(number, how)) for number, how in (
-        (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, pass_on))]     # Ctrl-C comes to all
+    before = [(number, signal.signal(number, pass_on))
+              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     try:
-        codes = [x.wait() for x in ranks]
-        return next((abs(code) for code in codes if code), 0)
+        failed = None
+        while any(x.poll() is None for x in ranks):
+            if failed is None and any(x.poll() for x in ranks):
+                failed = time.monotonic()
+            if failed and time.monotonic() - failed > GRACE:
+                pass_on(signal.SIGKILL, None)
+            time.sleep(0.1)
+        return next((abs(x.returncode) for x in ranks if x.returncode), 0)
     finally:
         for number, how in before:
             signal.signal(number, how)
@@ -2764,19 +2840,36 @@ class Notes:
         return getattr(self.to, name)
 
 def launch_ranks(run, flags):
-    """ne.launch of a run of all ranks, of which this is one"""
+    """ne.launch of a run of all ranks, of which this is one.  One that fails ends at once: its GPU
+    may wait for others for ever, and Python's end for the GPU."""
     first = PLACE.rank == 0
     if not first:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         sys.stderr = Notes(PLACE.rank, sys.stderr)
-    open_device()
-    ranks = RankedModel.ranks = Ranks(PLACE)
-    RankedModel.links = Links(ranks)
-    lock = ne.alone if first else lambda out: contextlib.nullcontext("")
-    ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
-    ranks.all("", "the end")
-    RankedModel.links.close()
-    ranks.close()
+    code = 1
+    try:
+        seen = os.environ["CUDA_VISIBLE_DEVICES"]
+        need(seen and "," not in seen, f"CUDA_VISIBLE_DEVICES is {seen!r}, which has no GPU for a "
+             f"process of local rank {PLACE.local}")
+        ranks = RankedModel.ranks = Ranks(PLACE)
+        open_device()
+        RankedModel.links = Links(ranks)
+        lock = ne.alone if first else lambda out: contextlib.nullcontext("")
+        ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
+        ranks.all("", "the end")
+        RankedModel.links.close()
+        ranks.close()
+        return 0
+    except KeyboardInterrupt:
+        code = 130
+    except (UserError, ModuleNotFoundError, MemoryError, OSError, CudaAPIError) as e:
+        code = 2
+        print(f"nanoeuler: {' '.join(ne.problem(e).split())}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 # ==== 12.1 Launches ====
 # What a launch needs beside its arguments: a driver that allows it, kernels that are kept, graphs.
@@ -4945,8 +5038,9 @@ class CountsGpus:
     """A run that knows how many GPUs it has"""
 
     def __init__(self, out, start, options, engine):
-        before = start.state.options.get("gpus", PLACE.size)
+        before = start.state.options.get("gpus", 1) if start.state.options else PLACE.size
         if before != PLACE.size:
+            start = start._replace(state=replace(start.state, micro_batch=None))
             print(f"note: {out} had {ne.counted(before, 'GPU')}, and goes on with {PLACE.size}: "
                   f"its last bits will differ from those of a run that had as many all along",
                   file=sys.stderr)

@@ -540,7 +540,7 @@ class OneOf:
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
 
-    def all(self, value, where=""):
+    def all(self, value, where):
         return [value] * self.size
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, needs
+from helpers import ROOT, TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,6 +134,16 @@ def test_a_rank_that_is_killed_ends_the_run(who, text, tmp_path):
     assert ne.read_checkpoint(str(tmp_path / "a.bin")).state.step == 2       # the last one saved
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_with_an_error_of_its_own_says_it_and_all_end(who, text, tmp_path):
+    found = end(start(2, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
+                      FAULT=f"3 {who} ENOSPC"), timeout=60)
+    assert "No space left on device" in found[who][2] and found[who][0] == 2
+    code, _, err = found[1 - who]
+    assert code in (1, 2) and f"rank {who} of 2 is gone" in err
+    assert ne.read_checkpoint(str(tmp_path / "a.bin")).state.step == 2
+
+
 def test_a_rank_that_stands_still_ends_the_run(text, tmp_path):
     processes = start(2, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
                       FAULT="3 1 SIGSTOP")
@@ -201,9 +211,9 @@ def in_threads(ranks, call):
 def test_values_come_in_the_order_of_ranks_and_to_the_last_bit():
     ranks = both(3)
     x = [0.1 * (r.rank + 1) / 3 for r in ranks]
-    found = in_threads(ranks, lambda r: r.all([x[r.rank], None, "é" * r.rank]))
+    found = in_threads(ranks, lambda r: r.all([x[r.rank], None, "é" * r.rank], "x"))
     assert found == [[[x[0], None, ""], [x[1], None, "é"], [x[2], None, "éé"]]] * 3
-    assert in_threads(ranks, lambda r: r.agree(r.rank + 7)) == [7, 7, 7]
+    assert in_threads(ranks, lambda r: r.agree(r.rank + 7, "x")) == [7, 7, 7]
     for r in ranks:
         r.close()
 
@@ -216,12 +226,46 @@ def test_ranks_at_two_places_say_so():
         r.close()
 
 
+def test_who_comes_late_is_waited_for(monkeypatch):
+    """Longer than anybody may be silent later"""
+    monkeypatch.setattr(nc, "SILENT", 0.5)
+    monkeypatch.setattr(nc.Ranks, "end", staticmethod(lambda why: pytest.fail(why)))
+    port, found = free_port(), []
+
+    def come(rank):
+        found.append(nc.Ranks(nc.Place(rank, 3, rank, ("127.0.0.1", port))))
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
+    for t, wait in zip(threads, (0, 1.5, 0)):
+        t.start()
+        time.sleep(wait)
+    for t in threads:
+        t.join(30)
+    assert len(found) == 3
+    for r in found:
+        r.close()
+
+
+@pytest.mark.parametrize("said, gone, ended", [
+    (b"..", None, False), (b".e", None, True), (b"", 1, False), (b"g2;", 2, False),
+    (b".g12;.e", 12, False), (b"g2;e", 2, False)])
+def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch):
+    ranks, found = both(), []
+    monkeypatch.setattr(nc.Ranks, "end_without", lambda self, rank: found.append(rank))
+    for r in ranks:
+        r.close()
+    ranks[0].ended.clear()
+    heard = type("Socket", (), {"recv": lambda self, n: said})()
+    ranks[0].hear_sign(1, heard)
+    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].ended) == ended
+    ranks[0].ended.add(1)
+
+
 def test_who_knocks_and_is_no_rank_is_sent_away():
     port, found = free_port(), []
     first = threading.Thread(target=lambda: found.append(
         nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)))))
     first.start()
-    for junk in b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\2{}":
+    for junk in b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\2{}", b"\0\0\0\1" + b"5":
         for _ in range(100):
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=5) as s:
@@ -231,7 +275,7 @@ def test_who_knocks_and_is_no_rank_is_sent_away():
                 time.sleep(0.05)
     other = nc.Ranks(nc.Place(1, 2, 1, ("127.0.0.1", port)))
     first.join(30)
-    assert in_threads([*found, other], lambda r: r.all(r.rank)) == [[0, 1]] * 2
+    assert in_threads([*found, other], lambda r: r.all(r.rank, "x")) == [[0, 1]] * 2
     for r in (*found, other):
         r.close()
 
@@ -263,8 +307,8 @@ def test_what_launchers_say(env, place):
 
 
 @pytest.mark.parametrize("local, seen, own", [
-    (0, None, "0"), (3, None, "3"), (1, "4,6", "6"), (1, "5", "5"), (0, "", "0"),
-    (1, "GPU-a,GPU-b", "GPU-b")])
+    (0, None, "0"), (3, None, "3"), (1, "4,6", "6"), (1, "5", "5"), (1, "GPU-a,GPU-b", "GPU-b"),
+    (0, "", ""), (2, "4,6", "4,6")])         # none for this one, which the run refuses
 def test_a_process_sees_one_gpu(local, seen, own):
     env = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
     assert nc.visible(nc.Place(local, 8, local), env) == own
@@ -319,7 +363,7 @@ def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypat
         assert named.count("add_in_order_kernel") == -(-(own.stop - own.start) // piece)
         dry.launches.clear()
         flats = model.buffers()
-        assert rank or [x.size for x in flats] == [n] * 3
+        assert all(x is None for x in flats) if rank else [x.size for x in flats] == [n] * 3
         seen.append((rank, model.links.sizes))
         assert model.micro_batch(6) % size == 0
     assert owned == n or size == 64          # of which not all were asked
@@ -330,6 +374,23 @@ def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypat
             assert (sent0[rank], received0[rank]) == (received[0], sent[0])
 
 
+@pytest.mark.parametrize("before, noted", [({}, False), ({"lr": 1.0}, True), ({"gpus": 1}, True),
+                                           ({"gpus": 4}, False)])
+def test_a_run_that_had_other_gpus_says_so_and_looks_for_room_anew(before, noted, monkeypatch,
+                                                                  capsys):
+    class Parent:
+        def __init__(self, out, start, options, engine):
+            self.start = start
+
+    monkeypatch.setattr(nc, "PLACE", nc.Place(0, 4))
+    run = type("Run", (nc.CountsGpus, Parent), {})
+    start = ne.Checkpoint(TINY, None, ne.State(options=before, micro_batch=8), None, ())
+    options = nc.Run.Options()
+    made = run("a.bin", start, options, None)
+    assert options.gpus == 4 and (made.start.state.micro_batch is None) == noted
+    assert ("a.bin had 1 GPU, and goes on with 4" in capsys.readouterr().err) == noted
+
+
 def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
     script = tmp_path / "started.py"
     script.write_text("import os, sys\nrank = os.environ['RANK']\n"
@@ -338,14 +399,16 @@ def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
                       "open(f'{sys.argv[1]}/{rank}', 'w').write(' '.join(words))\n"
                       "sys.exit(3 if rank == sys.argv[2] else 0)\n", encoding="utf-8")
     for fails, code in ("1", 3), ("none", 0):
+        monkeypatch.setattr(nc, "gpus_here", lambda: 3)
         monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), fails])
         assert nc.start_ranks(3) == code
         assert [(tmp_path / str(r)).read_text() for r in range(3)] == [
             f"{r} 3 127.0.0.1" for r in range(3)]
+    with pytest.raises(ne.UserError, match="--gpus is 4, and there are 3"):
+        nc.start_ranks(4)
 
 
 def test_no_command_without_nccl_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(ne.UserError, match="several GPUs need NCCL .*nccl4py"):
-        nc.Links(None)
-    needs("numba_cuda")
+        nc.Links(nc.Place())

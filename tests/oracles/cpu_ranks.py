@@ -5,6 +5,7 @@ is what the tests of the ranks run, one process each.
 
 The sums of gradients are in the order of ranks, and everyone updates a part, as on GPUs."""
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -82,10 +83,12 @@ class CpuRanked(nc.DataParallel, Wide):
 
 
 def dies_at(run, step, rank, how):
-    """A run in which a rank is killed, or stands still, before its step"""
+    """A run in which a rank is killed, or stands still, before its step, or has no room to write"""
     class Dying(run):
         def advance(self):
             if self.state.step == step and self.model.ranks.rank == rank:
+                if how == "ENOSPC":
+                    raise OSError(errno.ENOSPC, "No space left on device", "the log")
                 os.kill(os.getpid(), getattr(signal, how))
             return super().advance()
     return Dying
@@ -109,9 +112,9 @@ def main(rank, size, port, verb, *flags):
     try:
         ne.launch(nc.of_ranks(run, ranks), CpuRanked, lock=lock, **chosen)
         ranks.all("", "the end")
-    except ne.UserError as e:
-        print(f"nanoeuler: {e}", file=sys.stderr)
-        return 2
+    except (ne.UserError, OSError) as e:
+        print(f"nanoeuler: {ne.problem(e)}", file=sys.stderr, flush=True)
+        os._exit(2)
     ranks.close()
     return 0
 
