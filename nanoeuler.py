@@ -2143,6 +2143,11 @@ class Sampling(Settings):
              f"stop is {self.stop}, expected texts that are not empty")
         return self
 
+@dataclass
+class Talking(Sampling):
+    """How answers are drawn in a chat: fewer slips (bench/NOTES.md), still not twice the same"""
+    temperature: float = setting(0.5, 0, 100, "0: always the likeliest token")
+
 def rng_of(seed, prompt=0, answer=0):
     """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
     not depend on what else is generated; a prompt alone has those of the first of many."""
@@ -4676,7 +4681,7 @@ class Speaker:
 HELP = """/help     this list
 /reset    forgets what was said
 /quit     leaves, as Ctrl-D does
-/temperature 0.8    from now on, 0: always the likeliest token; alone: what it is
+/temperature 0.5    from now on, 0: always the likeliest token; alone: what it is
 Ctrl-C    stops a reply; clears a line that is being typed"""
 
 def said_or_read(prompt):
@@ -4767,7 +4772,7 @@ def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
     need(sys.stdin, "standard input is closed; see generate")
     file = model_to_use(file)
-    speaker = Speaker(file, decoder, Sampling(**chosen).check())
+    speaker = Speaker(file, decoder, Talking(**chosen).check())
     print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
           f"{'answers' if speaker.answers else 'continues'} what you type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
@@ -6375,7 +6380,7 @@ def add_verbs(add):
     add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer",
         beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
         shape=CONTEXT)
-    add("chat", chat, "continue or answer what you type", MODEL, settings=fields(Sampling))
+    add("chat", chat, "continue or answer what you type", MODEL, settings=fields(Talking))
     add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
         settings=fields(Sampling))
     add("lens", lens, "the Euler steps of one prompt", TEXT, MODEL)

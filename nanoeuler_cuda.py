@@ -5103,7 +5103,7 @@ def add_verbs(add):
     add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",
         ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
         shape=ne.CONTEXT)
-    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", MODEL, settings=speech)
+    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", MODEL, settings=fields(ne.Talking))
     add("serve", on_gpu(ne.serve, decoder=Decoder), "answer browsers and OpenAI's clients", MODEL,
         settings=fields(ne.Serving))
     add("doctor", doctor, "what this machine has, and what it lacks")

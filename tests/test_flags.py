@@ -274,7 +274,7 @@ def test_every_verb_has_help(capsys):
     verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
     for verb, settings in (("train", ne.TrainOptions), ("sft", ne.SftOptions),
-                           ("dpo", ne.DpoOptions), ("chat", ne.Sampling),
+                           ("dpo", ne.DpoOptions), ("chat", ne.Talking),
                            ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
