@@ -3896,7 +3896,8 @@ def resumed(run, out, preset, file, chosen):
     options = replace(old, **free).check()
     if new_length:
         done = start.state.step
-        if start.state.n_steps and done >= start.state.n_steps:
+        longer = not options.steps or options.steps > done
+        if longer and start.state.n_steps and done >= start.state.n_steps:
             print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
                   f"the learning rate rises again", file=sys.stderr)
         n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
@@ -4716,6 +4717,10 @@ def model_to_use(file=None, told=False):
               flush=True)
     return file
 
+def need_prompt_first(prompt, file):
+    need(file is None or os.path.exists(file) or not os.path.isfile(prompt),
+         f"{file}: No such file; the prompt comes first, and then the checkpoint, {prompt}")
+
 def load(file=None, decoder=Decoder, **sampling):
     """A Speaker of a checkpoint, by default of `model_to_use`, to talk to from Python:
 
@@ -4747,6 +4752,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
+    need_prompt_first(prompt, file)
     file = model_to_use(file, told=True)
     prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, options)
@@ -5156,6 +5162,7 @@ def euler_steps(model, tokens):
 
 def lens(prompt, file=None):
     """`lens`: the Euler steps of a prompt's last token."""
+    need_prompt_first(prompt, file)
     file = model_to_use(file, told=True)
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)

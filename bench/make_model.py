@@ -364,7 +364,7 @@ def card_text(e):
         f"`model.bin`: a chat model of {e['parameters']:,} parameters in int8, "
         f"{e['bytes'] / 1e6:.1f} MB, made by the code of this repository from nothing. "
         "`make chat` talks to it; `python nanoeuler.py sft data/model.bin --data yours.json` goes "
-        "on from it.", "",
+        "on from it, and forgets what yours do not hold.", "",
         f"- **Shape**: {cfg['n_layer']} layers, width {cfg['n_embd']}, {cfg['n_head']}/"
         f"{cfg['n_kv_head']} heads of {cfg['head_dim']}, SwiGLU {cfg['n_hidden']}, {heads}, "
         f"vocabulary {cfg['vocab_size']:,}, context {cfg['seq_len']} tokens, "

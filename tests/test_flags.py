@@ -112,6 +112,13 @@ def test_files_may_stand_behind_flags(copy, monkeypatch, capsys):
         assert ok(nanoeuler(*args, cwd=copy, program="bpe.py"))
 
 
+@pytest.mark.parametrize("verb", ["generate", "lens"])
+def test_a_checkpoint_before_the_prompt_is_told(verb, copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    refused(capsys, verb, "nanoeuler.bin", "ROMEO:", words=[
+        "ROMEO:: No such file", "the prompt comes first", "nanoeuler.bin"])
+
+
 def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     args = ["generate", "--tokens", "0", "--threads", "1", "--", "--help", "nanoeuler.bin"]
