@@ -71,6 +71,26 @@ def test_a_decoder_of_bf16_matrices_takes_steps_of_rows(name, dry, capsys):
     assert len(dry.launches) == 5 * cfg.n_layer + 2
 
 
+def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
+    """And whoever launches later does so plainly, also after an error."""
+    plain, overlapped = nc.dispatcher.LaunchConfig, []
+
+    def seen(kernel, *args, **config):
+        overlapped.append(nc.dispatcher.LaunchConfig is not plain)
+    monkeypatch.setattr(nc, "launch", seen)
+    for capability, overlaps in ((8, 9), False), ((9, 0), True):
+        dry.gpu.compute_capability = capability
+        decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16")
+        overlapped.clear()
+        decoder.decode(0, 0)
+        assert overlapped == [overlaps] * (5 * SMALL.n_layer + 2)
+        assert nc.dispatcher.LaunchConfig is plain
+    with pytest.raises(ZeroDivisionError), nc.overlapping():
+        assert nc.dispatcher.LaunchConfig(grid=1, block=1).programmatic_stream_serialization
+        1 / 0
+    assert nc.dispatcher.LaunchConfig is plain
+
+
 @pytest.mark.parametrize("name, reason", [("head_dim 34", "head_dim is 34"), ("odd", "n_embd is")])
 def test_a_decoder_of_bf16_matrices_of_another_shape(name, reason, dry, capsys):
     """They are read as they are; the vectors of the norms stay float32."""

@@ -164,6 +164,16 @@ def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
     assert os.listdir() == []
 
 
+def test_a_complete_run_goes_on_only_if_it_is_to_be_longer(copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    done = ne.read_checkpoint("nanoeuler.bin").state.step
+    for steps, goes_on in (done - 1, False), (done + 1, True):
+        said = told("train", "--resume", "--steps", steps)
+        assert ("the learning rate rises again" in capsys.readouterr().err) == goes_on
+        assert "nanoeuler.bin is complete" in said
+        assert ne.read_checkpoint("nanoeuler.bin").state.step == done + goes_on
+
+
 def test_a_run_does_not_replace_what_it_begins_with(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     (copy / "link.bin").symlink_to("nanoeuler.bin")
