@@ -206,6 +206,8 @@ PRESETS = {
                    seq_len=512, vocab_size=4096),
     "large": Config(n_embd=1024, n_head=16, n_kv_head=4, head_dim=64, n_layer=20, n_hidden=2816,
                     seq_len=1024, vocab_size=8192),
+    "xl": Config(n_embd=1536, n_head=24, n_kv_head=8, head_dim=64, n_layer=48, n_hidden=5120,
+                 seq_len=1024, vocab_size=16_384),       # of GPT-2 XL's size, for a GPU
 }
 
 # ==== 2 Memory ====

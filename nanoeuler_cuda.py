@@ -257,21 +257,23 @@ def rows_a_chunk(cfg, BT, itemsize):
         rows -= rows % rows_a_round
     return min(BT, max(128, rows))
 
-def buffer_table(cfg, B, T, dtype):
+def buffer_table(cfg, B, T, dtype, kept=None):
     """(group, name, shape, dtype) of everything a training step keeps on the device.
 
     a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]),
     which advances in `state`, in the type of sums: a step is small beside x, and would be lost in
     the rounding of bfloat16.
-    d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough."""
+    d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough.
+    kept: layers whose insides are there at once; all, or 1 if backward makes them again."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
+    K = kept or L
     a = [("x", (2 * L + 1, BT, C)),          # the trajectory, as backward reads it
-         ("qkv", (L, BT, QKV)),              # after RoPE
-         ("att", (L, BT, HD)),               # the heads' outputs
-         ("gate_up", (L, BT, 2 * F)),        # becomes its own gradient
-         ("swiglu", (L, BT, F)),
+         ("qkv", (K, BT, QKV)),              # after RoPE
+         ("att", (K, BT, HD)),               # the heads' outputs
+         ("gate_up", (K, BT, 2 * F)),        # becomes its own gradient
+         ("swiglu", (K, BT, F)),
          ("y", (BT, C)),                     # a block's normalized input, then its output
          ("logits", (R, P * V))]             # of R rows; become their own gradient
     d = [("x", (BT, C)),                     # walks back along the trajectory
@@ -282,18 +284,18 @@ def buffer_table(cfg, B, T, dtype):
     a_sums = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
               ("state", (BT, C)),            # the trajectory's newest point, not rounded
               ("nll", (P, BT)),              # the losses
-              ("lse", (L, H, BT))]           # log of the sum of a softmax row
+              ("lse", (K, H, BT))]           # log of the sum of a softmax row
     d_sums = [("partial", (PARTS, C)),       # sums of a gain's gradient
               ("delta", (H, BT))]            # <dO, O>, in attention
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a_sums, sums), ("d", d, dtype), ("d", d_sums, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
-def memory_table(cfg, B, T, dtype, buffers=buffer_table):
+def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
     """(what, bytes) on the device, B sequences of T tokens at a time.  Samples: what `decoder`
     takes as long as a run shows what its model says, a copy of the parameters and a cache."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
-    for group, name, shape, kind in buffers(cfg, B, T, dtype):
+    for group, name, shape, kind in buffers(cfg, B, T, dtype, kept):
         if name == "logits":
             group = "logits"
         bytes_of[group] += math.prod(shape) * kind.itemsize
@@ -691,6 +693,21 @@ def rmsnorm_kernels(C, W):
             partial[cuda.blockIdx.x, c] = s
     return residual_forward, backward
 
+@made_once
+def normalized_kernel(C, W):
+    load, store = vector(W)
+
+    @kernel
+    def normalized(y, x, rstd, w):
+        """y = x * rstd * w: what residual_forward made, from what it saved     grid 1,024 blocks
+        y, x (BT, C), rstd (BT,), w (C,)"""
+        for i in range(cuda.grid(1), y.size // W, cuda.gridsize(1)):
+            few, gain, r = load(x, i * W), load(w, i * W % C), rstd[i * W // C]
+            for j in range(W):
+                few[j] = few[j] * gain[j] * r
+            store(y, i * W, few)
+    return normalized
+
 @kernel
 def sum_rows_kernel(out, x):
     """out[n] += sum_i x[n, i], in the type of out     one block of 256 threads per row"""
@@ -711,6 +728,11 @@ def residual_rmsnorm_forward(f, saved, rstd, x, w, eps):
     """The Euler step  x[i + 1] = x[i] + f(x[i]),  in place of x[i], and then, in place of f, the
     norm of where it led, as rmsnorm_forward."""
     rmsnorm_forward(f, saved, rstd, x, w, eps, step=True)
+
+def rmsnorm_again(y, x, w, rstd):
+    """y = x * rstd * w, of a norm that was taken before"""
+    C = x.shape[1]
+    launch(normalized_kernel(C, width(C)), y, x, rstd, w, grid=1024, block=256)
 
 def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
     """dx += ..., dw += sum_bt dy * u.  Returns dy, which is no gradient any more, but y.
@@ -1101,16 +1123,17 @@ class Model:
     def ready(options=None):
         """A kernel is compiled when it is first launched."""
 
-    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32"):
+    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", recompute=False):
         open_device()
         if options:
-            dtype = options.dtype
+            dtype, recompute = options.dtype, options.recompute
             for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
         self.top = options.matmul if options else highest    # kernel path, of this model's launches
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
+        self.kept = 1 if recompute else cfg.n_layer      # layers whose insides are there at once
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
@@ -1161,7 +1184,8 @@ class Model:
         P = self.cfg.n_mtp
         buffers = {"a": {}, "d": {}}
         try:
-            for group, name, shape, dtype in self.buffer_table(self.cfg, B, T, self.dtype):
+            table = self.buffer_table(self.cfg, B, T, self.dtype, self.kept)
+            for group, name, shape, dtype in table:
                 buffers[group][name] = new(shape, dtype)
             self.ids = new((P + 1) * B * T, np.int32)    # tokens, then the targets of each head
             self.weight = new((B, P), np.float64)
@@ -1172,8 +1196,9 @@ class Model:
             if "OUT_OF_MEMORY" not in str(e):
                 raise
             total, fits = sum(size for _, size in self.memory(B, T)) / 2**30, self.fitting(T)
+            again = "" if self.kept < self.cfg.n_layer else "--recompute, "
             remedy = f"--micro-batch {fits} would fit" if fits else (
-                "not even one fits: use a shorter --seq-len or a smaller --preset")
+                f"not even one fits: use {again}a shorter --seq-len or a smaller --preset")
             raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {total:.1f} GiB "
                             f"in all ({e}); {remedy}") from None
         self.a, self.d = (namedtuple(group, arrays)(**arrays)
@@ -1185,7 +1210,7 @@ class Model:
         self.shape = B, T
 
     def memory(self, B, T):
-        return memory_table(self.cfg, B, T, self.dtype, self.buffer_table)
+        return memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
 
     def fitting(self, T):
         """Sequences that fit, with a sample now and then, into 90 % of what is free, or taken by
@@ -1261,11 +1286,24 @@ class Model:
             return Norm(p.attn_norm[l], g.attn_norm[l], a.attn_rstd[l])
         return Norm(p.mlp_norm[l], g.mlp_norm[l], a.mlp_rstd[l])
 
+    def attend(self, l):
+        """att: the heads' outputs of layer l, of y = rmsnorm(x) in a.y"""
+        cfg, a, T, k = self.cfg, self.a, self.shape[1], l % self.kept
+        attention, _ = self.attention
+        matmul(a.qkv[k], a.y, self.w.qkv[l])
+        rope(a.qkv[k], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
+        attention(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim)
+
+    def gate(self, l):
+        """swiglu: the hidden numbers of layer l, of y = rmsnorm(x) in a.y"""
+        a, k = self.a, l % self.kept
+        matmul(a.gate_up[k], a.y, self.w.gate_up[l])
+        swiglu_forward(a.swiglu[k], a.gate_up[k])
+
     def forward(self):
         """The trajectory a.x[0..2L] of the staged tokens: x[i + 1] = x[i] + f_i(x[i]), two Euler
         steps a layer.  What the heads read, y = rmsnorm(x[2L]), is in a.y then."""
-        cfg, w, a, T, D = self.cfg, self.w, self.a, self.shape[1], self.cfg.head_dim
-        attend, _ = self.attention
+        cfg, w, a = self.cfg, self.w, self.a
         y = f = a.y                          # a block reads y = rmsnorm(x); f(x) takes its place
 
         def euler_step(i):
@@ -1277,14 +1315,12 @@ class Model:
         norm = self.norm_of(0)
         rmsnorm_forward(y, a.x[0], norm.rstd, a.state, norm.gain, cfg.norm_eps)
         for l in range(cfg.n_layer):
-            matmul(a.qkv[l], y, w.qkv[l])
-            rope(a.qkv[l], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
-            attend(a.att[l], a.lse[l], a.qkv[l], T, D)
-            matmul(f, a.att[l], w.attn_proj[l])
+            k = l % self.kept
+            self.attend(l)
+            matmul(f, a.att[k], w.attn_proj[l])
             euler_step(2 * l)                # x + attention(rmsnorm(x))
-            matmul(a.gate_up[l], y, w.gate_up[l])
-            swiglu_forward(a.swiglu[l], a.gate_up[l])
-            matmul(f, a.swiglu[l], w.down[l])
+            self.gate(l)
+            matmul(f, a.swiglu[k], w.down[l])
             euler_step(2 * l + 1)            # x + swiglu(rmsnorm(x))
 
     def head_parts(self, P):
@@ -1334,18 +1370,28 @@ class Model:
             norm = self.norm_of(i)
             return rmsnorm_backward(d.x, norm.dgain, d.y, d.partial, a.x[i], norm.gain, norm.rstd)
 
+        def made_again(i, inside):
+            """What a block has inside, of y = rmsnorm(x[i]), unless it was kept"""
+            if self.kept < L:
+                norm = self.norm_of(i)
+                rmsnorm_again(a.y, a.x[i], norm.gain, norm.rstd)
+                inside(i // 2)
+
         d.x.gpu_data.memset(0, stream=stream)            # nothing passes the heads by
         step_backward(2 * L)                 # d.y is of what they read
         for l in range(L - 1, -1, -1):
+            k = l % self.kept
+            made_again(2 * l + 1, self.gate)
             matmul_dx(d.swiglu, df, w.down[l])
-            matmul_dw(g.down[l], df, a.swiglu[l], self.semaphores)
-            dgate_up = swiglu_backward(a.gate_up[l], d.swiglu)
+            matmul_dw(g.down[l], df, a.swiglu[k], self.semaphores)
+            dgate_up = swiglu_backward(a.gate_up[k], d.swiglu)
             matmul_dx(d.y, dgate_up, w.gate_up[l])
             y = step_backward(2 * l + 1)
             matmul_dw(g.gate_up[l], dgate_up, y, self.semaphores)
+            made_again(2 * l, self.attend)
             matmul_dx(d.att, df, w.attn_proj[l])
-            matmul_dw(g.attn_proj[l], df, a.att[l], self.semaphores)
-            attend_back(d.qkv, d.delta, d.att, a.att[l], a.lse[l], a.qkv[l], self.cos, self.sin, T,
+            matmul_dw(g.attn_proj[l], df, a.att[k], self.semaphores)
+            attend_back(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos, self.sin, T,
                         D)
             matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
@@ -2677,11 +2723,11 @@ class RankedModel(DataParallel, Model):
     """The GPU engine of one of several ranks"""
     links = None                             # of the class, too
 
-    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32"):
+    def __init__(self, cfg, flat, moments=(), *how, **chosen):
         n, size = flat.size, self.ranks.size
         last = self.parts(n)[-1]
         need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
-        super().__init__(cfg, flat, moments, options, dtype)
+        super().__init__(cfg, flat, moments, *how, **chosen)
         self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
         self.partials = new((size, SUMS), np.float64)
         # what is read in float32, whatever products are in: wte, and the gains
@@ -4846,6 +4892,7 @@ def add_rmsnorm_tests(ops):
         ne.rmsnorm_forward(y, rstd, x, w, 1e-5)
         ops.add(residual_rmsnorm_forward, [step, 0 * x, as_sum(0 * rstd), as_sum(x - step)],
                 [as_sum(w), 1e-5], [y.copy(), x, rstd, x], "rmsnorm_forward")
+        ops.add(rmsnorm_again, [0 * x], [x, as_sum(w), as_sum(rstd)], [y])
         ne.rmsnorm_backward(dx, dnext, dy, x, w, rstd)
         ne.gain_gradient(dgain, dy, x, rstd, 0)
         dgain += dw
@@ -5032,6 +5079,8 @@ class OnGpu:
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
     matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
+    recompute: bool = ne.setting(False, 0, 0, "keep of a layer what goes in, make the rest again "
+                                 "on the way back: a quarter slower, for a fifth of the memory")
     gpus: int = ne.setting(1, 1, 1024, "of this machine, a process each; a launcher goes first")
 
 class CountsGpus:

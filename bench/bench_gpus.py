@@ -159,7 +159,7 @@ def work(kind, preset, sequences, length):
 def agreed(kind, n):
     if kind == "NanoEuler":
         import nanoeuler_cuda as nc
-        return nc.RankedModel.ranks.agree(n)
+        return nc.RankedModel.ranks.agree(n, "steps to time")
     import torch
     import torch.distributed as dist
     t = torch.tensor([n], device="cuda")
@@ -186,9 +186,14 @@ def run(kind, preset, size, options):
         for p in ranks:
             p.kill()
     if any(code for *_, code in ends):
-        said = next(err for _, err, code in ends if code)
-        return {"failed": said.strip().splitlines()[-1][:300] if said.strip() else "no reason"}
+        return {"failed": reason([err for _, err, code in ends if code])}
     return json.loads(ends[0][0].strip().splitlines()[-1])
+
+
+def reason(said):
+    """The last line of one that failed, of the first that does not only miss another"""
+    last = [x.strip().splitlines()[-1][:300] for x in said if x.strip()] or ["no reason"]
+    return next((x for x in last if "is gone" not in x), last[0])
 
 
 def shown(results):

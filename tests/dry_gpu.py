@@ -25,7 +25,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from oracles.naive_attention import NaiveModel
 
-SMALL, BIG, BASE, LARGE = (ne.PRESETS[name] for name in ("small", "big", "base", "large"))
+SMALL, BIG, BASE, LARGE, XL = (ne.PRESETS[x] for x in ("small", "big", "base", "large", "xl"))
 Dispatcher = type(nc.matmul_kernel)
 
 
@@ -162,6 +162,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.vectors(y, kept, x, w)
         apart(x, y, kept)
         apart(y, kept)
+
+    def normalized_kernel_normalized(self, y, x, rstd, w):
+        assert y.shape == x.shape and rstd.size == x.shape[0] and w.shape == x.shape[1:]
+        self.runs(1024, 256)
+        self.vectors(y, x, w)
+        apart(y, x)
+        assert constants(self.kernel)["C"] == x.shape[1]
 
     def rmsnorm_kernels_backward(self, dx, dy, partial, x, w, rstd):
         assert dx.shape == dy.shape == x.shape and w.shape == partial.shape[1:] == x.shape[1:]
@@ -476,12 +483,12 @@ def copy_to_device(to, x, stream=0):
     assert x.size == to.size and x.dtype == to.dtype
 
 
-def blank(cfg, dtype="f32", naive=False):
+def blank(cfg, dtype="f32", naive=False, **how):
     """A model whose parameters nobody looks at."""
     flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
     with pytest.MonkeyPatch.context() as patch:          # it would take a second a 100 M parameters
         patch.setattr(nc, "to_bf16", lambda x: np.zeros(x.shape, np.uint16))
-        return (NaiveModel if naive else nc.Model)(cfg, flat, dtype=dtype)
+        return (NaiveModel if naive else nc.Model)(cfg, flat, dtype=dtype, **how)
 
 
 def step(model, B, T):
@@ -513,6 +520,7 @@ def everything(cfg, B, T, dtype="f32", naive=False):
     ids = np.zeros((B + 1, T), np.int32)     # the last micro-batch is not full
     assert not model.losses(ids, ids).any()
     everything_of(model.decoder(), cfg.seq_len)
+    step(blank(replace(cfg, n_layer=2), dtype, naive, recompute=True), B, T)
     return model
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (BASE, BIG, KINDS, LARGE, RUNS, SMALL, blank, dry_run, everything,
+from dry_gpu import (KINDS, RUNS, SMALL, blank, dry_run, everything,
                      everything_of_a_rank, extent, is_array, kernels_of, one_tile, step, ways)
 from helpers import ROOT, TINY
 from hypothesis import given, settings
@@ -35,7 +35,7 @@ def test_a_model_keeps_to_its_own_way_to_multiply(first, dry):
     flat = np.zeros(ne.n_params(cfg), np.float32)
     models = {}
     for way in (first, "wgmma", "portable", "mma"):
-        options = SimpleNamespace(dtype="bf16", matmul=way)
+        options = SimpleNamespace(dtype="bf16", matmul=way, recompute=False)
         models.setdefault(way, nc.Model(cfg, flat, options=options))
         alone.setdefault(way, kernels_of_a_step(models[way]))
     assert nc.highest == "wgmma" and len({frozenset(x) for x in alone.values()}) == 3
@@ -159,7 +159,7 @@ def test_every_kernel_is_launched(dry):
 
 def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):
     dry.gpu.compute_capability = (9, 0)
-    for cfg in (SMALL, BIG, BASE, LARGE):
+    for cfg in ne.PRESETS.values():
         step(blank(replace(cfg, n_layer=1), "bf16"), 1, cfg.seq_len)
     names = {x.name for x in dry.launches}
     assert {"wgmma_kernel_kernel", "tensor_attention_dq_dq"} < names

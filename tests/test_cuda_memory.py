@@ -42,9 +42,9 @@ def test_memory_is_free_as_soon_as_nobody_has_it(dtype, naive, dry):
         gc.enable()
 
 
-def memory_table(cfg, B, T, dtype, naive):
+def memory_table(cfg, B, T, dtype, naive, kept=None):
     Model = NaiveModel if naive else nc.Model
-    return nc.memory_table(cfg, B, T, nc.DTYPES[dtype], Model.buffer_table)
+    return nc.memory_table(cfg, B, T, nc.DTYPES[dtype], Model.buffer_table, kept)
 
 
 def needed(cfg, B, T, dtype="f32", naive=False, samples=True):
@@ -77,6 +77,22 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     assert dry.used - before == pytest.approx(table["samples"], rel=0.01, abs=1 << 20)
     assert dry.peak == dry.used              # nothing for a moment beside it
     del decoder
+
+
+@ways
+@pytest.mark.parametrize("name", ["big", "large", "xl"])
+def test_what_is_made_again_takes_no_memory(name, naive, dry):
+    cfg = ne.replace(ne.PRESETS[name], n_layer=6)
+    whole, model = blank(cfg, "bf16", naive), blank(cfg, "bf16", naive, recompute=True)
+    for x in whole, model:
+        x.prepare(1, cfg.seq_len)
+    tables = [dict(x.memory(1, cfg.seq_len)) for x in (whole, model)]
+    taken = [sum(x.size * x.dtype.itemsize for x in m.a) for m in (whole, model)]
+    assert taken == [x["activations"] + x["logits"] for x in tables]
+    kept = {"x", "state", "y", "nll", "attn_rstd", "mlp_rstd", "final_rstd", "logits"}
+    for field, before, after in zip(model.a._fields, whole.a, model.a, strict=True):
+        assert before.size == (1 if field in kept else cfg.n_layer) * after.size, field
+    assert taken[1] < 0.6 * taken[0]
 
 
 def test_another_shape_frees_the_old_memory_first(dry):

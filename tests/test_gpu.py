@@ -150,6 +150,29 @@ def test_gradient_of_the_whole_model(cfg, naive, chunk, monkeypatch):
         assert dtype != "bf16" or errors["losses"][0] < 0.02, errors
 
 
+@configs
+@ways
+def test_what_is_made_again_is_what_was_made(cfg, naive):
+    """The same bits, but where the trajectory that is kept is one of bfloat16: then as close as
+    any gradient of bfloat16 is."""
+    Model, made = NaiveModel if naive else nc.Model, {}
+    for dtype in SIZE:
+        flat = random_flat(cfg, 1, SIZE[dtype], scale=0.1)
+        for recompute in False, True:
+            model = Model(cfg, flat, dtype=dtype, recompute=recompute)
+            assert model.kept == (1 if recompute else cfg.n_layer)
+            if dtype == "bf16":
+                tokens, targets = batch(cfg, 3, 2)
+                model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
+                made[recompute] = ne.views(nc.to_host(model.g_flat), model.table)
+            else:
+                made[recompute] = train(model)
+        if dtype != "bf16":
+            assert made[True] == made[False]
+    for x, y in zip(made[True], made[False]):
+        assert all(error < 0.1 for error in nc.errors(x, y))
+
+
 @ways
 @pytest.mark.parametrize("dtype", SIZE)
 @pytest.mark.parametrize("name", ["tiny", "eights"])

@@ -101,12 +101,12 @@ def naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D):
     nc.rope(dqkv, cos, sin, T, H + G, -1)
 
 
-def naive_buffers(cfg, B, T, dtype):
+def naive_buffers(cfg, B, T, dtype, kept=None):
     """nanoeuler_cuda.buffer_table with P in place of log-sum-exp, and dP in place of delta, both of
     the type of activations."""
-    shapes = {"lse": (cfg.n_layer, B, cfg.n_head, T, T), "delta": (B, cfg.n_head, T, T)}
+    shapes = {"lse": (kept or cfg.n_layer, B, cfg.n_head, T, T), "delta": (B, cfg.n_head, T, T)}
     table = []
-    for group, name, shape, kind in nc.buffer_table(cfg, B, T, dtype):
+    for group, name, shape, kind in nc.buffer_table(cfg, B, T, dtype, kept):
         if name in shapes:
             shape, kind = shapes[name], dtype
         table.append((group, name, shape, kind))
