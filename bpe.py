@@ -331,15 +331,22 @@ def row_for_word(table, mix, text, i, j):
 
 PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
 
+def next_cut(text, i):
+    """Where text may be cut, at or behind i, and each part encoded by itself: a word ends where a
+    visible ASCII character meets a blank or a line's end. The text's end if there is no such place.
+    """
+    found = CUT.search(text, i)
+    return found.end() if found else len(text)
+
+CUT = re.compile(rb"[!-~](?=[ \n])")
+
 def of_parts(text, work):
     """[work(start, end)] of the parts of a text (N,) uint8, each in a thread of its own, one part
-    if N is small. A word ends where a visible ASCII character meets a blank or a line's end: there
-    parts may meet, too."""
+    if N is small."""
     if len(text) < PARALLEL:
         return [work(0, len(text))]
     n = get_num_threads()
-    meet = re.compile(rb"[!-~](?=[ \n])|\Z")          # at the end if there is no such place
-    cuts = [meet.search(text, len(text) * k // n).end() for k in range(1, n)]
+    cuts = [next_cut(text, len(text) * k // n) for k in range(1, n)]
     starts = [0, *cuts]
     ends = [*cuts, len(text)]
     with ThreadPoolExecutor() as pool:

@@ -71,6 +71,7 @@ import signal
 import string
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections import namedtuple
@@ -2700,6 +2701,7 @@ def steps_of(pieces):
 # ==== 10.1 Texts and examples ====
 # ---- texts
 LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
+TEXT_AT_ONCE = 1 << 28                       # bytes of it that are encoded at once
 
 def beside_program(path):
     """A path as it is, or beside this program if only there is something.  There pip names data/
@@ -2779,14 +2781,34 @@ def encode_cut(tokenizer, text, share, rng):
         return tokenizer.encode(text)
     return np.delete(ids, zeros[inserted])
 
+def encode_large(tokenizer, text, share, rng, dtype, folder):
+    """Ids of a text, by encode_cut, so much of it at a time, and mapped from a file without a name:
+    neither the text nor they need to be in memory whole."""
+    with tempfile.TemporaryFile(dir=folder) as f:
+        start = n = 0
+        while start < len(text):
+            end = bpe.next_cut(text, min(start + TEXT_AT_ONCE, len(text)))
+            ids = encode_cut(tokenizer, text[start:end], share, rng)
+            f.write(ids.astype(dtype))
+            start, n = end, n + len(ids)
+        f.flush()
+        return np.memmap(f, dtype, "r", shape=n) if n else np.zeros(0, dtype)
+
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
     Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
     train, val = parts
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    remedy = "free space, or move the text to where there is some"
 
     def encoded():
-        train_ids = encode_cut(tokenizer, train, cuts, np.random.default_rng(seed))
-        return train_ids, tokenizer.encode(val)
+        rng = np.random.default_rng(seed)
+        if len(train) <= TEXT_AT_ONCE:
+            return encode_cut(tokenizer, train, cuts, rng), tokenizer.encode(val)
+        folder = os.path.dirname(os.path.abspath(path))
+        with reading(folder, remedy):
+            return [encode_large(tokenizer, text, share, rng, dtype, folder)
+                    for text, share in ((train, cuts), (val, 0.0))]
 
     if len(train) + len(val) <= LARGE:
         return encoded()
@@ -2794,14 +2816,12 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
             "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
             "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
-    remedy = "free space, or move the text to where there is some"
     with contextlib.suppress(UserError), reading(cache, remedy):
         kept_meta, tensors = map_tensors(cache)
         need(meta.items() <= kept_meta.items(), "it belongs to another text")
         return tensors["train"], tensors["val"]
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    train_ids, val_ids = (ids.astype(dtype) for ids in encoded())
+    train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
     try:
         write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
     except UserError as e:                   # a folder of others, or another run that fills it

@@ -2403,6 +2403,7 @@ class Ranks:
                 if (kind, rank) in wanted:
                     wanted.remove((kind, rank))
                     s.settimeout(None)
+                    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     getattr(self, kind)[rank] = s
 
     def join(self, address, kind, deadline):
@@ -2411,6 +2412,7 @@ class Ranks:
             try:
                 s = socket.create_connection(address, timeout=5)
                 s.settimeout(None)
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 send_message(s, [kind, self.rank, self.size])
                 return s
             except OSError as e:
@@ -2559,12 +2561,14 @@ def as_bytes(x):
     """A flat device array, as NCCL takes any."""
     return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), stream, x.gpu_data)
 
+NCCL = "pip install 'nccl4py>=0.6,<0.7' nvidia-nccl-cu13"
+
 class Links:
     """NCCL's communicator: what ranks send to each other from GPU to GPU.  All of it is queued."""
 
     def __init__(self, ranks):
         self.rank, self.size = ranks.rank, ranks.size
-        with nccl_errors("pip install 'nccl4py>=0.6,<0.7' nvidia-nccl-cu13"):
+        with nccl_errors(NCCL):
             import nccl.core as nccl
             self.nccl = nccl
             name = bytes(nccl.get_unique_id()).hex() if self.rank == 0 else ""
@@ -2579,12 +2583,18 @@ class Links:
         """Sends sent[r] to each other rank r, and receives received[r] from it: flat arrays, or
         None for nothing."""
         queue = int(stream.handle)
-        with nccl_errors("--resume goes on with the run"), self.nccl.group():
+        with self.together():
             for r in range(self.size):
                 if r != self.rank:
                     for x, go in (sent[r], self.to.send), (received[r], self.to.recv):
                         if x is not None:
                             go(as_bytes(x), r, stream=queue)
+
+    @contextlib.contextmanager
+    def together(self):
+        """Exchanges at once, as one"""
+        with nccl_errors("--resume goes on with the run"), self.nccl.group():
+            yield
 
     def close(self):
         self.to.destroy()
@@ -2655,8 +2665,9 @@ class DataParallel:
         for each other.  Who wants to stop after this step is told to all."""
         self.ranks.all("", "a step")
         self.sum_gradients()
-        ce, norm = self.update_part(hyper)
-        self.share_parameters()
+        results = self.update_part(hyper)
+        self.share_parameters()              # queued, too: the GPU waits for nobody until then
+        ce, norm = results()
         said = self.ranks.all([ce.tolist(), self.stopping.here()], "the end of a step")
         self.stopping.agreed = any(wish for _, wish in said)
         return np.sum([ce for ce, _ in said], axis=0), norm
@@ -2691,6 +2702,18 @@ def of_ranks(run, ranks):
             if not first:
                 self.folder = tempfile.TemporaryDirectory()
                 self.log = os.path.join(self.folder.name, "log")         # which stays empty
+
+        def read_data(self, start):
+            """What is made of a text, once, the first one makes; the others find it."""
+            if not first:
+                ranks.agree("", "the data")
+            super().read_data(start)
+
+        def load(self, cfg, tokenizer):
+            data = super().load(cfg, tokenizer)
+            if first:
+                ranks.agree("", "the data")
+            return data
 
         def learn(self, caught):
             self.model.stopping = Stopping(caught)
@@ -2730,6 +2753,7 @@ class RankedModel(DataParallel, Model):
         super().__init__(cfg, flat, moments, *how, **chosen)
         self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
         self.partials = new((size, SUMS), np.float64)
+        self.told, self.updated = cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False)
         # what is read in float32, whatever products are in: wte, and the gains
         self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
 
@@ -2771,8 +2795,8 @@ class RankedModel(DataParallel, Model):
                 launch(add_in_order_kernel, g[rank], self.received, rank, grid=1024, block=256)
 
     def update_part(self, hyper):
-        """AdamW of the own part, by the norm of the whole.  Returns (summed CE of each head, of the
-        own sequences, |g|); waits for the device."""
+        """Queues AdamW of the own part, by the norm of the whole.  Returns what waits for it, and
+        has (summed CE of each head, of the own sequences, |g|)."""
         rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
         own_p, own_w, own_g = (stretch(x, own.start, own.stop)
                                for x in (self.flat, self.copies, self.g_flat))
@@ -2788,16 +2812,22 @@ class RankedModel(DataParallel, Model):
         for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
             if stale is not None:            # of others' parts: the next step adds to zero
                 stale.gpu_data.memset(0, stale.nbytes, stream=stream)
-        results = to_host(self.results)
+        self.results.copy_to_host(self.told, stream=stream)
+        self.updated.record(stream)
         self.results.copy_to_device(self.zero, stream=stream)
-        return results[:-1], float(results[-1])
+
+        def results():
+            self.updated.synchronize()
+            return self.told[:-1].copy(), float(self.told[-1])
+        return results
 
     def share_parameters(self):
         """What the next step reads: what products do, whole, and some in float32."""
-        self.share_whole(self.copies, slice(0, self.flat.size))
-        if self.copies is not self.flat:
-            for where in self.read_whole:
-                self.share_whole(self.flat, where)
+        with self.links.together():
+            self.share_whole(self.copies, slice(0, self.flat.size))
+            if self.copies is not self.flat:
+                for where in self.read_whole:
+                    self.share_whole(self.flat, where)
 
     def share_whole(self, x, where):
         """A stretch of a parameter buffer, every entry from its owner"""
@@ -3009,8 +3039,35 @@ def doctor():
         gpu = cuda.get_current_device()      # the first, or what CUDA_VISIBLE_DEVICES says
         rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
                  ("matmul, attention", kernel_path()),
-                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")]
+                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
+                 ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
+                                  f"{ne.counted(gpus_here(), 'GPU')}"),
+                 ("NCCL", nccl_found()), ("links", links_found() or "nvidia-smi names none")]
     return report(problem, rows)
+
+def nccl_found():
+    try:
+        import nccl.core as nccl
+        return str(nccl.get_version().libnccl.version)
+    except Exception as e:                   # of many kinds: see nccl_errors
+        return f"no: {e}; several GPUs need it: {NCCL}"
+
+def links_found():
+    """How the GPUs of this machine reach each other, in nvidia-smi's words: NV18 are 18 NVLinks,
+    PIX, PXB, PHB, NODE and SYS longer and longer ways over PCIe."""
+    try:
+        topology = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True,
+                                  timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    rows = [line.split() for line in re.sub("\x1b\\[[0-9;]*m", "", topology).splitlines()]
+    rows = [words for words in rows if words and re.fullmatch(r"GPU\d+", words[0])]
+    rows = [words for words in rows if "X" in words]     # not the line above them
+    found = {}
+    for i, words in enumerate(rows):
+        for j in range(i):
+            found.setdefault(words[1 + j], []).append(f"{j}-{i}")
+    return "; ".join(f"{kind} {' '.join(pairs)}" for kind, pairs in found.items())
 
 @contextlib.contextmanager
 def overlapping():

@@ -4,7 +4,8 @@
 
 A preset with so many sequences a GPU, in bfloat16: NanoEuler's step as `t --gpus N` does it, and
 the same model in PyTorch (oracles/torch_peer.py in tests) from the same weights, compiled: with one
-GPU alone, with several by DistributedDataParallel and FSDP2 (bfloat16 in products, float32 sums).
+GPU alone; with several by DistributedDataParallel, compiled around it (DDP), so that sums overlap
+with backward, or within it (DDP-inside), and by FSDP2 (bfloat16 in products, float32 sums).
 One process a GPU; engines take turns, two turns each with their processes new, and a figure is the
 median of the steps of both.  Scaling is against the same engine on the first number of GPUs.  The
 parameters after five steps, hashed, must be the same in both turns.  Writes bench/out/gpus.json and
@@ -24,7 +25,7 @@ import time
 HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
-ENGINES = "NanoEuler", "DDP", "FSDP"
+ENGINES = "NanoEuler", "DDP", "DDP-inside", "FSDP"
 LR, MTP = 1e-3, 0.3
 FIRST, SECONDS = 5, 4.0                      # steps before the clock runs; how long it does
 
@@ -38,7 +39,7 @@ def batch(cfg, B, T):
     return np.ascontiguousarray(ids[:, :T]), targets
 
 
-def ours(cfg, flat, tokens, targets):
+def ours(cfg, flat, tokens, targets, recompute):
     """(step, facts): facts() are of the run when its first steps are done"""
     import nanoeuler as ne
     import nanoeuler_cuda as nc
@@ -49,7 +50,8 @@ def ours(cfg, flat, tokens, targets):
         engine.ranks = nc.Ranks(nc.PLACE)
         engine.links = nc.Links(engine.ranks)
     free = nc.free_bytes()
-    model, weight, count = engine(cfg, flat, dtype="bf16"), ne.loss_weights(targets, MTP), [0]
+    model, count = engine(cfg, flat, dtype="bf16", recompute=recompute), [0]
+    weight = ne.loss_weights(targets, MTP)
 
     def step():
         count[0] += 1
@@ -60,11 +62,13 @@ def ours(cfg, flat, tokens, targets):
 
     def facts():
         taken = free - nc.free_bytes()
-        flat, *moments = model.buffers()
-        digest = hashlib.sha256(b"".join(x.tobytes() for x in (flat, *moments))).hexdigest()[:16]
-        found = {"GiB": taken / 2**30, "bits": digest, "as printed": sum(
-            size for name, size in model.memory(len(tokens) // nc.PLACE.size, tokens.shape[1])
-            if name != "samples") / 2**30}
+        digest = hashlib.sha256()
+        for x in model.buffers():            # which the first rank alone has
+            if x is not None:
+                digest.update(x)
+        table = model.memory(len(tokens) // nc.PLACE.size, tokens.shape[1])
+        printed = sum(size for name, size in table if name != "samples")
+        found = {"GiB": taken / 2**30, "bits": digest.hexdigest()[:16], "printed": printed / 2**30}
         if nc.PLACE.size > 1:
             found["communication"] = communication(nc, model)
         return found
@@ -97,14 +101,15 @@ def theirs(kind, rank, size, cfg, flat, tokens, targets):
     with torch.device("cuda"):
         model = torch_peer.Peer(torch_peer.peer_config(cfg))
     model.load_numpy(ne.views(flat, ne.param_table(cfg))._asdict())
-    options, compiled = dict(bf16=True, lr=LR, attention="flash"), size == 1
+    options, compiled = dict(bf16=True, lr=LR, attention="flash"), True
     if size > 1:
         dist.init_process_group("nccl")
-        if kind == "DDP":
-            model = torch.compile(model, fullgraph=True, dynamic=False)
-            model = DistributedDataParallel(model, device_ids=[local], gradient_as_bucket_view=True,
-                                            static_graph=True)
+        if kind == "DDP-inside":
+            model, compiled = torch.compile(model, fullgraph=True, dynamic=False), False
+        if kind != "FSDP":
+            model = DistributedDataParallel(model, device_ids=[local], gradient_as_bucket_view=True)
         else:
+            compiled = False
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for block in model.blocks:
@@ -121,7 +126,7 @@ def theirs(kind, rank, size, cfg, flat, tokens, targets):
     return lambda: float(step(idx, wanted)), facts
 
 
-def work(kind, preset, sequences, length):
+def work(kind, preset, sequences, length, recompute):
     """What one rank does; the first one prints a line of JSON."""
     from dataclasses import replace
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -132,7 +137,7 @@ def work(kind, preset, sequences, length):
     cfg = replace(ne.PRESETS[preset], seq_len=length)
     flat, data = ne.init_params(cfg, 1), batch(cfg, sequences * size, length)
     if kind == "NanoEuler":
-        step, facts = ours(cfg, flat, *data)
+        step, facts = ours(cfg, flat, *data, recompute)
     else:
         step, facts = theirs(kind, rank, size, cfg, flat, *data)
     losses = [step() for _ in range(FIRST)]
@@ -173,7 +178,8 @@ def run(kind, preset, size, options):
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
     command = [sys.executable, str(HERE), "--work", kind, "--presets", preset,
-               "--sequences", str(options.sequences), "--length", str(options.length)]
+               "--sequences", str(options.sequences), "--length", str(options.length),
+               *["--recompute"] * options.recompute]
     ranks = [subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size),
@@ -199,7 +205,8 @@ def reason(said):
 def shown(results):
     """The rows of a preset: {(engine, size): [turns]}"""
     print("| engine | GPUs | ms a step | lowest - highest tenth | of n times one | GiB a GPU | "
-          "communication, ms | same bits twice |\n|---|---:|---:|---:|---:|---:|---:|---|")
+          "as printed | communication, ms | same bits twice |\n"
+          "|---|---:|---:|---:|---:|---:|---:|---:|---|")
     one = {}
     for (kind, size), turns in results.items():
         good = [t for t in turns if "ms" in t]
@@ -208,14 +215,14 @@ def shown(results):
             continue
         times = sorted(x for t in good for x in t["ms"])
         ms, tenth = statistics.median(times), len(times) // 10
-        one.setdefault(kind, (ms, size))
-        share = one[kind][0] / ms
+        engine = "NanoEuler" if kind == "NanoEuler" else "PyTorch"
+        share = one.setdefault(engine, ms) / ms
         bits = {t["bits"] for t in good if "bits" in t}
         same = "" if not bits else "yes" if len(bits) == 1 and len(good) > 1 else "NO"
-        talk = good[0].get("communication")
+        talk, printed = good[0].get("communication"), good[0].get("printed")
         print(f"| {kind} | {size} | {ms:.2f} | {times[tenth]:.2f} - {times[-1 - tenth]:.2f} | "
-              f"{share:.3f} | {good[0]['GiB']:.1f} | {'' if talk is None else f'{talk:.2f}'} | "
-              f"{same} |", flush=True)
+              f"{share:.3f} | {good[0]['GiB']:.1f} | {f'{printed:.1f}' if printed else ''} | "
+              f"{f'{talk:.2f}' if talk else ''} | {same} |", flush=True)
 
 
 def main():
@@ -226,36 +233,39 @@ def main():
     parser.add_argument("--sequences", type=int, default=64, help="a GPU")
     parser.add_argument("--length", type=int, default=512, help="of a sequence, tokens")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--recompute", action="store_true", help="as t does it: ours alone")
+    parser.add_argument("--peer-turns", type=int, default=2, help="of PyTorch's, each")
     parser.add_argument("--patience", type=float, default=240, help="seconds for a turn")
     parser.add_argument("--work", choices=ENGINES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        return work(options.work, options.presets[0], options.sequences, options.length)
+        return work(options.work, options.presets[0], options.sequences, options.length,
+                    options.recompute)
     from common import out_folder
     smi = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
                          capture_output=True, text=True)
     names = smi.stdout.split("\n")[:-1]
     gpus = options.gpus or [n for n in (1, 2, 4, 8) if n <= len(names)]
-    everything = {}
+    everything, path = {}, out_folder() / "gpus.json"      # written as it comes
     for preset in options.presets:
         results = {}
-        for _ in range(2):
+        for i in range(2):
             for size in gpus:
                 for kind in options.engines:
-                    if size == 1 and kind == "FSDP":
-                        continue             # nothing to shard
+                    alone = kind in ("NanoEuler", "DDP")             # nothing to share or to shard
+                    if size == 1 and not alone or i >= options.peer_turns and kind != "NanoEuler":
+                        continue
                     turn = run(kind, preset, size, options)
                     results.setdefault((kind, size), []).append(turn)
                     print(f"{preset}, {kind}, {size}: " + (turn.get("failed") or
                           f"{statistics.median(turn['ms']):.2f} ms"), file=sys.stderr, flush=True)
+                    everything[preset] = [{"engine": kind, "gpus": size, "turns": turns}
+                                          for (kind, size), turns in results.items()]
+                    path.write_text(json.dumps(
+                        {"gpus": names, "sequences": options.sequences, "length": options.length,
+                         "presets": everything}), encoding="utf-8")
         print(f"\n### {preset}, {options.sequences} x {options.length} a GPU, on {names[0]}\n")
         shown(results)
-        everything[preset] = [{"engine": kind, "gpus": size, "turns": turns}
-                              for (kind, size), turns in results.items()]
-        path = out_folder() / "gpus.json"
-        path.write_text(json.dumps({"gpus": names, "sequences": options.sequences,
-                                    "length": options.length, "presets": everything}),
-                        encoding="utf-8")
     return 0
 
 

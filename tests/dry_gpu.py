@@ -465,6 +465,8 @@ def dry_run(total=1 << 50):
                 (cuda, "device_array", device.array),
                 (cuda, "to_device", lambda x, **_: device.from_host(x)),
                 (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
+                (cuda, "event", lambda timing: SimpleNamespace(
+                    record=lambda stream: None, synchronize=lambda: None)),
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (nc, "tensor_map", device.tensor_map),
@@ -556,7 +558,7 @@ class Seen:
     """What would go from GPU to GPU: (bytes to each rank, bytes from each)"""
 
     def __init__(self, rank):
-        self.rank, self.sizes = rank, []
+        self.rank, self.sizes, self.together = rank, [], contextlib.nullcontext
 
     def exchange(self, sent, received):
         self.sizes.append([[0 if x is None or r == self.rank else nc.as_bytes(x).size

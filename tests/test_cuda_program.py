@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,9 +132,21 @@ def test_what_the_driver_says_is_one_line_and_a_remedy(life, monkeypatch, capsys
 
 def test_the_doctor_of_a_gpu_that_answers(dry, monkeypatch, capsys):
     dry.gpu.compute_capability = (9, 0)
+    monkeypatch.setattr(nc, "gpus_here", lambda: 2)
     assert verb("doctor") == 0
     said = capsys.readouterr().out
     assert "dry, sm_90" in said and "wgmma" in said and "all is well" in said
+    assert "rank 0 of 1, sees 2 GPUs" in said and "NCCL" in said
+
+
+@pytest.mark.parametrize("said, found", [
+    ("\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\tSYS\t0-15\n"
+     "GPU1\tNV18\t X \tPHB\t0-15\nGPU2\tSYS\tPHB\t X \t0-15\n\nLegend:\n\n  X    = Self\n",
+     "NV18 0-1; SYS 0-2; PHB 1-2"),
+    ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n", ""), ("", ""), ("No devices were found\n", "")])
+def test_links_are_read_from_nvidia_smi(said, found, monkeypatch):
+    monkeypatch.setattr(nc.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
+    assert nc.links_found() == found
 
 
 @pytest.mark.parametrize("dtype", nc.DTYPES)

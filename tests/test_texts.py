@@ -1,5 +1,6 @@
 """Texts: windows, splits, tokens kept in a file, and texts that nothing can be learned from."""
 import os
+import tracemalloc
 import re
 from types import SimpleNamespace
 
@@ -163,6 +164,32 @@ def test_a_token_file_has_room_for_the_last_id(V, dtype, large):
     for _ in range(2):                       # written, then read
         for ids in ne.tokenize(path, parts, tokenizer, digest):
             assert ids.dtype == dtype and len(ids) and (ids == V - 1).all()
+
+
+def test_a_text_is_encoded_so_much_at_a_time(large, monkeypatch):
+    """To the same tokens, and with cuts to the same text; four bytes a byte of it are not there."""
+    path, parts, tokenizer, _ = large
+    want = [tokenizer.encode(bytes(x)) for x in parts]
+    monkeypatch.setattr(ne, "TEXT_AT_ONCE", 700)
+    for _ in range(2):                       # written, then read
+        for got, ids in zip(ne.tokenize(*large), want):
+            assert np.array_equal(got, ids) and got.dtype == np.uint16
+    cut, _ = ne.tokenize(*large, 0.1, 1)
+    assert len(cut) > len(want[0]) and tokenizer.decode(cut) == bytes(parts[0])
+    text = memoryview(TEXT.read_bytes())
+    monkeypatch.setattr(ne, "TEXT_AT_ONCE", 100_000)
+    tracemalloc.start()
+    ne.tokenize(path, (text, text[:0]), tokenizer, "ef" * 32)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(text)
+
+
+def test_no_place_for_the_tokens_of_a_text_is_said(large, monkeypatch):
+    path, *others = large
+    monkeypatch.setattr(ne, "TEXT_AT_ONCE", 700)
+    with pytest.raises(ne.UserError, match="nowhere.*: No such file or directory; free space"):
+        ne.tokenize(os.path.join(os.path.dirname(path), "nowhere", "a.txt"), *others)
 
 
 # ---- large texts

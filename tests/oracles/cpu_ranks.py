@@ -69,7 +69,7 @@ class CpuRanked(nc.DataParallel, Wide):
         if math.isfinite(norm):
             ne.adamw_update(self.flat[self.own], g, self.m[self.own], self.v[self.own],
                             self.n_decay - self.own.start, hyper, ne.clipping(norm, hyper))
-        return ce, norm
+        return lambda: (ce, norm)
 
     def whole(self, x):
         return np.concatenate(self.ranks.all(x[self.own].tolist(), "a buffer"))
