@@ -3866,8 +3866,10 @@ def print_done(out, s, engine):
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus"}    # which not every engine has
-FREE = {*LENGTH, "data", "micro_batch", "gpus"}      # a resumed run may be longer, and elsewhere
+# Settings that not every engine has; and what a run that goes on may have otherwise, as it may be
+# longer, and elsewhere
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
+FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute"}
 OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):

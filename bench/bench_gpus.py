@@ -198,7 +198,9 @@ def run(kind, preset, size, options):
 
 def reason(said):
     """The last line of one that failed, of the first that does not only miss another"""
-    last = [x.strip().splitlines()[-1][:300] for x in said if x.strip()] or ["no reason"]
+    lines = [[line for line in x.splitlines() if line.strip() and "Warning" not in line]
+             for x in said]
+    last = [x[-1][:300] for x in lines if x] or ["no reason"]
     return next((x for x in last if "is gone" not in x), last[0])
 
 
