@@ -70,6 +70,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -1647,10 +1648,40 @@ class Decoder(ne.Decoder):
                 to.copy_to_device(of, stream=stream)     # whole: that takes no longer
         self.texts[slot] = self.texts[source][:n]
 
+    def read(self, parts):
+        """`Reader`'s.  Nearly all parts are a few tokens of a slot that has room for them: they take
+        no detour, since a step of the device takes no longer than 200 lines of Python."""
+        found = self.plain_rows(parts) if self.steps else None
+        if not found:
+            return super().read(parts)
+        logits, self.final = self.steps.compute(*found)
+        for slot, ids, _ in parts:
+            self.texts[slot] += map(int, ids)
+        return logits
+
+    def plain_rows(self, parts):
+        """(tokens, slots, positions, wanted) of parts that go on with texts, and let none slide,
+        at most MOST_ROWS of them.  None if they are others, or faulty."""
+        tokens, slots, positions, wanted = [], [], [], []
+        for slot, ids, n in parts:
+            start, count = len(self.texts[slot]) if 0 <= slot < len(self.texts) else 0, len(ids)
+            if not (start and 0 < count <= self.length - start and 0 <= n <= count):
+                return None
+            tokens += map(int, ids)
+            slots += [slot] * count
+            positions += range(start, start + count)
+            wanted += range(len(tokens) - n, len(tokens))
+        known = 0 < len(tokens) <= ne.MOST_ROWS and (
+            min(tokens) >= 0 and max(tokens) < self.cfg.vocab_size)
+        if known and len({slot for slot, *_ in parts}) == len(parts):
+            return tokens, slots, positions, wanted
+        return None
+
     def compute(self, rows):
         """nanoeuler.Decoder's, row by row if it has to be"""
         if self.steps:
-            logits, final = self.steps.compute(rows)
+            logits, final = self.steps.compute(*map(np.ndarray.tolist, rows[:3]),
+                                               rows.wanted.tolist())
             self.work = SimpleNamespace(final=final)     # what `guesses` will be asked for
             return logits
         wanted, found = {*rows.wanted.tolist()}, []
@@ -1700,8 +1731,8 @@ class Decoder(ne.Decoder):
 
     def decode(self, token, position):
         if self.steps:
-            one = self.rows([(0, position, [token], 1)])
-            return self.compute(one)[0]
+            logits, _ = self.steps.compute([token], [0], [position], [0])
+            return logits[0]
         at = np.array([token, position], np.int32)
         self.at.copy_to_device(at, stream=stream)
         self.graph(self.queue)
@@ -2122,14 +2153,20 @@ def attend_kernel(D, HEADS, hopper):
                     ml[part, head + h, 0], ml[part, head + h, 1] = m, l
     return attend
 
-@kernel
-def take_kernel(x, rows, wte):
-    """x[r] = wte[token of r]     a block of 128 threads a row
-    x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16"""
-    r = cuda.blockIdx.x
-    if r < rows[COUNTS, 0]:
-        for c in range(cuda.threadIdx.x, x.shape[1], 128):
-            x[r, c] = value(wte[rows[TOKEN, r], c])
+@made_once
+def take_kernel(hopper):
+    start_next = let_next_start if hopper else at_once
+
+    @kernel
+    def take(x, rows, wte):
+        """x[r] = wte[token of r]     a block of 128 threads a row
+        x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16"""
+        r = cuda.blockIdx.x
+        start_next()                         # its weights may come; it waits for the rest
+        if r < rows[COUNTS, 0]:
+            for c in range(cuda.threadIdx.x, x.shape[1], 128):
+                x[r, c] = value(wte[rows[TOKEN, r], c])
+    return take
 
 def heads_a_block(H, G):
     """Of the H / G that share keys: as many as divide it, at most four"""
@@ -2160,15 +2197,41 @@ def rows_smem(size, hopper):
                for tiles, K in ((2, size.C), (1, size.HD), (1, size.F))]
     return weights[0], weights[1] + AT_ONCE * 4 * (size.HD + 4), weights[2]
 
+def upload(x, staged):
+    """Queues the copy of pinned memory to the beginning of an array.  copy_to_device takes 20 us to
+    look at both."""
+    ok(driver.cuMemcpyHtoDAsync(int(x.gpu_data.device_pointer), staged.ctypes.data, staged.nbytes,
+                                int(stream.handle)))
+
+def download(staged, x):
+    """Queues the copy of the beginning of an array to pinned memory."""
+    ok(driver.cuMemcpyDtoHAsync(staged.ctypes.data, int(x.gpu_data.device_pointer), staged.nbytes,
+                                int(stream.handle)))
+
+def power_of_two(n):
+    """n, rounded up to one; of 0 it is 0"""
+    return 1 << (n - 1).bit_length() if n else 0
+
+TABLE = struct.Struct(f"{5 * AT_ONCE}i")     # `rows`
+
+# What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; and
+# whether the rows are a whole step: then it also brings their table, and the lines to the host
+StepKind = namedtuple("StepKind", "rows parts lines alone")
+
 class RowSteps:
-    """Steps of rows through the weights of a decoder, with its cache and its activations."""
+    """Steps of rows through the weights of a decoder, with its cache and its activations.
+
+    What goes to the device and comes back lies in pinned memory, of fixed addresses, which a graph
+    can know: of a step of a few rows the host writes a table, launches a graph, and waits."""
 
     def __init__(self, cfg, weights, slots, T):
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.size, self.smem = size, rows_smem(size, copies())
         self.kernels = product_kernels(size.C, size.HD, size.D, size.F, copies())
         self.heads_a_block = heads_a_block(size.H, size.G)
+        self.take = take_kernel(copies())
         self.attend = attend_kernel(size.D, self.heads_a_block, copies())
+        self.keys = keys_a_part(size.D)
         parts = self.parts_bucket(T)
 
         def buffer(*shape):
@@ -2179,8 +2242,10 @@ class RowSteps:
         self.x, self.q, self.y = (buffer(AT_ONCE, n) for n in (size.C, size.HD, size.F))
         self.o, self.ml = buffer(AT_ONCE * parts * size.HD), buffer(AT_ONCE * parts * size.H * 2)
         self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
-        self.graphs = {}                     # (rows, parts, are logits wanted?) -> Graph
-        self.tables = []                     # what the driver may still read: lines of `rows`
+        # a table for each AT_ONCE rows of a step
+        self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
+        self.under_way = False               # may the device still read what is staged?
+        self.graphs = {}                     # StepKind -> Graph
         self.prepare(2 * AT_ONCE)
         if others := size.P - 1:             # of `guesses`: the first row of x, all further heads
             head = weights.lm_head
@@ -2190,6 +2255,9 @@ class RowSteps:
             table = np.zeros((5, AT_ONCE), np.int32)
             table[COUNTS, :2] = 1
             self.first_row = to_device(table)
+            self.staged_x = cuda.pinned_array(size.C, np.float32)
+            self.guessed_host = cuda.pinned_array((1, V + size.C), np.float32)
+            self.guess_graph = Graph()
 
     def prepare(self, lines):
         """Memory for so many lines of logits, and behind each the row of x that it was made of"""
@@ -2199,43 +2267,61 @@ class RowSteps:
 
     def parts_bucket(self, length):
         """Parts of a context of this length, rounded up to a power of two: a graph for each"""
-        parts = cdiv(length, keys_a_part(self.size.D))
-        return min(1 << (parts - 1).bit_length(), cdiv(self.T, keys_a_part(self.size.D)))
+        return min(power_of_two(cdiv(length, self.keys)), cdiv(self.T, self.keys))
 
-    def compute(self, rows):
+    def compute(self, tokens, slots, positions, wanted):
         """(lines of logits, rows of x) of the wanted rows, on the host, valid until the next call
-        rows: nanoeuler.Rows"""
-        lines, V = 0, self.size.V
-        if len(rows.wanted) > len(self.out):
+        tokens, slots, positions of each row, lists; wanted: of which rows, ascending"""
+        self.wait()
+        if len(wanted) > len(self.out):
             self.prepare(ne.MOST_ROWS)
-        for r0 in range(0, len(rows.tokens), AT_ONCE):
-            columns = [x[r0:r0 + AT_ONCE] for x in (rows.tokens, rows.slots, rows.positions)]
+        self.under_way, lines, alone = True, 0, len(tokens) <= AT_ONCE
+        for i, r0 in enumerate(range(0, len(tokens), AT_ONCE)):
+            columns = [column[r0:r0 + AT_ONCE] for column in (tokens, slots, positions)]
             n = len(columns[0])
-            wanted = rows.wanted[(r0 <= rows.wanted) & (rows.wanted < r0 + n)] - r0
-            table = np.zeros((5, AT_ONCE), np.int32)
-            for line, column in zip(table, (*columns, wanted)):
-                line[:len(column)] = column
-            table[COUNTS, :3] = n, len(wanted), lines
-            self.tables.append(table)
-            self.rows.copy_to_device(table, stream=stream)
-            parts = self.parts_bucket(1 + int(columns[2].max()))
-            key = 1 << (n - 1).bit_length(), parts, len(wanted) > 0
-            graph = self.graphs.setdefault(key, Graph())
-            graph(functools.partial(self.queue, *key))
-            lines += len(wanted)
+            here = [r - r0 for r in wanted[lines:bisect.bisect_left(wanted, r0 + n)]]
+            self.stage(i, *columns, here, lines)
+            kind = StepKind(power_of_two(n), self.parts_bucket(1 + max(columns[2])),
+                            power_of_two(len(here)) if alone else min(1, len(here)), alone)
+            if not alone:
+                upload(self.rows, self.staged[i])
+            if kind not in self.graphs:
+                self.graphs[kind] = Graph()
+            self.graphs[kind](functools.partial(self.queue, kind))
+            lines += len(here)
         if lines:
-            view(self.out, 0, (lines, self.out.shape[1])).copy_to_host(
-                self.pinned[:lines], stream=stream)
+            if not alone:
+                download(self.pinned[:lines], self.out)
+            self.wait()
+        return self.pinned[:lines, :self.size.V], self.pinned[:lines, self.size.V:]
+
+    def wait(self):
+        """Until the device has done all, and what is staged may be written"""
+        if self.under_way:
             stream.synchronize()
-            self.tables.clear()
-        return self.pinned[:lines, :V], self.pinned[:lines, V:]
+        self.under_way = False
 
-    def queue(self, count, parts, wanted):
-        """A step of up to `count` rows, of at most so many parts of the context."""
+    def stage(self, i, tokens, slots, positions, wanted, line):
+        """The i-th table of `rows`.  NumPy would take three times as long."""
+        n, m = len(tokens), len(wanted)
+        unused = [0] * (AT_ONCE - n)
+        TABLE.pack_into(self.staged, i * TABLE.size, *tokens, *unused, *slots, *unused, *positions,
+                        *unused, *wanted, *[0] * (AT_ONCE - m), n, m, line, *[0] * (AT_ONCE - 3))
+
+    def queue(self, kind):
+        """A step of rows, or a part of one: see StepKind."""
+        if kind.alone:
+            upload(self.rows, self.staged[0])
+        launch(self.take, self.x, self.rows, self.p.wte, grid=kind.rows, block=128)
         with overlapping() if copies() else contextlib.nullcontext():
-            self.queue_kernels(count, parts, wanted)
+            self.queue_layers(kind.rows, kind.parts)
+            if kind.lines:
+                head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
+                self.queue_logits(self.out, head, self.rows)
+        if kind.alone and kind.lines:
+            download(self.pinned[:kind.lines], self.out)
 
-    def queue_kernels(self, count, parts, wanted):
+    def queue_layers(self, count, parts):
         size, p, rows, x = self.size, self.p, self.rows, self.x
         qkv, proj, gate_up, down, _ = self.kernels
         eps = np.float32(self.cfg.norm_eps)
@@ -2244,7 +2330,6 @@ class RowSteps:
         o_of_rows = view(self.o, 0, (AT_ONCE, parts, size.HD))
         ml = view(self.ml, 0, (AT_ONCE * parts, size.H, 2))
         for_x, for_att, for_swiglu = self.smem
-        launch(take_kernel, x, rows, p.wte, grid=count, block=128)
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
             launch(qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows, eps,
@@ -2256,9 +2341,6 @@ class RowSteps:
             launch(gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
                    grid=size.F // 8, block=256, smem=for_x)
             launch(down, x, self.y, p.down[l], rows, grid=size.C // 8, block=256, smem=for_swiglu)
-        if wanted:
-            head = p.wte if self.cfg.tie_embeddings else p.lm_head[0]
-            self.queue_logits(self.out, head, rows)
 
     def queue_logits(self, out, head, rows):
         launch(self.kernels[4], out, self.x, self.p.final_norm, head, rows,
@@ -2267,11 +2349,16 @@ class RowSteps:
 
     def guesses(self, x):
         """(heads, V) for a row of x (C,)"""
-        x = np.array(x)                      # it must live until the driver has read it
-        view(self.x, 0, (self.size.C,)).copy_to_device(x, stream=stream)
+        self.wait()
+        self.staged_x[:] = x
+        self.guess_graph(self.queue_guesses)
+        stream.synchronize()
+        return self.guessed_host[0, :len(self.others)].reshape(-1, self.size.V).copy()
+
+    def queue_guesses(self):
+        upload(self.x, self.staged_x)
         self.queue_logits(self.guessed, self.others, self.first_row)
-        found = to_host(self.guessed)[0, :len(self.others)]
-        return found.reshape(-1, self.size.V)
+        download(self.guessed_host, self.guessed)
 
     def copy(self, source, slot, n):
         """The first n keys and values of a slot to another"""
@@ -3000,10 +3087,10 @@ class Graph:
             function()
             self.kernels_loaded = True       # not if it raised
             return
-        handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
-            self.record(function, handle)
-        ok(driver.cuGraphLaunch(self.graph, handle))
+            self.handle = driver.CUstream(int(stream.handle))
+            self.record(function, self.handle)
+        ok(driver.cuGraphLaunch(self.graph, self.handle))
 
     def record(self, function, handle):
         """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""

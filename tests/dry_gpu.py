@@ -347,7 +347,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(tiles(V, 16), 256, smem(2, C))
         apart(out, x)
 
-    def take_kernel(self, x, rows, wte):
+    def take_kernel_take(self, x, rows, wte):
         assert x.shape == (nc.AT_ONCE, wte.shape[1]) and self.grid[0] <= nc.AT_ONCE
         self.rows_of(rows)
         self.runs(self.grid[0], 128)
@@ -461,6 +461,7 @@ def dry_run(total=1 << 50):
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (nc, "tensor_map", device.tensor_map),
+                (nc, "upload", upload), (nc, "download", lambda staged, x: upload(x, staged)),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -474,6 +475,11 @@ def dry_run(total=1 << 50):
 
 def copy_to_device(to, x, stream=0):
     assert x.size == to.size and x.dtype == to.dtype
+
+
+def upload(x, staged):
+    assert staged.dtype == x.dtype and staged.flags.c_contiguous and x.is_c_contiguous()
+    assert 0 < staged.nbytes <= x.gpu_data.size
 
 
 def blank(cfg, dtype="f32", naive=False):
