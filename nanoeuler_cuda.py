@@ -1608,6 +1608,7 @@ class Decoder(ne.Decoder):
     def begin(self, cfg, slots, length):
         super().begin(cfg, slots, length)
         self.heads = 0                       # drafts would not be read any faster
+        self.unread = set()                  # slots whose texts are not in the cache yet
 
     def allocate(self):
         """The caches, and the activations of one token, or of some rows."""
@@ -1641,7 +1642,10 @@ class Decoder(ne.Decoder):
         self.kc, self.vc, self.graph = self.slots[slot]
 
     def copy(self, source, slot, n):
-        if self.steps:
+        if source in self.unread:
+            self.unread.add(slot)
+        elif self.steps:
+            self.unread.discard(slot)
             self.steps.copy(source, slot, n)
         else:
             for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
@@ -1649,8 +1653,8 @@ class Decoder(ne.Decoder):
         self.texts[slot] = self.texts[source][:n]
 
     def read(self, parts):
-        """`Reader`'s.  Nearly all parts are a few tokens of a slot that has room for them: they take
-        no detour, since a step of the device takes no longer than 200 lines of Python."""
+        """`Reader`'s.  Nearly all parts are a few tokens of a slot that has room for them: they
+        take no detour, since the device takes no longer for them than a hundred lines of Python."""
         found = self.plain_rows(parts) if self.steps else None
         if not found:
             return super().read(parts)
@@ -1664,7 +1668,9 @@ class Decoder(ne.Decoder):
         at most MOST_ROWS of them.  None if they are others, or faulty."""
         tokens, slots, positions, wanted = [], [], [], []
         for slot, ids, n in parts:
-            start, count = len(self.texts[slot]) if 0 <= slot < len(self.texts) else 0, len(ids)
+            if slot in self.unread or not 0 <= slot < len(self.texts):
+                return None
+            start, count = len(self.texts[slot]), len(ids)
             if not (start and 0 < count <= self.length - start and 0 <= n <= count):
                 return None
             tokens += map(int, ids)
@@ -1676,6 +1682,37 @@ class Decoder(ne.Decoder):
         if known and len({slot for slot, *_ in parts}) == len(parts):
             return tokens, slots, positions, wanted
         return None
+
+    def read_pieces(self, pieces):
+        """What begins a slot waits until logits of it are wanted: then it is read as a whole, by
+        rows, or as a prompt if it has more than BY_ROWS tokens, however it came."""
+        if not self.steps:
+            return super().read_pieces(pieces)
+        found, rows = {}, []
+        for i, (slot, start, ids, wanted) in enumerate(pieces):
+            if slot in self.unread:
+                start, ids = 0, self.texts[slot][:start] + ids
+            self.unread.discard(slot)
+            if start or wanted and len(ids) <= BY_ROWS:
+                rows.append((i, (slot, start, ids, wanted)))
+                continue
+            self.texts[slot] = list(ids)
+            if wanted:
+                found[i] = self.steps.read_prompt(slot, ids, wanted)
+            else:
+                self.unread.add(slot)
+        if rows:
+            logits, at = super().read_pieces([piece for _, piece in rows]), 0
+            for i, (*_, wanted) in rows:
+                here = slice(at, at + wanted)
+                found[i] = logits[here], self.final[here] if self.heads else None
+                at += wanted
+        if not found:
+            return np.zeros((0, self.cfg.vocab_size), np.float32)
+        logits, final = zip(*[found[i] for i in sorted(found)])
+        if self.heads:
+            self.final = np.concatenate(final)
+        return np.concatenate(logits)
 
     def compute(self, rows):
         """nanoeuler.Decoder's, row by row if it has to be"""
@@ -1761,11 +1798,18 @@ class Decoder(ne.Decoder):
 # exact, and sums those of float32, at a cost that the memory hides.
 #
 # Order   A row's sums hang on its position alone: not on the other rows, nor on its place among
-#         them.  A text has the same bits alone, in a batch, as a prompt and with drafts.
+#         them.  A text has the same bits alone, in a batch and with drafts.
 # Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
 #         them before it waits for the kernel in front of it: they arrive while that one computes.
 #         Others load them into registers.
+# Prompts What begins a slot and has more than BY_ROWS tokens, mostly a prompt, or the half that a
+#         full slot keeps, is read at once, as a sequence is in training: activations between the
+#         kernels are bfloat16, as PyTorch has them, keys and values are rounded to it, and the
+#         bits hang on the tokens up to a position, not on the length.  So a text has other bits as
+#         a prompt than token by token, as far as bfloat16 rounds, but the same ones alone, in a
+#         batch, with drafts, and if its prompt comes in pieces (Decoder.read_pieces).
 AT_ONCE = 8
+BY_ROWS = 32                                 # four steps: 1.6 ms of `base`, a short prompt takes 1
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
@@ -2160,7 +2204,7 @@ def take_kernel(hopper):
     @kernel
     def take(x, rows, wte):
         """x[r] = wte[token of r]     a block of 128 threads a row
-        x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16"""
+        x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16, or another matrix, whatever its type"""
         r = cuda.blockIdx.x
         start_next()                         # its weights may come; it waits for the rest
         if r < rows[COUNTS, 0]:
@@ -2215,7 +2259,8 @@ def power_of_two(n):
 TABLE = struct.Struct(f"{5 * AT_ONCE}i")     # `rows`
 
 # What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; and
-# whether the rows are a whole step: then it also brings their table, and the lines to the host
+# whether the rows are a whole step: then it also brings their table, and the lines to the host.
+# Without parts they are rows of a prompt that was read, of which only the logits are left to do.
 StepKind = namedtuple("StepKind", "rows parts lines alone")
 
 class RowSteps:
@@ -2245,7 +2290,7 @@ class RowSteps:
         # a table for each AT_ONCE rows of a step
         self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
         self.under_way = False               # may the device still read what is staged?
-        self.graphs = {}                     # StepKind -> Graph
+        self.graphs, self.prompts = {}, None             # StepKind -> Graph
         self.prepare(2 * AT_ONCE)
         if others := size.P - 1:             # of `guesses`: the first row of x, all further heads
             head = weights.lm_head
@@ -2273,6 +2318,23 @@ class RowSteps:
         """(lines of logits, rows of x) of the wanted rows, on the host, valid until the next call
         tokens, slots, positions of each row, lists; wanted: of which rows, ascending"""
         self.wait()
+        return self.run(tokens, slots, positions, wanted)
+
+    def read_prompt(self, slot, ids, wanted):
+        """The same of the last `wanted` rows of a prompt, which begins the slot."""
+        self.wait()
+        self.prompts = self.prompts or Prompts(self.size, self.T)
+        self.under_way = True
+        self.prompts.read(self, slot, ids)
+        found = []
+        for first in range(len(ids) - wanted, len(ids), ne.MOST_ROWS):
+            rows = [*range(first, min(first + ne.MOST_ROWS, len(ids)))]
+            lines = self.run(rows, rows, rows, range(len(rows)), of_prompt=True)
+            found.append([x.copy() for x in lines])
+        return [np.concatenate(x) for x in zip(*found)]
+
+    def run(self, tokens, slots, positions, wanted, of_prompt=False):
+        """`compute`.  of_prompt: tokens are rows of the prompt."""
         if len(wanted) > len(self.out):
             self.prepare(ne.MOST_ROWS)
         self.under_way, lines, alone = True, 0, len(tokens) <= AT_ONCE
@@ -2281,7 +2343,8 @@ class RowSteps:
             n = len(columns[0])
             here = [r - r0 for r in wanted[lines:bisect.bisect_left(wanted, r0 + n)]]
             self.stage(i, *columns, here, lines)
-            kind = StepKind(power_of_two(n), self.parts_bucket(1 + max(columns[2])),
+            kind = StepKind(power_of_two(n),
+                            0 if of_prompt else self.parts_bucket(1 + max(columns[2])),
                             power_of_two(len(here)) if alone else min(1, len(here)), alone)
             if not alone:
                 upload(self.rows, self.staged[i])
@@ -2312,9 +2375,11 @@ class RowSteps:
         """A step of rows, or a part of one: see StepKind."""
         if kind.alone:
             upload(self.rows, self.staged[0])
-        launch(self.take, self.x, self.rows, self.p.wte, grid=kind.rows, block=128)
+        source = self.p.wte if kind.parts else self.prompts.x
+        launch(self.take, self.x, self.rows, source, grid=kind.rows, block=128)
         with overlapping() if copies() else contextlib.nullcontext():
-            self.queue_layers(kind.rows, kind.parts)
+            if kind.parts:
+                self.queue_layers(kind.rows, kind.parts)
             if kind.lines:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
                 self.queue_logits(self.out, head, self.rows)
@@ -2365,6 +2430,77 @@ class RowSteps:
         for cache in self.kc, self.vc:
             for l in range(self.size.L):
                 launch(copy_slot_kernel, cache[l], source, slot, n, grid=self.size.G, block=256)
+
+class Prompts:
+    """Reads what begins a slot with the functions of section 4, as `Model.forward` reads a sequence
+    of T tokens, a power of two and at least 64, or the slot's length.  Those behind the prompt's
+    are any; none before them sees them.  There is memory for one layer, from the first prompt on: 8
+    C + 2 QKV + 2 HD + 6 F bytes a token, 12 MB for 512 of `base`."""
+
+    def __init__(self, size, T):
+        def buffer(*shape, dtype=np.uint16):
+            return new(shape, dtype)
+
+        self.x = buffer(T, size.C, dtype=np.float32)
+        self.rstd = buffer(T, dtype=np.float32)
+        self.lse = buffer(size.H * T, dtype=np.float32)
+        self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu = (
+            buffer(T, n) for n in (size.C, size.C, size.QKV, size.HD, 2 * size.F, size.F))
+        self.given = new(2 + T, np.int32)    # slot, number of tokens, and these
+        self.staged = cuda.pinned_array(2 + T, np.int32)
+        self.graphs, self.maps = {}, {}      # of each T; tensor maps of the buffers
+
+    def read(self, steps, slot, ids):
+        """Queues it, for the cache of RowSteps.  What is staged must not be in use."""
+        T = min(max(64, power_of_two(len(ids))), steps.T)
+        self.staged[:2] = slot, len(ids)
+        self.staged[2:2 + len(ids)] = ids
+        self.staged[2 + len(ids):2 + T] = 0
+        if T not in self.graphs:
+            self.graphs[T] = Graph()
+        with at_most(highest, self.maps):
+            self.graphs[T](functools.partial(self.queue, steps, T))
+
+    def queue(self, steps, T):
+        """x after the last layer, and keys and values of all"""
+        cfg, p, size = steps.cfg, steps.p, steps.size
+        x, y, saved, qkv, att, gate_up, swiglu = (
+            view(buffer, 0, (T, buffer.shape[1])) for buffer in
+            (self.x, self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu))
+        rstd, lse = view(self.rstd, 0, (T,)), view(self.lse, 0, (size.H, T))
+        f, unread = y, (saved, rstd)         # y = rmsnorm(x), then f(x): as `forward`
+        gains = [*(p.attn_norm[l] for l in range(size.L)), p.final_norm]
+
+        def euler_step(gain):
+            """x += f, y = rmsnorm(x)"""
+            residual_rmsnorm_forward(f, *unread, x, gain, cfg.norm_eps)
+
+        upload(self.given, self.staged[:2 + T])
+        embedding_forward(x, view(self.given, 2, (T,)), p.wte)
+        rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
+        for l in range(size.L):
+            matmul(qkv, y, p.qkv[l])
+            rope(qkv, steps.cos, steps.sin, T, size.H + size.G, 1)
+            launch(keep_kernel, steps.kc[l], steps.vc[l], qkv, self.given, grid=(T, size.G),
+                   block=size.D)
+            attention_forward(att, lse, qkv, T, size.D)
+            matmul(f, att, p.attn_proj[l])
+            euler_step(p.mlp_norm[l])
+            matmul(gate_up, y, p.gate_up[l])
+            swiglu_forward(swiglu, gate_up)
+            matmul(f, swiglu, p.down[l])
+            euler_step(gains[l + 1])
+
+@kernel
+def keep_kernel(kc, vc, qkv, given):
+    """The keys and values of a prompt's tokens, and not of those behind them, into their slot.
+    kc, vc (slots, G, T, D) of a layer, qkv (T, QKV) after RoPE, given: slot, number of tokens, ..
+    grid (T, G), D threads"""
+    t, g, i, D = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, kc.shape[3]
+    slot, v = given[0], qkv.shape[1] - (kc.shape[1] - g) * D         # where v begins
+    if t < given[1]:
+        kc[slot, g, t, i] = value(qkv[t, v - kc.shape[1] * D + i])
+        vc[slot, g, t, i] = value(qkv[t, v + i])
 
 @kernel
 def copy_slot_kernel(cache, source, slot, n):

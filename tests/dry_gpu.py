@@ -352,6 +352,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.rows_of(rows)
         self.runs(self.grid[0], 128)
 
+    def keep_kernel(self, kc, vc, qkv, given):
+        (slots, G, T, D), (rows, QKV) = kc.shape, qkv.shape
+        assert vc.shape == kc.shape and rows <= T and (QKV - 2 * G * D) % D == 0
+        assert given.dtype == np.int32 and given.size >= 2
+        self.runs((rows, G), D)
+        apart(kc, vc, qkv)
+
     def copy_slot_kernel(self, cache, source, slot, n):
         slots, G, T, D = cache.shape
         assert source < slots > slot and n <= T
@@ -537,6 +544,10 @@ def everything_of(decoder, T):
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
     assert many.guesses(n).shape == (many.heads, V)
     many.copy(2, 1, n)
+    if many.steps:                           # a prompt, and a step of more rows than a graph has
+        many.truncate(0, 1)
+        n = min(T, nc.BY_ROWS + 1)
+        assert many.read([ne.Part(1, [0] * n, n)]).shape == (n, V)
 
 
 # ---- one rank of several
