@@ -107,6 +107,15 @@ def test_a_decoder_of_bf16_matrices_of_another_shape(name, reason, dry, capsys):
         nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
 
 
+@pytest.mark.parametrize("name, capability, kept", [
+    ("small", (8, 9), "bf16"), ("head_dim 34", (8, 9), "f32"), ("small", (7, 5), "f32")])
+def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
+    dry.gpu.compute_capability, cfg = capability, RUNS[name][0]
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
+    assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
+    assert bool(decoder.steps) == (kept == "bf16") and capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("weights", ["f32", "bf16"])
 def test_a_prompt_of_several_steps(weights, dry):
     """No logits of the first of them are wanted."""
