@@ -1789,6 +1789,8 @@ class Decoder(ne.Decoder):
 #     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
 #     attend     a part of the context, KEYS keys of a head         a block a part of a row
 #     proj       the parts become one, x += W att                   a block 8 columns of x
+#                of MERGED rows or more two kernels, merge and what `down` is: each block of proj
+#                merges all rows
 #     gate_up    RMSNorm, gate and up, SwiGLU                       a block 8 columns
 #     down       x += W swiglu                                      a block 8 columns of x
 #     logits     of the rows that are wanted: RMSNorm, head         a block 16 tokens
@@ -1817,6 +1819,7 @@ AT_ONCE = 8
 BY_ROWS = 32                                 # four steps: 1.6 ms of `base`, a short prompt takes 1
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
+MERGED = 4                                   # see proj
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
 
 def weight_stride(K):
@@ -1952,9 +1955,11 @@ def row_product(K, TILES, normed, hopper):
     return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total,
                            place_of=place_in_smem if hopper else place_in_memory)
 
+ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logits")
+
 @made_once
 def product_kernels(C, HD, D, F, hopper):
-    """(qkv, proj, gate_up, down, logits) for these sizes.  Blocks of 256 threads; the first 64, or
+    """ProductKernels for these sizes.  Blocks of 256 threads; the first 64, or
     128, have an output each, of row r and the block's column n."""
     of_x, two_of_x = (row_product(C, tiles, True, hopper) for tiles in (1, 2))
     of_att, of_swiglu = (row_product(K, 1, False, hopper) for K in (HD, F))
@@ -2001,6 +2006,44 @@ def product_kernels(C, HD, D, F, hopper):
             else:
                 vc[slot, head - H - G, pos, i], vc[slot, head - H - G, pos, i + HALF] = u, v
 
+    @inlined
+    def merged(o, ml, row, parts, k):
+        """Columns k to k + 3 of att of a row, of all its parts, in their order"""
+        most = o.shape[1]
+        top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
+        m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
+        for part0 in range(0, parts, 8):
+            before = top
+            for j in range(8):               # without a branch: all are under way at once
+                part = row * most + min(part0 + j, parts - 1)
+                m_of[j], l_of[j] = ml[part, k // D, 0], ml[part, k // D, 1]
+                four = load_4(o, part * HD + k)
+                for e in range(4):
+                    o_of[4 * j + e] = four[e]
+            for j in range(8):
+                top = max(top, m_of[j])
+            shrink = exp2(before - top)
+            l *= shrink
+            for e in range(4):
+                sums[e] *= shrink
+            for j in range(8):
+                if part0 + j < parts:
+                    p = exp2(m_of[j] - top)
+                    l += p * l_of[j]
+                    for e in range(4):
+                        sums[e] += p * o_of[4 * j + e]
+        for e in range(4):
+            sums[e] /= l
+        return sums
+
+    @kernel
+    def merge(att, o, ml, rows):
+        """att (AT_ONCE, HD) of its parts     grid (ceil(HD / 512), rows), 128 threads"""
+        r, k = cuda.blockIdx.y, 4 * (cuda.blockIdx.x * 128 + cuda.threadIdx.x)
+        take_turn()
+        if r < rows[COUNTS, 0] and k < HD:
+            store_4(att, r * HD + k, merged(o, ml, r, rows[POSITION, r] // KEYS + 1, k))
+
     @kernel
     def proj(x, o, ml, w, rows):
         """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts.     grid C / 8
@@ -2010,37 +2053,13 @@ def product_kernels(C, HD, D, F, hopper):
         att = cuda.shared.array(0, f32, 16)
         barrier = of_att.ask_for(w, first, first)
         take_turn()
-        count, most = rows[COUNTS, 0], o.shape[1]
+        count = rows[COUNTS, 0]
         r, n = t // 8, first + t % 8
         old = x[r, n] if r < count else f32(0)
         for i in range(4 * t, count * HD, 4 * 256):
             row, k = i // HD, i % HD
             parts = rows[POSITION, row] // KEYS + 1
-            top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
-            m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
-            for part0 in range(0, parts, 8):
-                before = top
-                for j in range(8):           # without a branch: all are under way at once
-                    part = row * most + min(part0 + j, parts - 1)
-                    m_of[j], l_of[j] = ml[part, k // D, 0], ml[part, k // D, 1]
-                    four = load_4(o, part * HD + k)
-                    for e in range(4):
-                        o_of[4 * j + e] = four[e]
-                for j in range(8):
-                    top = max(top, m_of[j])
-                shrink = exp2(before - top)
-                l *= shrink
-                for e in range(4):
-                    sums[e] *= shrink
-                for j in range(8):
-                    if part0 + j < parts:
-                        p = exp2(m_of[j] - top)
-                        l += p * l_of[j]
-                        for e in range(4):
-                            sums[e] += p * o_of[4 * j + e]
-            for e in range(4):
-                sums[e] /= l
-            store_4(att, ATT + row * ATT_LINE + k, sums)
+            store_4(att, ATT + row * ATT_LINE + k, merged(o, ml, row, parts, k))
         cuda.syncthreads()                   # att is whole
         start = ATT + min(own_row(), count - 1) * ATT_LINE
         place = of_att.place_of(w, first, first, 0)
@@ -2105,7 +2124,7 @@ def product_kernels(C, HD, D, F, hopper):
             for i in range(t, count * C, 256):
                 out[line + i // C, V + i % C] = x[rows[WANTED, i // C], i % C]
 
-    return qkv, proj, gate_up, down, logits
+    return ProductKernels(qkv, merge, proj, gate_up, down, logits)
 
 @made_once
 def attend_kernel(D, HEADS, hopper):
@@ -2139,12 +2158,17 @@ def attend_kernel(D, HEADS, hopper):
         (_, G, T, _), H = kc.shape, ml.shape[1]
         head, r = cuda.blockIdx.x * HEADS, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        take_turn()
         n = rows[POSITION, r] + 1 - cuda.blockIdx.y * KEYS
-        if r < rows[COUNTS, 0] and n > 0:    # true for a whole block
+        plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
+        here = r < rows[COUNTS, 0] and n > 0             # for a whole block
+        if hopper and here and cuda.threadIdx.x == 0:    # all but the newest are long in memory
+            size = u32(4) * u32(min(n, KEYS)) * u32(D)
+            bulk_prefetch(global_address(kc) + u64(4) * u64(plane * D), size)
+            bulk_prefetch(global_address(vc) + u64(4) * u64(plane * D), size)
+        take_turn()
+        if here:
             mine = lane % LANES < CHUNKS
             d = min(lane % LANES, CHUNKS - 1) * 4
-            plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
             qs, ks, vs = filled(Q, f32(0)), filled(KV, f32(0)), filled(KV, f32(0))
             for i in range(8):
                 key = min((warp * 8 + i) * EACH + lane // LANES, n - 1)
@@ -2241,10 +2265,13 @@ def copies():
     return kernel_path() == "wgmma"
 
 def rows_smem(size, hopper):
-    """Bytes of dynamic shared memory of blocks of qkv, gate_up and logits; of proj; of down"""
-    weights = [tiles * 8 * weight_stride(K) if hopper else 0
-               for tiles, K in ((2, size.C), (1, size.HD), (1, size.F))]
-    return weights[0], weights[1] + AT_ONCE * 4 * (size.HD + 4), weights[2]
+    """Bytes of dynamic shared memory of a block"""
+    of_x, of_att, of_swiglu = (tiles * 8 * weight_stride(K) if hopper else 0
+                               for tiles, K in ((2, size.C), (1, size.HD), (1, size.F)))
+    return RowsSmem(of_x, of_att + AT_ONCE * 4 * (size.HD + 4), of_att, of_swiglu)
+
+# Of qkv, gate_up and logits; of proj; of down, of att and of swiglu
+RowsSmem = namedtuple("RowsSmem", "x parts att swiglu")
 
 def upload(x, staged):
     """Queues the copy of pinned memory to the beginning of an array.  copy_to_device takes 20 us to
@@ -2278,6 +2305,7 @@ class RowSteps:
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.size, self.smem = size, rows_smem(size, copies())
         self.kernels = product_kernels(size.C, size.HD, size.D, size.F, copies())
+        self.add_att = product_kernels(size.C, size.HD, size.D, size.HD, copies()).down
         self.heads_a_block = heads_a_block(size.H, size.G)
         self.take = take_kernel(copies())
         self.attend = attend_kernel(size.D, self.heads_a_block, copies())
@@ -2289,7 +2317,8 @@ class RowSteps:
 
         self.kc, self.vc = (buffer(size.L, slots, size.G, T, size.D) for _ in range(2))
         self.cos, self.sin = map(to_device, ne.rope_table(replace(cfg, seq_len=T), np.float32))
-        self.x, self.q, self.y = (buffer(AT_ONCE, n) for n in (size.C, size.HD, size.F))
+        self.x, self.q, self.att, self.y = (
+            buffer(AT_ONCE, n) for n in (size.C, size.HD, size.HD, size.F))
         self.o, self.ml = buffer(AT_ONCE * parts * size.HD), buffer(AT_ONCE * parts * size.H * 2)
         self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
         # a table for each AT_ONCE rows of a step
@@ -2392,30 +2421,36 @@ class RowSteps:
             download(self.pinned[:kind.lines], self.out)
 
     def queue_layers(self, count, parts):
-        size, p, rows, x = self.size, self.p, self.rows, self.x
-        qkv, proj, gate_up, down, _ = self.kernels
+        size, p, rows, x, smem = self.size, self.p, self.rows, self.x, self.smem
+        k = self.kernels
         eps = np.float32(self.cfg.norm_eps)
         scale2 = np.float32(LOG2E / math.sqrt(size.D))
         o = view(self.o, 0, (AT_ONCE * parts, size.HD))
         o_of_rows = view(self.o, 0, (AT_ONCE, parts, size.HD))
         ml = view(self.ml, 0, (AT_ONCE * parts, size.H, 2))
-        for_x, for_att, for_swiglu = self.smem
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
-            launch(qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows, eps,
-                   grid=size.QKV // 16, block=256, smem=for_x)
+            launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
+                   eps, grid=size.QKV // 16, block=256, smem=smem.x)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=128)
-            launch(proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8, block=256,
-                   smem=for_att)
-            launch(gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
-                   grid=size.F // 8, block=256, smem=for_x)
-            launch(down, x, self.y, p.down[l], rows, grid=size.C // 8, block=256, smem=for_swiglu)
+            if count < MERGED:
+                launch(k.proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8,
+                       block=256, smem=smem.parts)
+            else:
+                launch(k.merge, self.att, o_of_rows, ml, rows, grid=(cdiv(size.HD, 512), count),
+                       block=128)
+                launch(self.add_att, x, self.att, p.attn_proj[l], rows, grid=size.C // 8,
+                       block=256, smem=smem.att)
+            launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
+                   grid=size.F // 8, block=256, smem=smem.x)
+            launch(k.down, x, self.y, p.down[l], rows, grid=size.C // 8, block=256,
+                   smem=smem.swiglu)
 
     def queue_logits(self, out, head, rows):
-        launch(self.kernels[4], out, self.x, self.p.final_norm, head, rows,
+        launch(self.kernels.logits, out, self.x, self.p.final_norm, head, rows,
                np.float32(self.cfg.norm_eps), grid=cdiv(len(head), 16), block=256,
-               smem=self.smem[0])
+               smem=self.smem.x)
 
     def guesses(self, x):
         """(heads, V) for a row of x (C,)"""
@@ -3553,6 +3588,7 @@ mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta
                     "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
 mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
 
+bulk_prefetch = ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", u64, u32)  # bytes, into L2
 bulk_copy = ptx("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, "
                 "[$3];", u32, u64, u32, u32)             # so many bytes, by the copy engine
 

@@ -319,6 +319,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((H // heads, parts, self.grid[2]), 128)
         apart(o, ml, q, kc, vc)
 
+    def product_kernels_merge(self, att, o, ml, rows):
+        R, parts, HD = o.shape
+        assert att.shape == (R, HD) and R == nc.AT_ONCE and ml.shape[0] == R * parts
+        self.rows_of(rows, att, o)
+        self.runs((tiles(HD, 512), self.grid[1]), 128)
+        apart(att, o, ml)
+
     def product_kernels_proj(self, x, o, ml, w, rows):
         (R, parts, HD), C = o.shape, x.shape[1]
         assert R == nc.AT_ONCE == len(x) and ml.shape[0] == R * parts and w.shape == (C, HD)
@@ -353,7 +360,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(self.grid[0], 128)
 
     def keep_kernel(self, kc, vc, qkv, given):
-        (slots, G, T, D), (rows, QKV) = kc.shape, qkv.shape
+        (_, G, T, D), (rows, QKV) = kc.shape, qkv.shape
         assert vc.shape == kc.shape and rows <= T and (QKV - 2 * G * D) % D == 0
         assert given.dtype == np.int32 and given.size >= 2
         self.runs((rows, G), D)

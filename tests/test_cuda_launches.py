@@ -132,6 +132,15 @@ def test_rows_are_steps_of_eight(dry):
     assert [grid[1:] for grid in grids] == [(1, 8), (1, 8), (1, 8)]
     assert [x.name for x in dry.launches].count("product_kernels_logits") == 1
     dry.launches.clear()
+    assert [x.grid[:2] for x in dry.launches if x.name == "product_kernels_merge"] == [(1, 8)] * 3
+    dry.launches.clear()
+    decoder.read([ne.Part(3, [0] * nc.MERGED, 1)])
+    decoder.read([ne.Part(3, [0] * (nc.MERGED - 1), 1)])
+    decoder.read([ne.Part(3, [0] * (nc.MERGED // 2), 1)])
+    names = [x.name for x in dry.launches]
+    assert names.count("product_kernels_merge") == 2 and names.count("product_kernels_proj") == 1
+    decoder.truncate(19, 3)
+    dry.launches.clear()
     decoder.read([ne.Part(3, [0] * (cfg.seq_len - 19), 1)])
     grids = [x.grid for x in dry.launches if x.name == "attend_kernel_attend"]
     assert {grid[1:] for grid in grids} == {(1, 8), (2, 8), (2, 8)}
