@@ -1660,6 +1660,7 @@ class Decoder(ne.Decoder):
     def read(self, parts):
         """`Reader`'s.  Nearly all parts are a few tokens of a slot that has room for them: they
         take no detour, since the device takes no longer for them than a hundred lines of Python."""
+        parts = [*parts]
         found = self.plain_rows(parts) if self.steps else None
         if not found:
             return super().read(parts)
@@ -1789,11 +1790,12 @@ class Decoder(ne.Decoder):
 #     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
 #     attend     a part of the context, KEYS keys of a head         a block a part of a row
 #     proj       the parts become one, x += W att                   a block 8 columns of x
-#                of MERGED rows or more two kernels, merge and what `down` is: each block of proj
-#                merges all rows
 #     gate_up    RMSNorm, gate and up, SwiGLU                       a block 8 columns
 #     down       x += W swiglu                                      a block 8 columns of x
 #     logits     of the rows that are wanted: RMSNorm, head         a block 16 tokens
+#
+# Each block of proj merges the parts of all rows.  From MERGED rows on that takes longer than one
+# more kernel, merge; the rest of proj is then `down`, of other sizes.
 #
 # A product is W x, W in tiles of 8 rows, of which a block has one or two; its eight warps take
 # slices of 32 of K in turn.  A lane loads 8 neighbours of a row of W, which are 16 bytes, and the
@@ -1819,7 +1821,7 @@ AT_ONCE = 8
 BY_ROWS = 32                                 # four steps: 1.6 ms of `base`, a short prompt takes 1
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
-MERGED = 4                                   # see proj
+MERGED = 4
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
 
 def weight_stride(K):
@@ -4949,6 +4951,7 @@ ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
 BOUNDS_ROWS = (64, 192)                      # of whole models, on tensor cores, in float32
+BOUNDS_PROMPT = (4, 5)                       # those in bf16: NumPy, rounding alike, is at 2, 2.5
 
 def relative_error(x, y):
     """|x - y| / |y|; the error itself where y is zero."""
@@ -4970,6 +4973,8 @@ def bounds(name, kind):
         roundoffs = BOUNDS_DW
     if name == "rows":
         roundoffs = BOUNDS_ROWS
+    if name == "prompt":
+        roundoffs = BOUNDS_PROMPT
     return [ROUNDOFF[kind] * n for n in roundoffs]
 
 def fault(name, dtype, x, y):
@@ -5179,7 +5184,8 @@ def add_decode_tests(ops):
         ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
 
 def add_rows_tests(ops):
-    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture."""
+    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture; those
+    that are long enough also as prompts."""
     plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
     for sizes in (dict(),
                   dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
@@ -5195,6 +5201,10 @@ def add_rows_tests(ops):
                     for text in texts]
         read = functools.partial(rows_test, cfg, flat, texts)
         ops.tests.setdefault("rows", []).append((expected, read, ("bf16",)))
+        long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
+        read = functools.partial(prompt_test, cfg, flat, [texts[i] for i in long])
+        ops.tests.setdefault("prompt", []).append((
+            [np.array(expected[i]) for i in long], read, ("bf16",)))
 
 def rows_test(cfg, flat, texts, dtype):
     """[(T, V)] of each text: the logits after each token"""
@@ -5212,6 +5222,12 @@ def rows_test(cfg, flat, texts, dtype):
             at[slot], line = at[slot] + n, line + n
         step += 1
     return [np.concatenate(rows) for rows in found]
+
+def prompt_test(cfg, flat, texts, dtype):
+    """The same, of texts that begin their slots."""
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    logits = decoder.read([ne.Part(i, text, len(text)) for i, text in enumerate(texts)])
+    return np.split(logits, np.cumsum([len(text) for text in texts])[:-1])
 
 def decode_test(cfg, flat, tokens, dtype):
     """[(T, V)]: the logits after each token"""
