@@ -1783,8 +1783,9 @@ class Decoder(ne.Decoder):
 
 # ==== 9.1 Rows on tensor cores ====
 # A step of up to AT_ONCE rows (token, slot, position) with matrices in bfloat16, in five kernels a
-# layer, recorded as a graph.  All numbers but the weights are float32.  So few rows cost what it
-# takes to bring the weights from memory; each kernel reads them once for all rows:
+# layer, recorded as a graph.  All numbers but the weights are float32.  A few rows cost what it
+# takes to bring the weights from memory; a block reads them once for GROUP rows, and others, along
+# y, for the next ones, from L2:
 #
 #     take       x = wte[token]                                     a block a row
 #     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
@@ -1811,14 +1812,14 @@ class Decoder(ne.Decoder):
 # Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
 #         them before it waits for the kernel in front of it: they arrive while that one computes.
 #         Others load them into registers.
-# Prompts What begins a slot and has more than BY_ROWS tokens, mostly a prompt, or the half that a
-#         full slot keeps, is read at once, as a sequence is in training: activations between the
+# Prompts What begins a slot and is longer than a step, mostly a prompt, or the half that a full
+#         slot keeps, is read at once, as a sequence is in training: activations between the
 #         kernels are bfloat16, as PyTorch has them, keys and values are rounded to it, and the
 #         bits hang on the tokens up to a position, not on the length.  So a text has other bits as
 #         a prompt than token by token, as far as bfloat16 rounds, but the same ones alone, in a
 #         batch, with drafts, and if its prompt comes in pieces (Decoder.read_pieces).
-AT_ONCE = 8
-BY_ROWS = 32                                 # four steps: 1.6 ms of `base`, a short prompt takes 1
+GROUP, AT_ONCE = 8, 64
+BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MERGED = 4
@@ -1856,7 +1857,7 @@ def three_parts(a, j, x, y):
     a[j + 8] = upper_halves(x_rest - x_mid, y_rest - y_mid)
 
 def row_product(K, TILES, normed, hopper):
-    """Device functions of a block that multiplies TILES tiles of W (N, K) by x (AT_ONCE, K)."""
+    """Device functions of a block that multiplies TILES tiles of W (N, K) by GROUP rows of x."""
     ROW, STRIDE, COUNT = 2 * K, weight_stride(K), 8 * TILES
     SLICES = cdiv(K, SLICE)
     TURNS = cdiv(SLICES, 8)
@@ -1961,14 +1962,24 @@ ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logit
 
 @made_once
 def product_kernels(C, HD, D, F, hopper):
-    """ProductKernels for these sizes.  Blocks of 256 threads; the first 64, or
-    128, have an output each, of row r and the block's column n."""
+    """ProductKernels for these sizes.  Blocks of 256 threads; the first 64, or 128, have an output
+    each, of row r and the block's column n.  Along y they have the next rows.  Where there are no
+    more of them, the last one is multiplied again, and its products left."""
     of_x, two_of_x = (row_product(C, tiles, True, hopper) for tiles in (1, 2))
     of_att, of_swiglu = (row_product(K, 1, False, hopper) for K in (HD, F))
     ONE, TWO, HALF, KEYS = (8, 1, 8, 8), (8, 2, 8, 8), D // 2, keys_a_part(D)
     ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
     load_4, store_4 = vector(4)
     take_turn = after_previous if hopper else at_once
+
+    @inlined
+    def first_of_group():
+        return GROUP * cuda.blockIdx.y
+
+    @inlined
+    def own_row_of(count):
+        """The row of x that this lane reads"""
+        return min(first_of_group() + own_row(), count - 1)
 
     @inlined
     def rstd_of(squares, r, eps):
@@ -1979,7 +1990,7 @@ def product_kernels(C, HD, D, F, hopper):
 
     @kernel
     def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
-        """A block: pairs i0 to i0 + 7 of a head.     grid (H + 2 G) D / 16
+        """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / GROUP)
         q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
         G, H = kc.shape[1], HD // D
         pair0 = cuda.blockIdx.x * 8
@@ -1989,15 +2000,16 @@ def product_kernels(C, HD, D, F, hopper):
         barrier = two_of_x.ask_for(w, first, second)
         take_turn()
         count = rows[COUNTS, 0]
-        start = min(own_row(), count - 1) * C
-        two_of_x.multiply(partial, squares, x, start, gain, two_of_x.place_of(w, first, second, 0),
+        two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
+                          two_of_x.place_of(w, first, second, 0),
                           two_of_x.place_of(w, first, second, 1), barrier)
         t = cuda.threadIdx.x
-        r, i = t // 8, i0 + t % 8
-        if r < count:
-            rstd, slot, pos = rstd_of(squares, r, eps), rows[SLOT, r], rows[POSITION, r]
-            u = two_of_x.total(partial, 0, r, t % 8) * rstd
-            v = two_of_x.total(partial, 1, r, t % 8) * rstd
+        n, i = t // 8, i0 + t % 8            # row n of the group
+        r = first_of_group() + n
+        if n < GROUP and r < count:
+            rstd, slot, pos = rstd_of(squares, n, eps), rows[SLOT, r], rows[POSITION, r]
+            u = two_of_x.total(partial, 0, n, t % 8) * rstd
+            v = two_of_x.total(partial, 1, n, t % 8) * rstd
             if head < H + G:
                 c, s = cos[pos, i], sin[pos, i]
                 u, v = u * c - v * s, v * c + u * s
@@ -2048,7 +2060,8 @@ def product_kernels(C, HD, D, F, hopper):
 
     @kernel
     def proj(x, o, ml, w, rows):
-        """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts.     grid C / 8
+        """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts; of one group.
+        grid C / 8
         o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): see `attend`"""
         t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
         partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
@@ -2071,59 +2084,61 @@ def product_kernels(C, HD, D, F, hopper):
 
     @kernel
     def gate_up(y, x, gain, w, rows, eps):
-        """y = silu(gate) * up, of rmsnorm(x).     grid F / 8
+        """y = silu(gate) * up, of rmsnorm(x).     grid (F / 8, rows / GROUP)
         y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
         t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, first + F)
         take_turn()
         count = rows[COUNTS, 0]
-        start = min(own_row(), count - 1) * C
-        two_of_x.multiply(partial, squares, x, start, gain,
+        two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
                           two_of_x.place_of(w, first, first + F, 0),
                           two_of_x.place_of(w, first, first + F, 1), barrier)
-        r = t // 8
-        if r < count:
-            rstd = rstd_of(squares, r, eps)
-            gate = two_of_x.total(partial, 0, r, t % 8) * rstd
-            up = two_of_x.total(partial, 1, r, t % 8) * rstd
+        n = t // 8
+        r = first_of_group() + n
+        if n < GROUP and r < count:
+            rstd = rstd_of(squares, n, eps)
+            gate = two_of_x.total(partial, 0, n, t % 8) * rstd
+            up = two_of_x.total(partial, 1, n, t % 8) * rstd
             y[r, first + t % 8] = gate * up / (f32(1) + exp(-gate))
 
     @kernel
     def down(x, y, w, rows):
-        """x[r, n] += sum_k W[n, k] y[r, k]     grid C / 8"""
+        """x[r, n] += sum_k W[n, k] y[r, k]     grid (C / 8, rows / GROUP)"""
         t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
         partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
         barrier = of_swiglu.ask_for(w, first, first)
         take_turn()
-        count = rows[COUNTS, 0]
-        r, n = t // 8, first + t % 8
-        old = x[r, n] if r < count else f32(0)
-        start = min(own_row(), count - 1) * F
+        count, n = rows[COUNTS, 0], first + t % 8
+        r = first_of_group() + t // 8
+        mine = t < 8 * GROUP and r < count
+        old = x[r, n] if mine else f32(0)
         place = of_swiglu.place_of(w, first, first, 0)
-        of_swiglu.multiply(partial, squares, y, start, y, place, place, barrier)
-        if r < count:
-            x[r, n] = old + of_swiglu.total(partial, 0, r, t % 8)
+        of_swiglu.multiply(partial, squares, y, own_row_of(count) * F, y, place, place, barrier)
+        if mine:
+            x[r, n] = old + of_swiglu.total(partial, 0, t // 8, t % 8)
 
     @kernel
     def logits(out, x, gain, w, rows, eps):
-        """Logits of the wanted rows, and behind them these rows of x.     grid ceil(V / 16)
+        """Logits of the wanted rows, and behind them these rows of x.     grid (ceil(V / 16),
+        rows / GROUP)
         out (lines, V + C), from line rows[COUNTS, 2] on; w (V, C) bf16"""
         t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 16, w.shape[0]
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, first + 8)
         take_turn()
         count, line = rows[COUNTS, 1], rows[COUNTS, 2]
-        row = rows[WANTED, min(own_row(), count - 1)]
+        row = rows[WANTED, own_row_of(count)]
         two_of_x.multiply(partial, squares, x, row * C, gain,
                           two_of_x.place_of(w, first, first + 8, 0),
                           two_of_x.place_of(w, first, first + 8, 1), barrier)
         r, n = t // 8 % 8, first + t // 64 * 8 + t % 8
-        if t < 128 and r < count and n < V:
+        base = first_of_group()
+        if t < 128 and base + r < count and n < V:
             s = two_of_x.total(partial, t // 64, r, t % 8)
-            out[line + r, n] = s * rstd_of(squares, r, eps)
+            out[line + base + r, n] = s * rstd_of(squares, r, eps)
         if first == 0:
-            for i in range(t, count * C, 256):
+            for i in range(base * C + t, min(count, base + GROUP) * C, 256):
                 out[line + i // C, V + i % C] = x[rows[WANTED, i // C], i % C]
 
     return ProductKernels(qkv, merge, proj, gate_up, down, logits)
@@ -2270,7 +2285,7 @@ def rows_smem(size, hopper):
     """Bytes of dynamic shared memory of a block"""
     of_x, of_att, of_swiglu = (tiles * 8 * weight_stride(K) if hopper else 0
                                for tiles, K in ((2, size.C), (1, size.HD), (1, size.F)))
-    return RowsSmem(of_x, of_att + AT_ONCE * 4 * (size.HD + 4), of_att, of_swiglu)
+    return RowsSmem(of_x, of_att + GROUP * 4 * (size.HD + 4), of_att, of_swiglu)
 
 # Of qkv, gate_up and logits; of proj; of down, of att and of swiglu
 RowsSmem = namedtuple("RowsSmem", "x parts att swiglu")
@@ -2289,8 +2304,6 @@ def download(staged, x):
 def power_of_two(n):
     """n, rounded up to one; of 0 it is 0"""
     return 1 << (n - 1).bit_length() if n else 0
-
-TABLE = struct.Struct(f"{5 * AT_ONCE}i")     # `rows`
 
 # What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; and
 # whether the rows are a whole step: then it also brings their table, and the lines to the host.
@@ -2327,7 +2340,7 @@ class RowSteps:
         self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
         self.under_way = False               # may the device still read what is staged?
         self.graphs, self.prompts = {}, None             # StepKind -> Graph
-        self.prepare(2 * AT_ONCE)
+        self.prepare(GROUP)
         if others := size.P - 1:             # of `guesses`: the first row of x, all further heads
             head = weights.lm_head
             V, first = others * size.V, head.size - others * size.V * size.C
@@ -2372,7 +2385,7 @@ class RowSteps:
     def run(self, tokens, slots, positions, wanted, of_prompt=False):
         """`compute`.  of_prompt: tokens are rows of the prompt."""
         if len(wanted) > len(self.out):
-            self.prepare(ne.MOST_ROWS)
+            self.prepare(AT_ONCE if len(wanted) <= AT_ONCE else ne.MOST_ROWS)
         self.under_way, lines, alone = True, 0, len(tokens) <= AT_ONCE
         for i, r0 in enumerate(range(0, len(tokens), AT_ONCE)):
             columns = [column[r0:r0 + AT_ONCE] for column in (tokens, slots, positions)]
@@ -2381,7 +2394,7 @@ class RowSteps:
             self.stage(i, *columns, here, lines)
             kind = StepKind(power_of_two(n),
                             0 if of_prompt else self.parts_bucket(1 + max(columns[2])),
-                            power_of_two(len(here)) if alone else min(1, len(here)), alone)
+                            power_of_two(len(here)), alone)
             if not alone:
                 upload(self.rows, self.staged[i])
             if kind not in self.graphs:
@@ -2401,11 +2414,11 @@ class RowSteps:
         self.under_way = False
 
     def stage(self, i, tokens, slots, positions, wanted, line):
-        """The i-th table of `rows`.  NumPy would take three times as long."""
-        n, m = len(tokens), len(wanted)
-        unused = [0] * (AT_ONCE - n)
-        TABLE.pack_into(self.staged, i * TABLE.size, *tokens, *unused, *slots, *unused, *positions,
-                        *unused, *wanted, *[0] * (AT_ONCE - m), n, m, line, *[0] * (AT_ONCE - 3))
+        """The i-th table of `rows`; what is in it behind the columns nobody uses.  NumPy would take
+        three times as long."""
+        lines = tokens, slots, positions, wanted, (len(tokens), len(wanted), line)
+        for at, column in enumerate(lines, 5 * i):
+            struct.pack_into(f"{len(column)}i", self.staged, 4 * AT_ONCE * at, *column)
 
     def queue(self, kind):
         """A step of rows, or a part of one: see StepKind."""
@@ -2418,13 +2431,13 @@ class RowSteps:
                 self.queue_layers(kind.rows, kind.parts)
             if kind.lines:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
-                self.queue_logits(self.out, head, self.rows)
+                self.queue_logits(self.out, head, self.rows, kind.lines)
         if kind.alone and kind.lines:
             download(self.pinned[:kind.lines], self.out)
 
     def queue_layers(self, count, parts):
         size, p, rows, x, smem = self.size, self.p, self.rows, self.x, self.smem
-        k = self.kernels
+        k, groups = self.kernels, cdiv(count, GROUP)
         eps = np.float32(self.cfg.norm_eps)
         scale2 = np.float32(LOG2E / math.sqrt(size.D))
         o = view(self.o, 0, (AT_ONCE * parts, size.HD))
@@ -2433,7 +2446,7 @@ class RowSteps:
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
             launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
-                   eps, grid=size.QKV // 16, block=256, smem=smem.x)
+                   eps, grid=(size.QKV // 16, groups), block=256, smem=smem.x)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=128)
             if count < MERGED:
@@ -2442,17 +2455,17 @@ class RowSteps:
             else:
                 launch(k.merge, self.att, o_of_rows, ml, rows, grid=(cdiv(size.HD, 512), count),
                        block=128)
-                launch(self.add_att, x, self.att, p.attn_proj[l], rows, grid=size.C // 8,
-                       block=256, smem=smem.att)
+                launch(self.add_att, x, self.att, p.attn_proj[l], rows,
+                       grid=(size.C // 8, groups), block=256, smem=smem.att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
-                   grid=size.F // 8, block=256, smem=smem.x)
-            launch(k.down, x, self.y, p.down[l], rows, grid=size.C // 8, block=256,
+                   grid=(size.F // 8, groups), block=256, smem=smem.x)
+            launch(k.down, x, self.y, p.down[l], rows, grid=(size.C // 8, groups), block=256,
                    smem=smem.swiglu)
 
-    def queue_logits(self, out, head, rows):
+    def queue_logits(self, out, head, rows, lines=1):
         launch(self.kernels.logits, out, self.x, self.p.final_norm, head, rows,
-               np.float32(self.cfg.norm_eps), grid=cdiv(len(head), 16), block=256,
-               smem=self.smem.x)
+               np.float32(self.cfg.norm_eps), grid=(cdiv(len(head), 16), cdiv(lines, GROUP)),
+               block=256, smem=self.smem.x)
 
     def guesses(self, x):
         """(heads, V) for a row of x (C,)"""
@@ -2475,9 +2488,9 @@ class RowSteps:
 
 class Prompts:
     """Reads what begins a slot with the functions of section 4, as `Model.forward` reads a sequence
-    of T tokens, a power of two and at least 64, or the slot's length.  Those behind the prompt's
-    are any; none before them sees them.  There is memory for one layer, from the first prompt on: 8
-    C + 2 QKV + 2 HD + 6 F bytes a token, 12 MB for 512 of `base`."""
+    of T tokens, a power of two, or the slot's length.  Those behind the prompt's are any; none
+    before them sees them.  There is memory for one layer, from the first prompt on: 8 C + 2 QKV +
+    2 HD + 6 F bytes a token, 12 MB for 512 of `base`."""
 
     def __init__(self, size, T):
         def buffer(*shape, dtype=np.uint16):
@@ -2494,7 +2507,7 @@ class Prompts:
 
     def read(self, steps, slot, ids):
         """Queues it, for the cache of RowSteps.  What is staged must not be in use."""
-        T = min(max(64, power_of_two(len(ids))), steps.T)
+        T = min(power_of_two(len(ids)), steps.T)
         self.staged[:2] = slot, len(ids)
         self.staged[2:2 + len(ids)] = ids
         self.staged[2 + len(ids):2 + T] = 0

@@ -216,11 +216,9 @@ def main():
     whole = prompt_ms(decoder, T)
     print(f"  prompt of {T}: {whole:.2f} ms, host; {prompt_device_ms(decoder, T):.2f} device",
           flush=True)
-    for n in (33, 64, 128, 256):
-        if n < T:
-            print(f"  prompt of {n}: {prompt_ms(decoder, n):.2f} ms, host", flush=True)
-    print(f"  prompt of {nc.BY_ROWS}, by rows: {prompt_ms(decoder, nc.BY_ROWS):.2f} ms, host",
-          flush=True)
+    for n in (8, 32, nc.BY_ROWS, nc.BY_ROWS + 1, 256):
+        way = "by rows" if n <= nc.BY_ROWS else "at once"
+        print(f"  prompt of {n}, {way}: {prompt_ms(decoder, n):.2f} ms, host", flush=True)
     if args.kernels:
         for batch in (1, 8):
             found = kernel_us(decoder, batch)

@@ -295,11 +295,15 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(H + 2 * G, 32)
 
     def rows_of(self, rows, *arrays):
-        """What the kernels of 9.1 share: eight rows at most, each of whole vectors."""
+        """What the kernels of 9.1 share: rows of whole vectors."""
         assert rows.shape == (5, nc.AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
         hopper = nc.kernel_path() == "wgmma"
         return lambda tiles, K: tiles * 8 * nc.weight_stride(K) if hopper else 0
+
+    def runs_groups(self, grid, smem):
+        assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP
+        self.runs((grid, self.grid[1]), 256, smem)
 
     def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
@@ -307,7 +311,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs(tiles(len(w), 16), 256, smem(2, C))
+        self.runs_groups(tiles(len(w), 16), smem(2, C))
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
         (_, G, T, D), (R, HD), H = kc.shape, q.shape, ml.shape[1]
@@ -330,28 +334,28 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         (R, parts, HD), C = o.shape, x.shape[1]
         assert R == nc.AT_ONCE == len(x) and ml.shape[0] == R * parts and w.shape == (C, HD)
         smem = self.rows_of(rows, x, o, w)
-        self.runs(tiles(C, 8), 256, smem(1, HD) + 4 * R * (HD + 4))
+        self.runs(tiles(C, 8), 256, smem(1, HD) + 4 * nc.GROUP * (HD + 4))
         apart(x, o, ml)
 
     def product_kernels_gate_up(self, y, x, gain, w, rows, eps):
         (R, F), C = y.shape, x.shape[1]
         assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs(tiles(F, 8), 256, smem(2, C))
+        self.runs_groups(tiles(F, 8), smem(2, C))
         apart(y, x)
 
     def product_kernels_down(self, x, y, w, rows):
         (R, F), C = y.shape, x.shape[1]
         assert len(x) == R and w.shape == (C, F)
         smem = self.rows_of(rows, x, y, w)
-        self.runs(tiles(C, 8), 256, smem(1, F))
+        self.runs_groups(tiles(C, 8), smem(1, F))
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):
         V, C = w.shape
         assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs(tiles(V, 16), 256, smem(2, C))
+        self.runs_groups(tiles(V, 16), smem(2, C))
         apart(out, x)
 
     def take_kernel_take(self, x, rows, wte):

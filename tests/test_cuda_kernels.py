@@ -37,7 +37,7 @@ SPILLS = {128: 512}
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
          **{(f"product_kernels_{name}", "sm_120"): 320
-            for name in ("qkv", "proj", "gate_up", "down", "logits")}}
+            for name in ("qkv", "merge", "proj", "gate_up", "down", "logits")}}
 
 # What compiler and assembler say of a kernel: of its PTX, the first line of each kind and how many
 Built = namedtuple("Built", "registers static stack stores loads float64 widened atomic")

@@ -294,6 +294,16 @@ def test_rows_have_the_same_bits_beside_any_others(first):
     assert at == 300
 
 
+def test_a_step_of_more_texts_than_a_graph_has_rows():
+    ids, many, alone = batch(ROWS, 70, 3, T=6)[0], rows_decoder(slots=70), rows_decoder()
+    got = np.array([many.read([ne.Part(slot, [token]) for slot, token in enumerate(column)])
+                    for column in ids.T.tolist()])
+    for slot in (0, 7, 8, 63, 64, 69):
+        alone.truncate(0)
+        want = [alone.step(token).copy() for token in ids[slot].tolist()]
+        assert np.array_equal(got[:, slot], want)
+
+
 PROMPTS = {"heads of 32": ROWS, "heads of 64": ne.replace(ROWS, head_dim=64, tie_embeddings=True),
            "heads of 48": ne.replace(ROWS, head_dim=48, n_mtp=1), "one layer, one head": ne.replace(
                ROWS, n_layer=1, n_head=1, n_kv_head=1, head_dim=128, seq_len=1000)}
@@ -318,7 +328,7 @@ def test_a_prompt_is_the_forward_pass_in_bfloat16(cfg):
     for _ in range(3):                       # and from the graph
         decoder.truncate(0)
         assert np.array_equal(decoder.read([ne.Part(0, ids, T)]), first)
-    for n in (33, 64, 65, 200, 257):         # of another length, and then rows
+    for n in (65, 128, 129, 200, 257):         # of another length, and then rows
         decoder.truncate(0)
         assert np.array_equal(decoder.read([ne.Part(0, ids[:n], n)]), first[:n])
         assert row_error(decoder.read([ne.Part(0, ids[n:n + 9], 9)]), want[n:n + 9]) < most
