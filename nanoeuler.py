@@ -2137,7 +2137,8 @@ class Sampling(Settings):
     speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
     n: int = setting(1, 1, 1 << 16, "answers to a prompt")
     seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    weights: str = setting("", 0, 0, "in memory: f32, bf16, or on the CPU int8; empty: f32, on a "
+                           "GPU bf16 if it can")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
     def check(self):
@@ -2196,6 +2197,7 @@ class Reader(Protocol):
     cfg: Config
     length: int                              # the longest context, tokens
     texts: list                              # of each slot: the tokens that are in its cache
+    kept_as: str                             # f32, bf16 or int8: what its weights are in memory
     heads: int                               # auxiliary heads that `guesses` has
     wide: bool                               # do a few rows take about as long as one?
 
@@ -2204,8 +2206,9 @@ class Reader(Protocol):
         """What must happen before the first decoder of a process is made."""
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them;
-        length: of each slot's memory, tokens, at most and if 0 cfg.seq_len"""
+        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them, and
+        if empty as is best there; length: of each slot's memory, tokens, at most and if 0
+        cfg.seq_len"""
 
     def with_slots(self, slots, length=0):
         """Another one of the same weights, with a cache of its own"""
@@ -2522,7 +2525,8 @@ class Decoder:
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
         self.begin(cfg, slots, length)
-        self.weights = Weights(cfg, flat, weights)
+        self.kept_as = weights or "f32"
+        self.weights = Weights(cfg, flat, self.kept_as)
         self.allocate()
 
     def begin(self, cfg, slots, length):
@@ -2562,7 +2566,7 @@ class Decoder:
     def with_slots(self, slots, length=0):
         other = type(self).__new__(type(self))
         other.begin(self.cfg, slots, length)
-        other.weights = self.weights
+        other.weights, other.kept_as = self.weights, self.kept_as
         other.allocate()
         return other
 
@@ -5223,7 +5227,8 @@ class Serving(Settings):
     seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
     drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
     speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    weights: str = setting("f32", 0, 0, "in memory: f32, bf16, or on the CPU int8")
+    weights: str = setting("", 0, 0, "in memory: f32, bf16, or on the CPU int8; empty: f32, on a "
+                           "GPU bf16 if it can")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
 def serve(file=None, decoder=Decoder, **chosen):

@@ -70,6 +70,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -1622,10 +1623,14 @@ class Decoder(ne.Decoder):
         """A kernel is compiled when it is first launched."""
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat: the parameters, on the device, or on the host if the matrices are to be bf16"""
+        """flat: the parameters, on the host, or, if they stay f32, on the device"""
         open_device()
-        need(weights in ("f32", "bf16"), f"--weights is {weights}, expected f32 or bf16 on the GPU")
+        need(weights in ("", "f32", "bf16"),
+             f"--weights is {weights}, expected f32 or bf16 on the GPU")
+        if not weights:                      # bf16 where 9.1 takes it: a third of the time
+            weights = "f32" if rows_refused(cfg) else "bf16"
         self.begin(cfg, slots, length)
+        self.kept_as = weights
         shapes = [shape for _, shape, *_ in ne.param_table(cfg)]
         n = sum(map(math.prod, shapes[ne.MATRICES]))     # they come first
         matrices, gains = flat[:n], flat[n:]
@@ -1640,6 +1645,7 @@ class Decoder(ne.Decoder):
         """Of parameters that are on the device, in two parts"""
         decoder = cls.__new__(cls)
         decoder.begin(cfg, 1, 0)
+        decoder.kept_as = "bf16" if matrices.dtype == np.uint16 else "f32"
         decoder.take(matrices, gains)
         return decoder
 
@@ -1653,6 +1659,7 @@ class Decoder(ne.Decoder):
     def begin(self, cfg, slots, length):
         super().begin(cfg, slots, length)
         self.heads = 0                       # drafts would not be read any faster
+        self.unread = set()                  # slots whose texts are not in the cache yet
 
     def allocate(self):
         """The caches, and the activations of one token, or of some rows."""
@@ -1686,17 +1693,84 @@ class Decoder(ne.Decoder):
         self.kc, self.vc, self.graph = self.slots[slot]
 
     def copy(self, source, slot, n):
-        if self.steps:
+        if source in self.unread:
+            self.unread.add(slot)
+        elif self.steps:
+            self.unread.discard(slot)
             self.steps.copy(source, slot, n)
         else:
             for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
                 to.copy_to_device(of, stream=stream)     # whole: that takes no longer
         self.texts[slot] = self.texts[source][:n]
 
+    def read(self, parts):
+        """`Reader`'s.  Nearly all parts are a few tokens of a slot that has room for them: they
+        take no detour, since the device takes no longer for them than a hundred lines of Python."""
+        parts = [*parts]
+        found = self.plain_rows(parts) if self.steps else None
+        if not found:
+            return super().read(parts)
+        logits, self.final = self.steps.compute(*found)
+        for slot, ids, _ in parts:
+            self.texts[slot] += map(int, ids)
+        return logits
+
+    def plain_rows(self, parts):
+        """(tokens, slots, positions, wanted) of parts that go on with texts, and let none slide,
+        at most MOST_ROWS of them.  None if they are others, or faulty."""
+        tokens, slots, positions, wanted = [], [], [], []
+        for slot, ids, n in parts:
+            if slot in self.unread or not 0 <= slot < len(self.texts):
+                return None
+            start, count = len(self.texts[slot]), len(ids)
+            if not (start and 0 < count <= self.length - start and 0 <= n <= count):
+                return None
+            tokens += map(int, ids)
+            slots += [slot] * count
+            positions += range(start, start + count)
+            wanted += range(len(tokens) - n, len(tokens))
+        known = 0 < len(tokens) <= ne.MOST_ROWS and (
+            min(tokens) >= 0 and max(tokens) < self.cfg.vocab_size)
+        if known and len({slot for slot, *_ in parts}) == len(parts):
+            return tokens, slots, positions, wanted
+        return None
+
+    def read_pieces(self, pieces):
+        """What begins a slot waits until logits of it are wanted: then it is read as a whole, by
+        rows, or as a prompt if it has more than BY_ROWS tokens, however it came."""
+        if not self.steps:
+            return super().read_pieces(pieces)
+        found, rows = {}, []
+        for i, (slot, start, ids, wanted) in enumerate(pieces):
+            if slot in self.unread:
+                start, ids = 0, self.texts[slot][:start] + ids
+            self.unread.discard(slot)
+            if start or wanted and len(ids) <= BY_ROWS:
+                rows.append((i, (slot, start, ids, wanted)))
+                continue
+            self.texts[slot] = list(ids)
+            if wanted:
+                found[i] = self.steps.read_prompt(slot, ids, wanted)
+            else:
+                self.unread.add(slot)
+        if rows:
+            logits, at = super().read_pieces([piece for _, piece in rows]), 0
+            for i, (*_, wanted) in rows:
+                here = slice(at, at + wanted)
+                found[i] = logits[here], self.final[here] if self.heads else None
+                at += wanted
+        if not found:
+            return np.zeros((0, self.cfg.vocab_size), np.float32)
+        logits, final = zip(*[found[i] for i in sorted(found)])
+        if self.heads:
+            self.final = np.concatenate(final)
+        return np.concatenate(logits)
+
     def compute(self, rows):
         """nanoeuler.Decoder's, row by row if it has to be"""
         if self.steps:
-            logits, final = self.steps.compute(rows)
+            logits, final = self.steps.compute(*map(np.ndarray.tolist, rows[:3]),
+                                               rows.wanted.tolist())
             self.work = SimpleNamespace(final=final)     # what `guesses` will be asked for
             return logits
         wanted, found = {*rows.wanted.tolist()}, []
@@ -1746,8 +1820,8 @@ class Decoder(ne.Decoder):
 
     def decode(self, token, position):
         if self.steps:
-            one = self.rows([(0, position, [token], 1)])
-            return self.compute(one)[0]
+            logits, _ = self.steps.compute([token], [0], [position], [0])
+            return logits[0]
         at = np.array([token, position], np.int32)
         self.at.copy_to_device(at, stream=stream)
         self.graph(self.queue)
@@ -1755,8 +1829,9 @@ class Decoder(ne.Decoder):
 
 # ==== 9.1 Rows on tensor cores ====
 # A step of up to AT_ONCE rows (token, slot, position) with matrices in bfloat16, in five kernels a
-# layer, recorded as a graph.  All numbers but the weights are float32.  So few rows cost what it
-# takes to bring the weights from memory; each kernel reads them once for all rows:
+# layer, recorded as a graph.  All numbers but the weights are float32.  A few rows cost what it
+# takes to bring the weights from memory; a block reads them once for GROUP rows, and others, along
+# y, for the next ones, from L2:
 #
 #     take       x = wte[token]                                     a block a row
 #     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
@@ -1765,6 +1840,9 @@ class Decoder(ne.Decoder):
 #     gate_up    RMSNorm, gate and up, SwiGLU                       a block 8 columns
 #     down       x += W swiglu                                      a block 8 columns of x
 #     logits     of the rows that are wanted: RMSNorm, head         a block 16 tokens
+#
+# Each block of proj merges the parts of all rows.  From MERGED rows on that takes longer than one
+# more kernel, merge; the rest of proj is then `down`, of other sizes.
 #
 # A product is W x, W in tiles of 8 rows, of which a block has one or two; its eight warps take
 # slices of 32 of K in turn.  A lane loads 8 neighbours of a row of W, which are 16 bytes, and the
@@ -1776,13 +1854,21 @@ class Decoder(ne.Decoder):
 # exact, and sums those of float32, at a cost that the memory hides.
 #
 # Order   A row's sums hang on its position alone: not on the other rows, nor on its place among
-#         them.  A text has the same bits alone, in a batch, as a prompt and with drafts.
+#         them.  A text has the same bits alone, in a batch and with drafts.
 # Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
 #         them before it waits for the kernel in front of it: they arrive while that one computes.
 #         Others load them into registers.
-AT_ONCE = 8
+# Prompts What begins a slot and is longer than a step, mostly a prompt, or the half that a full
+#         slot keeps, is read at once, as a sequence is in training: activations between the
+#         kernels are bfloat16, as PyTorch has them, keys and values are rounded to it, and the
+#         bits hang on the tokens up to a position, not on the length.  So a text has other bits as
+#         a prompt than token by token, as far as bfloat16 rounds, but the same ones alone, in a
+#         batch, with drafts, and if its prompt comes in pieces (Decoder.read_pieces).
+GROUP, AT_ONCE = 8, 64
+BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
+MERGED = 4
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
 
 def weight_stride(K):
@@ -1817,7 +1903,7 @@ def three_parts(a, j, x, y):
     a[j + 8] = upper_halves(x_rest - x_mid, y_rest - y_mid)
 
 def row_product(K, TILES, normed, hopper):
-    """Device functions of a block that multiplies TILES tiles of W (N, K) by x (AT_ONCE, K)."""
+    """Device functions of a block that multiplies TILES tiles of W (N, K) by GROUP rows of x."""
     ROW, STRIDE, COUNT = 2 * K, weight_stride(K), 8 * TILES
     SLICES = cdiv(K, SLICE)
     TURNS = cdiv(SLICES, 8)
@@ -1918,16 +2004,28 @@ def row_product(K, TILES, normed, hopper):
     return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total,
                            place_of=place_in_smem if hopper else place_in_memory)
 
+ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logits")
+
 @made_once
 def product_kernels(C, HD, D, F, hopper):
-    """(qkv, proj, gate_up, down, logits) for these sizes.  Blocks of 256 threads; the first 64, or
-    128, have an output each, of row r and the block's column n."""
+    """ProductKernels for these sizes.  Blocks of 256 threads; the first 64, or 128, have an output
+    each, of row r and the block's column n.  Along y they have the next rows.  Where there are no
+    more of them, the last one is multiplied again, and its products left."""
     of_x, two_of_x = (row_product(C, tiles, True, hopper) for tiles in (1, 2))
     of_att, of_swiglu = (row_product(K, 1, False, hopper) for K in (HD, F))
     ONE, TWO, HALF, KEYS = (8, 1, 8, 8), (8, 2, 8, 8), D // 2, keys_a_part(D)
     ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
     load_4, store_4 = vector(4)
     take_turn = after_previous if hopper else at_once
+
+    @inlined
+    def first_of_group():
+        return GROUP * cuda.blockIdx.y
+
+    @inlined
+    def own_row_of(count):
+        """The row of x that this lane reads"""
+        return min(first_of_group() + own_row(), count - 1)
 
     @inlined
     def rstd_of(squares, r, eps):
@@ -1938,7 +2036,7 @@ def product_kernels(C, HD, D, F, hopper):
 
     @kernel
     def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
-        """A block: pairs i0 to i0 + 7 of a head.     grid (H + 2 G) D / 16
+        """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / GROUP)
         q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
         G, H = kc.shape[1], HD // D
         pair0 = cuda.blockIdx.x * 8
@@ -1948,15 +2046,16 @@ def product_kernels(C, HD, D, F, hopper):
         barrier = two_of_x.ask_for(w, first, second)
         take_turn()
         count = rows[COUNTS, 0]
-        start = min(own_row(), count - 1) * C
-        two_of_x.multiply(partial, squares, x, start, gain, two_of_x.place_of(w, first, second, 0),
+        two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
+                          two_of_x.place_of(w, first, second, 0),
                           two_of_x.place_of(w, first, second, 1), barrier)
         t = cuda.threadIdx.x
-        r, i = t // 8, i0 + t % 8
-        if r < count:
-            rstd, slot, pos = rstd_of(squares, r, eps), rows[SLOT, r], rows[POSITION, r]
-            u = two_of_x.total(partial, 0, r, t % 8) * rstd
-            v = two_of_x.total(partial, 1, r, t % 8) * rstd
+        n, i = t // 8, i0 + t % 8            # row n of the group
+        r = first_of_group() + n
+        if n < GROUP and r < count:
+            rstd, slot, pos = rstd_of(squares, n, eps), rows[SLOT, r], rows[POSITION, r]
+            u = two_of_x.total(partial, 0, n, t % 8) * rstd
+            v = two_of_x.total(partial, 1, n, t % 8) * rstd
             if head < H + G:
                 c, s = cos[pos, i], sin[pos, i]
                 u, v = u * c - v * s, v * c + u * s
@@ -1967,46 +2066,61 @@ def product_kernels(C, HD, D, F, hopper):
             else:
                 vc[slot, head - H - G, pos, i], vc[slot, head - H - G, pos, i + HALF] = u, v
 
+    @inlined
+    def merged(o, ml, row, parts, k):
+        """Columns k to k + 3 of att of a row, of all its parts, in their order"""
+        most = o.shape[1]
+        top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
+        m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
+        for part0 in range(0, parts, 8):
+            before = top
+            for j in range(8):               # without a branch: all are under way at once
+                part = row * most + min(part0 + j, parts - 1)
+                m_of[j], l_of[j] = ml[part, k // D, 0], ml[part, k // D, 1]
+                four = load_4(o, part * HD + k)
+                for e in range(4):
+                    o_of[4 * j + e] = four[e]
+            for j in range(8):
+                top = max(top, m_of[j])
+            shrink = exp2(before - top)
+            l *= shrink
+            for e in range(4):
+                sums[e] *= shrink
+            for j in range(8):
+                if part0 + j < parts:
+                    p = exp2(m_of[j] - top)
+                    l += p * l_of[j]
+                    for e in range(4):
+                        sums[e] += p * o_of[4 * j + e]
+        for e in range(4):
+            sums[e] /= l
+        return sums
+
+    @kernel
+    def merge(att, o, ml, rows):
+        """att (AT_ONCE, HD) of its parts     grid (ceil(HD / 512), rows), 128 threads"""
+        r, k = cuda.blockIdx.y, 4 * (cuda.blockIdx.x * 128 + cuda.threadIdx.x)
+        take_turn()
+        if r < rows[COUNTS, 0] and k < HD:
+            store_4(att, r * HD + k, merged(o, ml, r, rows[POSITION, r] // KEYS + 1, k))
+
     @kernel
     def proj(x, o, ml, w, rows):
-        """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts.     grid C / 8
+        """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts; of one group.
+        grid C / 8
         o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): see `attend`"""
         t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
         partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
         att = cuda.shared.array(0, f32, 16)
         barrier = of_att.ask_for(w, first, first)
         take_turn()
-        count, most = rows[COUNTS, 0], o.shape[1]
+        count = rows[COUNTS, 0]
         r, n = t // 8, first + t % 8
         old = x[r, n] if r < count else f32(0)
         for i in range(4 * t, count * HD, 4 * 256):
             row, k = i // HD, i % HD
             parts = rows[POSITION, row] // KEYS + 1
-            top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
-            m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
-            for part0 in range(0, parts, 8):
-                before = top
-                for j in range(8):           # without a branch: all are under way at once
-                    part = row * most + min(part0 + j, parts - 1)
-                    m_of[j], l_of[j] = ml[part, k // D, 0], ml[part, k // D, 1]
-                    four = load_4(o, part * HD + k)
-                    for e in range(4):
-                        o_of[4 * j + e] = four[e]
-                for j in range(8):
-                    top = max(top, m_of[j])
-                shrink = exp2(before - top)
-                l *= shrink
-                for e in range(4):
-                    sums[e] *= shrink
-                for j in range(8):
-                    if part0 + j < parts:
-                        p = exp2(m_of[j] - top)
-                        l += p * l_of[j]
-                        for e in range(4):
-                            sums[e] += p * o_of[4 * j + e]
-            for e in range(4):
-                sums[e] /= l
-            store_4(att, ATT + row * ATT_LINE + k, sums)
+            store_4(att, ATT + row * ATT_LINE + k, merged(o, ml, row, parts, k))
         cuda.syncthreads()                   # att is whole
         start = ATT + min(own_row(), count - 1) * ATT_LINE
         place = of_att.place_of(w, first, first, 0)
@@ -2016,62 +2130,64 @@ def product_kernels(C, HD, D, F, hopper):
 
     @kernel
     def gate_up(y, x, gain, w, rows, eps):
-        """y = silu(gate) * up, of rmsnorm(x).     grid F / 8
+        """y = silu(gate) * up, of rmsnorm(x).     grid (F / 8, rows / GROUP)
         y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
         t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, first + F)
         take_turn()
         count = rows[COUNTS, 0]
-        start = min(own_row(), count - 1) * C
-        two_of_x.multiply(partial, squares, x, start, gain,
+        two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
                           two_of_x.place_of(w, first, first + F, 0),
                           two_of_x.place_of(w, first, first + F, 1), barrier)
-        r = t // 8
-        if r < count:
-            rstd = rstd_of(squares, r, eps)
-            gate = two_of_x.total(partial, 0, r, t % 8) * rstd
-            up = two_of_x.total(partial, 1, r, t % 8) * rstd
+        n = t // 8
+        r = first_of_group() + n
+        if n < GROUP and r < count:
+            rstd = rstd_of(squares, n, eps)
+            gate = two_of_x.total(partial, 0, n, t % 8) * rstd
+            up = two_of_x.total(partial, 1, n, t % 8) * rstd
             y[r, first + t % 8] = gate * up / (f32(1) + exp(-gate))
 
     @kernel
     def down(x, y, w, rows):
-        """x[r, n] += sum_k W[n, k] y[r, k]     grid C / 8"""
+        """x[r, n] += sum_k W[n, k] y[r, k]     grid (C / 8, rows / GROUP)"""
         t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
         partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
         barrier = of_swiglu.ask_for(w, first, first)
         take_turn()
-        count = rows[COUNTS, 0]
-        r, n = t // 8, first + t % 8
-        old = x[r, n] if r < count else f32(0)
-        start = min(own_row(), count - 1) * F
+        count, n = rows[COUNTS, 0], first + t % 8
+        r = first_of_group() + t // 8
+        mine = t < 8 * GROUP and r < count
+        old = x[r, n] if mine else f32(0)
         place = of_swiglu.place_of(w, first, first, 0)
-        of_swiglu.multiply(partial, squares, y, start, y, place, place, barrier)
-        if r < count:
-            x[r, n] = old + of_swiglu.total(partial, 0, r, t % 8)
+        of_swiglu.multiply(partial, squares, y, own_row_of(count) * F, y, place, place, barrier)
+        if mine:
+            x[r, n] = old + of_swiglu.total(partial, 0, t // 8, t % 8)
 
     @kernel
     def logits(out, x, gain, w, rows, eps):
-        """Logits of the wanted rows, and behind them these rows of x.     grid ceil(V / 16)
+        """Logits of the wanted rows, and behind them these rows of x.     grid (ceil(V / 16),
+        rows / GROUP)
         out (lines, V + C), from line rows[COUNTS, 2] on; w (V, C) bf16"""
         t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 16, w.shape[0]
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, first + 8)
         take_turn()
         count, line = rows[COUNTS, 1], rows[COUNTS, 2]
-        row = rows[WANTED, min(own_row(), count - 1)]
+        row = rows[WANTED, own_row_of(count)]
         two_of_x.multiply(partial, squares, x, row * C, gain,
                           two_of_x.place_of(w, first, first + 8, 0),
                           two_of_x.place_of(w, first, first + 8, 1), barrier)
         r, n = t // 8 % 8, first + t // 64 * 8 + t % 8
-        if t < 128 and r < count and n < V:
+        base = first_of_group()
+        if t < 128 and base + r < count and n < V:
             s = two_of_x.total(partial, t // 64, r, t % 8)
-            out[line + r, n] = s * rstd_of(squares, r, eps)
+            out[line + base + r, n] = s * rstd_of(squares, r, eps)
         if first == 0:
-            for i in range(t, count * C, 256):
+            for i in range(base * C + t, min(count, base + GROUP) * C, 256):
                 out[line + i // C, V + i % C] = x[rows[WANTED, i // C], i % C]
 
-    return qkv, proj, gate_up, down, logits
+    return ProductKernels(qkv, merge, proj, gate_up, down, logits)
 
 @made_once
 def attend_kernel(D, HEADS, hopper):
@@ -2105,12 +2221,17 @@ def attend_kernel(D, HEADS, hopper):
         (_, G, T, _), H = kc.shape, ml.shape[1]
         head, r = cuda.blockIdx.x * HEADS, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        take_turn()
         n = rows[POSITION, r] + 1 - cuda.blockIdx.y * KEYS
-        if r < rows[COUNTS, 0] and n > 0:    # true for a whole block
+        plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
+        here = r < rows[COUNTS, 0] and n > 0             # for a whole block
+        if hopper and here and cuda.threadIdx.x == 0:    # all but the newest are long in memory
+            size = u32(4) * u32(min(n, KEYS)) * u32(D)
+            bulk_prefetch(global_address(kc) + u64(4) * u64(plane * D), size)
+            bulk_prefetch(global_address(vc) + u64(4) * u64(plane * D), size)
+        take_turn()
+        if here:
             mine = lane % LANES < CHUNKS
             d = min(lane % LANES, CHUNKS - 1) * 4
-            plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
             qs, ks, vs = filled(Q, f32(0)), filled(KV, f32(0)), filled(KV, f32(0))
             for i in range(8):
                 key = min((warp * 8 + i) * EACH + lane // LANES, n - 1)
@@ -2168,14 +2289,20 @@ def attend_kernel(D, HEADS, hopper):
                     ml[part, head + h, 0], ml[part, head + h, 1] = m, l
     return attend
 
-@kernel
-def take_kernel(x, rows, wte):
-    """x[r] = wte[token of r]     a block of 128 threads a row
-    x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16"""
-    r = cuda.blockIdx.x
-    if r < rows[COUNTS, 0]:
-        for c in range(cuda.threadIdx.x, x.shape[1], 128):
-            x[r, c] = value(wte[rows[TOKEN, r], c])
+@made_once
+def take_kernel(hopper):
+    start_next = let_next_start if hopper else at_once
+
+    @kernel
+    def take(x, rows, wte):
+        """x[r] = wte[token of r]     a block of 128 threads a row
+        x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16, or another matrix, whatever its type"""
+        r = cuda.blockIdx.x
+        start_next()                         # its weights may come; it waits for the rest
+        if r < rows[COUNTS, 0]:
+            for c in range(cuda.threadIdx.x, x.shape[1], 128):
+                x[r, c] = value(wte[rows[TOKEN, r], c])
+    return take
 
 def heads_a_block(H, G):
     """Of the H / G that share keys: as many as divide it, at most four"""
@@ -2201,20 +2328,49 @@ def copies():
     return kernel_path() == "wgmma"
 
 def rows_smem(size, hopper):
-    """Bytes of dynamic shared memory of blocks of qkv, gate_up and logits; of proj; of down"""
-    weights = [tiles * 8 * weight_stride(K) if hopper else 0
-               for tiles, K in ((2, size.C), (1, size.HD), (1, size.F))]
-    return weights[0], weights[1] + AT_ONCE * 4 * (size.HD + 4), weights[2]
+    """Bytes of dynamic shared memory of a block"""
+    of_x, of_att, of_swiglu = (tiles * 8 * weight_stride(K) if hopper else 0
+                               for tiles, K in ((2, size.C), (1, size.HD), (1, size.F)))
+    return RowsSmem(of_x, of_att + GROUP * 4 * (size.HD + 4), of_att, of_swiglu)
+
+# Of qkv, gate_up and logits; of proj; of down, of att and of swiglu
+RowsSmem = namedtuple("RowsSmem", "x parts att swiglu")
+
+def upload(x, staged):
+    """Queues the copy of pinned memory to the beginning of an array.  copy_to_device takes 20 us to
+    look at both."""
+    ok(driver.cuMemcpyHtoDAsync(int(x.gpu_data.device_pointer), staged.ctypes.data, staged.nbytes,
+                                int(stream.handle)))
+
+def download(staged, x):
+    """Queues the copy of the beginning of an array to pinned memory."""
+    ok(driver.cuMemcpyDtoHAsync(staged.ctypes.data, int(x.gpu_data.device_pointer), staged.nbytes,
+                                int(stream.handle)))
+
+def power_of_two(n):
+    """n, rounded up to one; of 0 it is 0"""
+    return 1 << (n - 1).bit_length() if n else 0
+
+# What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; and
+# whether the rows are a whole step: then it also brings their table, and the lines to the host.
+# Without parts they are rows of a prompt that was read, of which only the logits are left to do.
+StepKind = namedtuple("StepKind", "rows parts lines alone")
 
 class RowSteps:
-    """Steps of rows through the weights of a decoder, with its cache and its activations."""
+    """Steps of rows through the weights of a decoder, with its cache and its activations.
+
+    What goes to the device and comes back lies in pinned memory, of fixed addresses, which a graph
+    can know: of a step of a few rows the host writes a table, launches a graph, and waits."""
 
     def __init__(self, cfg, weights, slots, T):
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.size, self.smem = size, rows_smem(size, copies())
         self.kernels = product_kernels(size.C, size.HD, size.D, size.F, copies())
+        self.add_att = product_kernels(size.C, size.HD, size.D, size.HD, copies()).down
         self.heads_a_block = heads_a_block(size.H, size.G)
+        self.take = take_kernel(copies())
         self.attend = attend_kernel(size.D, self.heads_a_block, copies())
+        self.keys = keys_a_part(size.D)
         parts = self.parts_bucket(T)
 
         def buffer(*shape):
@@ -2222,12 +2378,15 @@ class RowSteps:
 
         self.kc, self.vc = (buffer(size.L, slots, size.G, T, size.D) for _ in range(2))
         self.cos, self.sin = map(to_device, ne.rope_table(replace(cfg, seq_len=T), np.float32))
-        self.x, self.q, self.y = (buffer(AT_ONCE, n) for n in (size.C, size.HD, size.F))
+        self.x, self.q, self.att, self.y = (
+            buffer(AT_ONCE, n) for n in (size.C, size.HD, size.HD, size.F))
         self.o, self.ml = buffer(AT_ONCE * parts * size.HD), buffer(AT_ONCE * parts * size.H * 2)
         self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
-        self.graphs = {}                     # (rows, parts, are logits wanted?) -> Graph
-        self.tables = []                     # what the driver may still read: lines of `rows`
-        self.prepare(2 * AT_ONCE)
+        # a table for each AT_ONCE rows of a step
+        self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
+        self.under_way = False               # may the device still read what is staged?
+        self.graphs, self.prompts = {}, None             # StepKind -> Graph
+        self.prepare(GROUP)
         if others := size.P - 1:             # of `guesses`: the first row of x, all further heads
             head = weights.lm_head
             V, first = others * size.V, head.size - others * size.V * size.C
@@ -2236,6 +2395,9 @@ class RowSteps:
             table = np.zeros((5, AT_ONCE), np.int32)
             table[COUNTS, :2] = 1
             self.first_row = to_device(table)
+            self.staged_x = cuda.pinned_array(size.C, np.float32)
+            self.guessed_host = cuda.pinned_array((1, V + size.C), np.float32)
+            self.guess_graph = Graph()
 
     def prepare(self, lines):
         """Memory for so many lines of logits, and behind each the row of x that it was made of"""
@@ -2245,85 +2407,201 @@ class RowSteps:
 
     def parts_bucket(self, length):
         """Parts of a context of this length, rounded up to a power of two: a graph for each"""
-        parts = cdiv(length, keys_a_part(self.size.D))
-        return min(1 << (parts - 1).bit_length(), cdiv(self.T, keys_a_part(self.size.D)))
+        return min(power_of_two(cdiv(length, self.keys)), cdiv(self.T, self.keys))
 
-    def compute(self, rows):
+    def compute(self, tokens, slots, positions, wanted):
         """(lines of logits, rows of x) of the wanted rows, on the host, valid until the next call
-        rows: nanoeuler.Rows"""
-        lines, V = 0, self.size.V
-        if len(rows.wanted) > len(self.out):
-            self.prepare(ne.MOST_ROWS)
-        for r0 in range(0, len(rows.tokens), AT_ONCE):
-            columns = [x[r0:r0 + AT_ONCE] for x in (rows.tokens, rows.slots, rows.positions)]
+        tokens, slots, positions of each row, lists; wanted: of which rows, ascending"""
+        self.wait()
+        return self.run(tokens, slots, positions, wanted)
+
+    def read_prompt(self, slot, ids, wanted):
+        """The same of the last `wanted` rows of a prompt, which begins the slot."""
+        self.wait()
+        self.prompts = self.prompts or Prompts(self.size, self.T)
+        self.under_way = True
+        self.prompts.read(self, slot, ids)
+        found = []
+        for first in range(len(ids) - wanted, len(ids), ne.MOST_ROWS):
+            rows = [*range(first, min(first + ne.MOST_ROWS, len(ids)))]
+            lines = self.run(rows, rows, rows, range(len(rows)), of_prompt=True)
+            found.append([x.copy() for x in lines])
+        return [np.concatenate(x) for x in zip(*found)]
+
+    def run(self, tokens, slots, positions, wanted, of_prompt=False):
+        """`compute`.  of_prompt: tokens are rows of the prompt."""
+        if len(wanted) > len(self.out):
+            self.prepare(AT_ONCE if len(wanted) <= AT_ONCE else ne.MOST_ROWS)
+        self.under_way, lines, alone = True, 0, len(tokens) <= AT_ONCE
+        for i, r0 in enumerate(range(0, len(tokens), AT_ONCE)):
+            columns = [column[r0:r0 + AT_ONCE] for column in (tokens, slots, positions)]
             n = len(columns[0])
-            wanted = rows.wanted[(r0 <= rows.wanted) & (rows.wanted < r0 + n)] - r0
-            table = np.zeros((5, AT_ONCE), np.int32)
-            for line, column in zip(table, (*columns, wanted)):
-                line[:len(column)] = column
-            table[COUNTS, :3] = n, len(wanted), lines
-            self.tables.append(table)
-            self.rows.copy_to_device(table, stream=stream)
-            parts = self.parts_bucket(1 + int(columns[2].max()))
-            key = 1 << (n - 1).bit_length(), parts, len(wanted) > 0
-            graph = self.graphs.setdefault(key, Graph())
-            graph(functools.partial(self.queue, *key))
-            lines += len(wanted)
+            here = [r - r0 for r in wanted[lines:bisect.bisect_left(wanted, r0 + n)]]
+            self.stage(i, *columns, here, lines)
+            kind = StepKind(power_of_two(n),
+                            0 if of_prompt else self.parts_bucket(1 + max(columns[2])),
+                            power_of_two(len(here)), alone)
+            if not alone:
+                upload(self.rows, self.staged[i])
+            if kind not in self.graphs:
+                self.graphs[kind] = Graph()
+            self.graphs[kind](functools.partial(self.queue, kind))
+            lines += len(here)
         if lines:
-            view(self.out, 0, (lines, self.out.shape[1])).copy_to_host(
-                self.pinned[:lines], stream=stream)
+            if not alone:
+                download(self.pinned[:lines], self.out)
+            self.wait()
+        return self.pinned[:lines, :self.size.V], self.pinned[:lines, self.size.V:]
+
+    def wait(self):
+        """Until the device has done all, and what is staged may be written"""
+        if self.under_way:
             stream.synchronize()
-            self.tables.clear()
-        return self.pinned[:lines, :V], self.pinned[:lines, V:]
+        self.under_way = False
 
-    def queue(self, count, parts, wanted):
-        """A step of up to `count` rows, of at most so many parts of the context."""
+    def stage(self, i, tokens, slots, positions, wanted, line):
+        """The i-th table of `rows`; what is in it behind the columns nobody uses.  NumPy would take
+        three times as long."""
+        lines = tokens, slots, positions, wanted, (len(tokens), len(wanted), line)
+        for at, column in enumerate(lines, 5 * i):
+            struct.pack_into(f"{len(column)}i", self.staged, 4 * AT_ONCE * at, *column)
+
+    def queue(self, kind):
+        """A step of rows, or a part of one: see StepKind."""
+        if kind.alone:
+            upload(self.rows, self.staged[0])
+        source = self.p.wte if kind.parts else self.prompts.x
+        launch(self.take, self.x, self.rows, source, grid=kind.rows, block=128)
         with overlapping() if copies() else contextlib.nullcontext():
-            self.queue_kernels(count, parts, wanted)
+            if kind.parts:
+                self.queue_layers(kind.rows, kind.parts)
+            if kind.lines:
+                head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
+                self.queue_logits(self.out, head, self.rows, kind.lines)
+        if kind.alone and kind.lines:
+            download(self.pinned[:kind.lines], self.out)
 
-    def queue_kernels(self, count, parts, wanted):
-        size, p, rows, x = self.size, self.p, self.rows, self.x
-        qkv, proj, gate_up, down, _ = self.kernels
+    def queue_layers(self, count, parts):
+        size, p, rows, x, smem = self.size, self.p, self.rows, self.x, self.smem
+        k, groups = self.kernels, cdiv(count, GROUP)
         eps = np.float32(self.cfg.norm_eps)
         scale2 = np.float32(LOG2E / math.sqrt(size.D))
         o = view(self.o, 0, (AT_ONCE * parts, size.HD))
         o_of_rows = view(self.o, 0, (AT_ONCE, parts, size.HD))
         ml = view(self.ml, 0, (AT_ONCE * parts, size.H, 2))
-        for_x, for_att, for_swiglu = self.smem
-        launch(take_kernel, x, rows, p.wte, grid=count, block=128)
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
-            launch(qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows, eps,
-                   grid=size.QKV // 16, block=256, smem=for_x)
+            launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
+                   eps, grid=(size.QKV // 16, groups), block=256, smem=smem.x)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=128)
-            launch(proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8, block=256,
-                   smem=for_att)
-            launch(gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
-                   grid=size.F // 8, block=256, smem=for_x)
-            launch(down, x, self.y, p.down[l], rows, grid=size.C // 8, block=256, smem=for_swiglu)
-        if wanted:
-            head = p.wte if self.cfg.tie_embeddings else p.lm_head[0]
-            self.queue_logits(self.out, head, rows)
+            if count < MERGED:
+                launch(k.proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8,
+                       block=256, smem=smem.parts)
+            else:
+                launch(k.merge, self.att, o_of_rows, ml, rows, grid=(cdiv(size.HD, 512), count),
+                       block=128)
+                launch(self.add_att, x, self.att, p.attn_proj[l], rows,
+                       grid=(size.C // 8, groups), block=256, smem=smem.att)
+            launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
+                   grid=(size.F // 8, groups), block=256, smem=smem.x)
+            launch(k.down, x, self.y, p.down[l], rows, grid=(size.C // 8, groups), block=256,
+                   smem=smem.swiglu)
 
-    def queue_logits(self, out, head, rows):
-        launch(self.kernels[4], out, self.x, self.p.final_norm, head, rows,
-               np.float32(self.cfg.norm_eps), grid=cdiv(len(head), 16), block=256,
-               smem=self.smem[0])
+    def queue_logits(self, out, head, rows, lines=1):
+        launch(self.kernels.logits, out, self.x, self.p.final_norm, head, rows,
+               np.float32(self.cfg.norm_eps), grid=(cdiv(len(head), 16), cdiv(lines, GROUP)),
+               block=256, smem=self.smem.x)
 
     def guesses(self, x):
         """(heads, V) for a row of x (C,)"""
-        x = np.array(x)                      # it must live until the driver has read it
-        view(self.x, 0, (self.size.C,)).copy_to_device(x, stream=stream)
+        self.wait()
+        self.staged_x[:] = x
+        self.guess_graph(self.queue_guesses)
+        stream.synchronize()
+        return self.guessed_host[0, :len(self.others)].reshape(-1, self.size.V).copy()
+
+    def queue_guesses(self):
+        upload(self.x, self.staged_x)
         self.queue_logits(self.guessed, self.others, self.first_row)
-        found = to_host(self.guessed)[0, :len(self.others)]
-        return found.reshape(-1, self.size.V)
+        download(self.guessed_host, self.guessed)
 
     def copy(self, source, slot, n):
         """The first n keys and values of a slot to another"""
         for cache in self.kc, self.vc:
             for l in range(self.size.L):
                 launch(copy_slot_kernel, cache[l], source, slot, n, grid=self.size.G, block=256)
+
+class Prompts:
+    """Reads what begins a slot with the functions of section 4, as `Model.forward` reads a sequence
+    of T tokens, a power of two, or the slot's length.  Those behind the prompt's are any; none
+    before them sees them.  There is memory for one layer, from the first prompt on: 8 C + 2 QKV +
+    2 HD + 6 F bytes a token, 12 MB for 512 of `base`."""
+
+    def __init__(self, size, T):
+        def buffer(*shape, dtype=np.uint16):
+            return new(shape, dtype)
+
+        self.x = buffer(T, size.C, dtype=np.float32)
+        self.rstd = buffer(T, dtype=np.float32)
+        self.lse = buffer(size.H * T, dtype=np.float32)
+        self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu = (
+            buffer(T, n) for n in (size.C, size.C, size.QKV, size.HD, 2 * size.F, size.F))
+        self.given = new(2 + T, np.int32)    # slot, number of tokens, and these
+        self.staged = cuda.pinned_array(2 + T, np.int32)
+        self.graphs, self.maps = {}, {}      # of each T; tensor maps of the buffers
+
+    def read(self, steps, slot, ids):
+        """Queues it, for the cache of RowSteps.  What is staged must not be in use."""
+        T = min(power_of_two(len(ids)), steps.T)
+        self.staged[:2] = slot, len(ids)
+        self.staged[2:2 + len(ids)] = ids
+        self.staged[2 + len(ids):2 + T] = 0
+        if T not in self.graphs:
+            self.graphs[T] = Graph()
+        with at_most(highest, self.maps):
+            self.graphs[T](functools.partial(self.queue, steps, T))
+
+    def queue(self, steps, T):
+        """x after the last layer, and keys and values of all"""
+        cfg, p, size = steps.cfg, steps.p, steps.size
+        x, y, saved, qkv, att, gate_up, swiglu = (
+            view(buffer, 0, (T, buffer.shape[1])) for buffer in
+            (self.x, self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu))
+        rstd, lse = view(self.rstd, 0, (T,)), view(self.lse, 0, (size.H, T))
+        f, unread = y, (saved, rstd)         # y = rmsnorm(x), then f(x): as `forward`
+        gains = [*(p.attn_norm[l] for l in range(size.L)), p.final_norm]
+
+        def euler_step(gain):
+            """x += f, y = rmsnorm(x)"""
+            residual_rmsnorm_forward(f, *unread, x, gain, cfg.norm_eps)
+
+        upload(self.given, self.staged[:2 + T])
+        embedding_forward(x, view(self.given, 2, (T,)), p.wte)
+        rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
+        for l in range(size.L):
+            matmul(qkv, y, p.qkv[l])
+            rope(qkv, steps.cos, steps.sin, T, size.H + size.G, 1)
+            launch(keep_kernel, steps.kc[l], steps.vc[l], qkv, self.given, grid=(T, size.G),
+                   block=size.D)
+            attention_forward(att, lse, qkv, T, size.D)
+            matmul(f, att, p.attn_proj[l])
+            euler_step(p.mlp_norm[l])
+            matmul(gate_up, y, p.gate_up[l])
+            swiglu_forward(swiglu, gate_up)
+            matmul(f, swiglu, p.down[l])
+            euler_step(gains[l + 1])
+
+@kernel
+def keep_kernel(kc, vc, qkv, given):
+    """The keys and values of a prompt's tokens, and not of those behind them, into their slot.
+    kc, vc (slots, G, T, D) of a layer, qkv (T, QKV) after RoPE, given: slot, number of tokens, ..
+    grid (T, G), D threads"""
+    t, g, i, D = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, kc.shape[3]
+    slot, v = given[0], qkv.shape[1] - (kc.shape[1] - g) * D         # where v begins
+    if t < given[1]:
+        kc[slot, g, t, i] = value(qkv[t, v - kc.shape[1] * D + i])
+        vc[slot, g, t, i] = value(qkv[t, v + i])
 
 @kernel
 def copy_slot_kernel(cache, source, slot, n):
@@ -3103,10 +3381,10 @@ class Graph:
             function()
             self.kernels_loaded = True       # not if it raised
             return
-        handle = driver.CUstream(int(stream.handle))
         if self.graph is None:
-            self.record(function, handle)
-        ok(driver.cuGraphLaunch(self.graph, handle))
+            self.handle = driver.CUstream(int(stream.handle))
+            self.record(function, self.handle)
+        ok(driver.cuGraphLaunch(self.graph, self.handle))
 
     def record(self, function, handle):
         """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""
@@ -3428,6 +3706,7 @@ mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta
                     "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
 mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
 
+bulk_prefetch = ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", u64, u32)  # bytes, into L2
 bulk_copy = ptx("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, "
                 "[$3];", u32, u64, u32, u32)             # so many bytes, by the copy engine
 
@@ -4788,6 +5067,7 @@ ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
 BOUNDS_ROWS = (64, 192)                      # of whole models, on tensor cores, in float32
+BOUNDS_PROMPT = (4, 5)                       # those in bf16: NumPy, rounding alike, is at 2, 2.5
 
 def relative_error(x, y):
     """|x - y| / |y|; the error itself where y is zero."""
@@ -4809,6 +5089,8 @@ def bounds(name, kind):
         roundoffs = BOUNDS_DW
     if name == "rows":
         roundoffs = BOUNDS_ROWS
+    if name == "prompt":
+        roundoffs = BOUNDS_PROMPT
     return [ROUNDOFF[kind] * n for n in roundoffs]
 
 def fault(name, dtype, x, y):
@@ -5019,7 +5301,8 @@ def add_decode_tests(ops):
         ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
 
 def add_rows_tests(ops):
-    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture."""
+    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture; those
+    that are long enough also as prompts."""
     plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
     for sizes in (dict(),
                   dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
@@ -5035,6 +5318,10 @@ def add_rows_tests(ops):
                     for text in texts]
         read = functools.partial(rows_test, cfg, flat, texts)
         ops.tests.setdefault("rows", []).append((expected, read, ("bf16",)))
+        long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
+        read = functools.partial(prompt_test, cfg, flat, [texts[i] for i in long])
+        ops.tests.setdefault("prompt", []).append((
+            [np.array(expected[i]) for i in long], read, ("bf16",)))
 
 def rows_test(cfg, flat, texts, dtype):
     """[(T, V)] of each text: the logits after each token"""
@@ -5052,6 +5339,12 @@ def rows_test(cfg, flat, texts, dtype):
             at[slot], line = at[slot] + n, line + n
         step += 1
     return [np.concatenate(rows) for rows in found]
+
+def prompt_test(cfg, flat, texts, dtype):
+    """The same, of texts that begin their slots."""
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    logits = decoder.read([ne.Part(i, text, len(text)) for i, text in enumerate(texts)])
+    return np.split(logits, np.cumsum([len(text) for text in texts])[:-1])
 
 def decode_test(cfg, flat, tokens, dtype):
     """[(T, V)]: the logits after each token"""

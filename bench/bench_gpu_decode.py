@@ -1,12 +1,13 @@
 """Generation on one NVIDIA GPU: ms a token, alone and in batches, and a prompt.
 
-    python bench/bench_gpu_decode.py [--preset base] [--kernels]
+    python bench/bench_gpu_decode.py [--preset base | --file MODEL.bin] [--kernels]
 
 NanoEuler with matrices in bfloat16 and, if PyTorch is there, the same model by torch.compile over a
-static cache in one CUDA graph, from the same weights.  Greedy, whole contexts; a figure is the
-median of three.  "host" is what a caller waits: upload, the step, logits back, the likeliest token;
-"device" the same graphs replayed without the host between them.  --kernels: us of each kernel, a
-graph of 200 in a row at a full context, with and without dependent launch.
+static cache in one CUDA graph, with attention written out and by SDPA.  Greedy, whole contexts; a
+figure is the median of three.  "host" is what a caller waits: the step, logits back, the likeliest
+token; of PyTorch, the token back.  "device": the same graphs replayed without the host between
+them.  --kernels: us of each kernel, a graph of 200 in a row at a full context, with and without
+dependent launch.
 """
 import argparse
 import contextlib
@@ -58,15 +59,31 @@ def device_ms(decoder, batch, T):
             decoder.read(parts)
             for slot in range(batch):
                 decoder.truncate(position, slot)
-        key = 1 << (batch - 1).bit_length(), steps.parts_bucket(position + 1), True
-        replay = functools.partial(steps.graphs[key], None)
+        parts_now = steps.parts_bucket(position + 1)
+        kind = nc.StepKind(nc.AT_ONCE, parts_now, 1, False)
+        if batch <= nc.AT_ONCE:
+            rows = nc.power_of_two(batch)
+            kind = nc.StepKind(rows, parts_now, rows, True)
+        replay = functools.partial(steps.graphs[kind], None)
 
         def many():
-            for _ in range(100):
+            for _ in range(100 * nc.cdiv(batch, nc.AT_ONCE)):
                 replay()
             nc.stream.synchronize()
         total += median_ms(many) / 100
     return total / len(range(unit, T + unit, unit))
+
+def prompt_device_ms(decoder, T):
+    """ms of the kernels of a prompt that was read, and of its logits"""
+    steps = decoder.steps
+    prompt, logits = steps.prompts.graphs[T], steps.graphs[nc.StepKind(1, 0, 1, True)]
+
+    def many():
+        for _ in range(20):
+            prompt(None)
+            logits(None)
+        nc.stream.synchronize()
+    return median_ms(many) / 20
 
 def prompt_ms(decoder, T):
     ids = np.random.default_rng(1).integers(0, decoder.cfg.vocab_size, T).tolist()
@@ -87,17 +104,16 @@ def kernel_us(decoder, batch):
     launches, launch = {}, nc.launch
 
     def keep(kernel, *args, **config):
-        name = kernel.py_func.__name__
+        name = "down of att" if kernel is steps.add_att else kernel.py_func.__name__
         launches.setdefault(name, []).append((kernel, args, config))
     nc.launch = keep
     try:
-        key = 1 << (batch - 1).bit_length(), steps.parts_bucket(T), True
-        steps.queue(*key)
+        steps.queue(nc.StepKind(nc.power_of_two(batch), steps.parts_bucket(T), 1, False))
     finally:
         nc.launch = launch
     out = {}
     for name, found in launches.items():
-        if name == "take_kernel":
+        if name == "take":
             continue
         for overlap in (contextlib.nullcontext, nc.overlapping):
             def row(found=found, overlap=overlap):
@@ -115,22 +131,94 @@ def kernel_us(decoder, batch):
     assert size.L > 1
     return out
 
+# ---- PyTorch
+def peer(cfg, flat):
+    import bench_gpu
+    torch, torch_peer = bench_gpu.torch, bench_gpu.torch_peer
+    with torch.device(bench_gpu.DEVICE):
+        model = torch_peer.Peer(torch_peer.peer_config(cfg), dtype=bench_gpu.BF16)
+    model.load_numpy(ne.views(flat, ne.param_table(cfg))._asdict())
+    return model.eval().requires_grad_(False)
+
+def peer_graph(call):
+    import bench_gpu
+    with bench_gpu.torch.inference_mode():
+        return bench_gpu.torch_peer.captured(call, bench_gpu.side_stream())
+
+def peer_decode_ms(model, batch, sdpa):
+    """(host, device): ms a step, the host reading the tokens of each, or waiting at the end"""
+    import bench_gpu
+    torch, T = bench_gpu.torch, model.cfg.seq_len
+    for block in model.blocks:
+        block.attn.sdpa = sdpa
+    step = torch.compile(model.decode, fullgraph=True, dynamic=False)
+    with torch.inference_mode():
+        cache = model.new_cache(batch)
+        idx = torch.zeros(batch, 1, dtype=torch.long, device=bench_gpu.DEVICE)
+        at = torch.zeros(1, dtype=torch.long, device=bench_gpu.DEVICE)
+
+        def advance():
+            idx.copy_(step(idx, at, cache))
+            at.add_(1).remainder_(T)
+        replay = peer_graph(advance)
+
+        def context(read):
+            for _ in range(T):
+                replay()
+                if read:
+                    idx.tolist()
+            torch.cuda.synchronize()
+        return [median_ms(functools.partial(context, read)) / T for read in (True, False)]
+
+def peer_prompt_ms(model, T):
+    import bench_gpu
+    torch = bench_gpu.torch
+    read = torch.compile(model.prompt, fullgraph=True, dynamic=False)
+    with torch.inference_mode():
+        cache = model.new_cache()
+        host = torch.randint(0, model.cfg.vocab_size, (1, T)).pin_memory()
+        idx = host.to(bench_gpu.DEVICE)
+        replay = peer_graph(lambda: read(idx, cache))
+
+        def prompt():
+            idx.copy_(host, non_blocking=True)
+            replay().tolist()
+
+        def many():
+            for _ in range(20):
+                replay()
+            torch.cuda.synchronize()
+        return median_ms(prompt), median_ms(many) / 20
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="base")
+    parser.add_argument("--file", help="a model, instead of a preset")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8, 64])
     parser.add_argument("--kernels", action="store_true", help="us of each kernel, too")
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
-    cfg, flat = ne.PRESETS[args.preset], ne.init_params(ne.PRESETS[args.preset], 1)
-    decoder = nc.Decoder(cfg, flat, "bf16", slots=8)
+    cfg, name = ne.PRESETS[args.preset], args.preset
+    if args.file:
+        found = ne.read_checkpoint(args.file, moments=False)
+        cfg, flat, name = ne.replace(found.cfg, seq_len=min(512, found.cfg.seq_len)), found.flat, (
+            args.file)
+    else:
+        flat = ne.init_params(cfg, 1)
+    decoder = nc.Decoder(cfg, flat, "bf16", slots=max(args.batches))
     T = cfg.seq_len
-    print(f"{nc.cuda.get_current_device().name}, {args.preset}, contexts of {T}", flush=True)
-    for batch in (1, 4, 8):
+    print(f"{nc.cuda.get_current_device().name}, {name}, contexts of {T}", flush=True)
+    for batch in args.batches:
         host, device = decode_ms(decoder, batch, T), device_ms(decoder, batch, T)
         print(f"  batch {batch}: {host:.3f} ms a step, host; {device:.3f} device; "
               f"{1e3 * batch / host:,.0f} tokens/s", flush=True)
-    print(f"  prompt of {T}: {prompt_ms(decoder, T):.2f} ms", flush=True)
+    whole = prompt_ms(decoder, T)
+    print(f"  prompt of {T}: {whole:.2f} ms, host; {prompt_device_ms(decoder, T):.2f} device",
+          flush=True)
+    for n in (8, 32, nc.BY_ROWS, nc.BY_ROWS + 1, 256):
+        way = "by rows" if n <= nc.BY_ROWS else "at once"
+        print(f"  prompt of {n}, {way}: {prompt_ms(decoder, n):.2f} ms, host", flush=True)
     if args.kernels:
         for batch in (1, 8):
             found = kernel_us(decoder, batch)
@@ -138,14 +226,23 @@ def main():
             print(f"  us a kernel, batch {batch}, plain / dependent launch: " + ", ".join(
                 f"{name} {found[name, False]:.2f} / {found[name, True]:.2f}" for name in names),
                 flush=True)
-    if args.peer:
+    if args.peer and cfg.tie_embeddings:
+        print("  no peer: it has no tied embeddings")
+    elif args.peer:
         try:
-            import bench_gpu
+            model = peer(cfg, flat)
         except ImportError as e:
             print(f"  no peer: {e}")
             return
-        for name, ms in bench_gpu.peer_decode(args.preset)["times"].items():
-            print(f"  batch 1, {name}: {ms['ms']:.3f} ms a token", flush=True)
+        print("  torch.compile, one CUDA graph, static cache, bfloat16")
+        for batch in args.batches:
+            for sdpa in (False, True):
+                (host, device), way = peer_decode_ms(model, batch, sdpa), (
+                    "SDPA" if sdpa else "written out")
+                print(f"  batch {batch}, {way}: {host:.3f} ms a step, host; {device:.3f} device; "
+                      f"{1e3 * batch / host:,.0f} tokens/s", flush=True)
+        host, device = peer_prompt_ms(model, T)
+        print(f"  prompt of {T}: {host:.2f} ms, host; {device:.2f} device", flush=True)
 
 if __name__ == "__main__":
     main()

@@ -51,7 +51,7 @@ def card_of(name, speaker, options, length):
             "tokens_seen": state.tokens_seen, "answers": speaker.answers,
             "template": spoken if speaker.answers else "",
             "remembers": speaker.answers and not ne.is_alpaca(template),
-            "weights": options.weights, "context": length, "slots": options.slots,
+            "weights": speaker.decoder.kept_as, "context": length, "slots": options.slots,
             "most_tokens": options.tokens, "heads": speaker.decoder.heads,
             "version": ne.__version__}
 

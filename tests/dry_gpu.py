@@ -302,11 +302,15 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(H + 2 * G, 32)
 
     def rows_of(self, rows, *arrays):
-        """What the kernels of 9.1 share: eight rows at most, each of whole vectors."""
+        """What the kernels of 9.1 share: rows of whole vectors."""
         assert rows.shape == (5, nc.AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
         hopper = nc.kernel_path() == "wgmma"
         return lambda tiles, K: tiles * 8 * nc.weight_stride(K) if hopper else 0
+
+    def runs_groups(self, grid, smem):
+        assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP
+        self.runs((grid, self.grid[1]), 256, smem)
 
     def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
@@ -314,7 +318,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs(tiles(len(w), 16), 256, smem(2, C))
+        self.runs_groups(tiles(len(w), 16), smem(2, C))
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
         (_, G, T, D), (R, HD), H = kc.shape, q.shape, ml.shape[1]
@@ -326,38 +330,52 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((H // heads, parts, self.grid[2]), 128)
         apart(o, ml, q, kc, vc)
 
+    def product_kernels_merge(self, att, o, ml, rows):
+        R, parts, HD = o.shape
+        assert att.shape == (R, HD) and R == nc.AT_ONCE and ml.shape[0] == R * parts
+        self.rows_of(rows, att, o)
+        self.runs((tiles(HD, 512), self.grid[1]), 128)
+        apart(att, o, ml)
+
     def product_kernels_proj(self, x, o, ml, w, rows):
         (R, parts, HD), C = o.shape, x.shape[1]
         assert R == nc.AT_ONCE == len(x) and ml.shape[0] == R * parts and w.shape == (C, HD)
         smem = self.rows_of(rows, x, o, w)
-        self.runs(tiles(C, 8), 256, smem(1, HD) + 4 * R * (HD + 4))
+        self.runs(tiles(C, 8), 256, smem(1, HD) + 4 * nc.GROUP * (HD + 4))
         apart(x, o, ml)
 
     def product_kernels_gate_up(self, y, x, gain, w, rows, eps):
         (R, F), C = y.shape, x.shape[1]
         assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs(tiles(F, 8), 256, smem(2, C))
+        self.runs_groups(tiles(F, 8), smem(2, C))
         apart(y, x)
 
     def product_kernels_down(self, x, y, w, rows):
         (R, F), C = y.shape, x.shape[1]
         assert len(x) == R and w.shape == (C, F)
         smem = self.rows_of(rows, x, y, w)
-        self.runs(tiles(C, 8), 256, smem(1, F))
+        self.runs_groups(tiles(C, 8), smem(1, F))
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):
         V, C = w.shape
         assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs(tiles(V, 16), 256, smem(2, C))
+        self.runs_groups(tiles(V, 16), smem(2, C))
         apart(out, x)
 
-    def take_kernel(self, x, rows, wte):
+    def take_kernel_take(self, x, rows, wte):
         assert x.shape == (nc.AT_ONCE, wte.shape[1]) and self.grid[0] <= nc.AT_ONCE
         self.rows_of(rows)
         self.runs(self.grid[0], 128)
+
+    def keep_kernel(self, kc, vc, qkv, given):
+        (_, G, T, D), (rows, QKV) = kc.shape, qkv.shape
+        assert vc.shape == kc.shape and rows <= T and (QKV - 2 * G * D) % D == 0
+        assert given.dtype == np.int32 and given.size >= 2
+        self.runs((rows, G), D)
+        apart(kc, vc, qkv)
 
     def copy_slot_kernel(self, cache, source, slot, n):
         slots, G, T, D = cache.shape
@@ -470,6 +488,7 @@ def dry_run(total=1 << 50):
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (nc, "tensor_map", device.tensor_map),
+                (nc, "upload", upload), (nc, "download", lambda staged, x: upload(x, staged)),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -483,6 +502,11 @@ def dry_run(total=1 << 50):
 
 def copy_to_device(to, x, stream=0):
     assert x.size == to.size and x.dtype == to.dtype
+
+
+def upload(x, staged):
+    assert staged.dtype == x.dtype and staged.flags.c_contiguous and x.is_c_contiguous()
+    assert 0 < staged.nbytes <= x.gpu_data.size
 
 
 def blank(cfg, dtype="f32", naive=False, **how):
@@ -541,6 +565,10 @@ def everything_of(decoder, T):
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
     assert many.guesses(n).shape == (many.heads, V)
     many.copy(2, 1, n)
+    if many.steps:                           # a prompt, and a step of more rows than a graph has
+        many.truncate(0, 1)
+        n = min(T, nc.BY_ROWS + 1)
+        assert many.read([ne.Part(1, [0] * n, n)]).shape == (n, V)
 
 
 # ---- one rank of several

@@ -37,7 +37,7 @@ SPILLS = {128: 512}
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
          **{(f"product_kernels_{name}", "sm_120"): 320
-            for name in ("qkv", "proj", "gate_up", "down", "logits")}}
+            for name in ("qkv", "merge", "proj", "gate_up", "down", "logits")}}
 
 # What compiler and assembler say of a kernel: of its PTX, the first line of each kind and how many
 Built = namedtuple("Built", "registers static stack stores loads float64 widened atomic")
@@ -289,12 +289,14 @@ def test_many_registers_in_a_large_block_are_caught():
 # ---- rows (9.1)
 @functools.cache
 def rows_launches(preset):
-    """One launch of each kernel of a decoder's step on Hopper, by name"""
+    """One launch of each kernel of a decoder's steps, of a row and of some, on Hopper, by name"""
     with dry_run() as device:
         device.gpu.compute_capability = (9, 0)
         cfg = replace(nc.ne.PRESETS[preset], n_layer=1)
         flat = np.zeros(nc.ne.n_params(cfg), np.float32)
-        nc.Decoder(cfg, flat, "bf16").decode(0, 0)
+        decoder = nc.Decoder(cfg, flat, "bf16")
+        for n in nc.MERGED, 1:
+            decoder.read([nc.ne.Part(0, [0] * n)])
     return {x.name: x for x in device.launches}
 
 
@@ -305,11 +307,14 @@ def test_rows_load_16_bytes_at_once():
     for name, shared, memory in (
             ("product_kernels_qkv", 2 * C, 4 * C), ("product_kernels_gate_up", 2 * C, 4 * C),
             ("product_kernels_logits", 2 * C, 4 * C), ("product_kernels_proj", 3 * HD, 8),
+            ("product_kernels_merge", 0, 8),
             ("product_kernels_down", F, 2 * F), ("attend_kernel_attend", 0, 16 + heads)):
         x = found[name]
         loads = [instructions(x.kernel, x.types, rf"^\s+ld\.{space}\S*\.v4\.\S+ .*$")[1]
                  for space in ("shared", "global")]
         assert loads == [shared, memory], name
         assert not instructions(x.kernel, x.types, r"^\s+ld\.local.*$")[1], name
-        wide = instructions(x.kernel, x.types, r"^\s+cp\.async\.bulk.*$")[1]
-        assert wide == (name != "attend_kernel_attend"), name
+        copies, ahead = (instructions(x.kernel, x.types, rf"^\s+cp\.async\.bulk\.{to}.*$")[1]
+                         for to in ("shared", "prefetch"))
+        of_keys = name == "attend_kernel_attend"         # theirs, and those of their values
+        assert (copies, ahead) == (shared > 0, 2 * of_keys), name

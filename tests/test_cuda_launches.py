@@ -83,7 +83,7 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
         decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16")
         overlapped.clear()
         decoder.decode(0, 0)
-        assert overlapped == [overlaps] * (5 * SMALL.n_layer + 2)
+        assert overlapped == [False] + [overlaps] * (5 * SMALL.n_layer + 1)    # `take` is plain
         assert nc.dispatcher.LaunchConfig is plain
     with pytest.raises(ZeroDivisionError), nc.overlapping():
         assert nc.dispatcher.LaunchConfig(grid=1, block=1).programmatic_stream_serialization
@@ -107,6 +107,15 @@ def test_a_decoder_of_bf16_matrices_of_another_shape(name, reason, dry, capsys):
         nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
 
 
+@pytest.mark.parametrize("name, capability, kept", [
+    ("small", (8, 9), "bf16"), ("head_dim 34", (8, 9), "f32"), ("small", (7, 5), "f32")])
+def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
+    dry.gpu.compute_capability, cfg = capability, RUNS[name][0]
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
+    assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
+    assert bool(decoder.steps) == (kept == "bf16") and capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("weights", ["f32", "bf16"])
 def test_a_prompt_of_several_steps(weights, dry):
     """No logits of the first of them are wanted."""
@@ -115,17 +124,95 @@ def test_a_prompt_of_several_steps(weights, dry):
     assert decoder.read([ne.Part(0, [0] * (ne.MOST_ROWS + 9), 1)]).shape == (1, cfg.vocab_size)
 
 
-def test_rows_of_a_prompt_are_steps_of_eight(dry):
+def test_rows_of_a_step(dry):
+    """64 rows at most, in blocks of eight; three that are read are four for the graph."""
     cfg = replace(SMALL, n_layer=1, seq_len=2 * nc.keys_a_part(SMALL.head_dim))
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
-    decoder.read([ne.Part(3, [0] * 19, 2), ne.Part(1, [0] * 2, 0)])
-    grids = [x.grid for x in dry.launches if x.name == "attend_kernel_attend"]
-    assert [grid[1:] for grid in grids] == [(1, 8), (1, 8), (1, 8)]
-    assert [x.name for x in dry.launches].count("product_kernels_logits") == 1
+
+    def grids(name, *parts):
+        dry.launches.clear()
+        decoder.read([ne.Part(*part) for part in parts])
+        return [x.grid[1:] for x in dry.launches if x.name == name]
+
+    assert grids("attend_kernel_attend", (3, [0] * 19, 2), (1, [0] * 2, 1)) == [(1, 32)]
+    assert grids("product_kernels_gate_up", (3, [0] * 3, 2)) == [(1, 1)]
+    assert grids("product_kernels_merge", (3, [0] * (nc.MERGED // 2), 1)) == []
+    assert grids("product_kernels_merge", (3, [0] * nc.MERGED, 1)) == [(nc.MERGED, 1)]
+    assert grids("product_kernels_logits", (3, [0] * 11, 9), (1, [0] * 2, 2)) == [(2, 1)]
+    assert decoder.texts[3] == [0] * (35 + nc.MERGED)
+    decoder.truncate(19, 3)
+    found = grids("attend_kernel_attend", (3, [0] * (cfg.seq_len - 19), 1))
+    assert found == [(1, 64), (2, 64), (2, 64), (2, 64)]
+    decoder.truncate(19, 3)
+    assert grids("product_kernels_qkv", (3, [0] * 65, 0)) == [(8, 1), (1, 1)]
+    decoder.truncate(19, 3)
+    assert grids("product_kernels_logits", (3, [0] * 75, 70)) == [(8, 1), (2, 1)]
+
+
+# ---- prompts
+def prompts_of(dry):
+    """(T, rows of logits) of each prompt that was read, in their order; no more"""
+    found = []
+    for x in dry.launches:
+        if x.name == "embedding_forward_kernel":
+            found.append([len(x.args[0]), 0])
+        if x.name == "take_kernel_take" and x.args[2].dtype == np.float32:
+            found[-1][1] += x.grid[0]
+    return found
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0)])
+def test_a_prompt_is_read_at_once(capability, dry):
+    """All products of a layer by tensor cores, in the rows of training; its length is rounded up,
+    at most to that of the slot, and one behind the other in a step."""
+    dry.gpu.compute_capability = capability
+    cfg = replace(SMALL, n_layer=2, seq_len=300)
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=5)
+    parts = [ne.Part(0, [0] * 65, 1), ne.Part(1, [0] * 64, 1), ne.Part(2, [0] * 128, 128),
+             ne.Part(3, [0] * 129, 3), ne.Part(4, [0] * 257, 1)]
+    assert decoder.read(parts).shape == (134, cfg.vocab_size)
+    assert decoder.texts == [[0] * n for n in (65, 64, 128, 129, 257)]
+    assert prompts_of(dry) == [[128, 1], [128, 128], [256, 4], [300, 1]]
+    names = [x.name for x in dry.launches]
+    product = "wgmma_kernel_kernel" if capability == (9, 0) else "mma_kernel_kernel"
+    assert names.count(product) == 4 * 4 * cfg.n_layer
+    assert names.count("keep_kernel") == 4 * cfg.n_layer and "matmul_kernel" not in names
+    assert names.count("product_kernels_qkv") == cfg.n_layer         # of slot 1
     dry.launches.clear()
-    decoder.read([ne.Part(3, [0] * (cfg.seq_len - 19), 1)])
-    grids = [x.grid for x in dry.launches if x.name == "attend_kernel_attend"]
-    assert {grid[1:] for grid in grids} == {(1, 8), (2, 8), (2, 8)}
+    decoder.read([ne.Part(0, [0] * 100, 1)])             # it goes on: rows
+    decoder.truncate(0)
+    decoder.read([ne.Part(0, [0] * 300, 300)])           # more lines than a step has rows
+    assert prompts_of(dry) == [[300, 256 + 64]]
+    dry.launches.clear()
+    decoder.read([ne.Part(0, [0], 1)])                   # it slides: half of it begins the slot
+    assert prompts_of(dry) == [[256, 1]] and len(decoder.tokens) == 151
+
+
+def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
+    """A server cuts it by the clock, which must not be seen in the text."""
+    cfg = replace(SMALL, n_layer=1, seq_len=300)
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
+    for n in (8, 100, 1):
+        assert decoder.read([ne.Part(1, [0] * n, 0)]).shape == (0, cfg.vocab_size)
+    decoder.copy(1, 2, 70)
+    decoder.copy(1, 3, 20)
+    assert not dry.launches and decoder.texts == [[], [0] * 109, [0] * 70, [0] * 20]
+    assert decoder.read([ne.Part(2, [0], 1), ne.Part(3, [0], 1)]).shape == (2, cfg.vocab_size)
+    assert prompts_of(dry) == [[128, 1]] and decoder.unread == {1}
+    assert [x.name for x in dry.launches].count("product_kernels_qkv") == 1      # 21 rows of slot 3
+    decoder.truncate(90, 1)
+    dry.launches.clear()
+    decoder.read([ne.Part(2, [0], 1), ne.Part(1, [0] * 9, 2), ne.Part(3, [0], 1)])
+    assert prompts_of(dry) == [[128, 2]] and decoder.unread == set()
+    assert decoder.texts == [[], [0] * 99, [0] * 72, [0] * 22]
+    dry.launches.clear()
+    decoder.read([ne.Part(slot, [0], 1) for slot in (2, 1, 3)])
+    assert prompts_of(dry) == [] and len(decoder.texts[1]) == 100
+    decoder.read([ne.Part(0, [0] * 50, 0)])
+    decoder.truncate(0)                      # nothing of it was ever read
+    assert decoder.read([ne.Part(0, [0], 1)]).shape == (1, cfg.vocab_size)
+    decoder.read([ne.Part(0, [0] * 50, 0)])              # it goes on: rows
+    assert prompts_of(dry) == [] and len(decoder.texts[0]) == 51
 
 
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))

@@ -95,16 +95,20 @@ def cross_entropy(logits, targets):
     return loss, grad
 
 
-def forward(cfg, p, tokens):
-    """tokens (T,) -> the residual stream after each of the 2L steps, and the logits (P, T, V)."""
+def forward(cfg, p, tokens, stored=lambda x: x):
+    """tokens (T,) -> the residual stream after each of the 2L steps, and the logits (P, T, V).
+    stored: what keeping them does to numbers between ops"""
     H, G, D, T = cfg.n_head, cfg.n_kv_head, cfg.head_dim, len(tokens)
     x = [p.wte[tokens].astype(float)]
     for l in range(cfg.n_layer):
-        qkv = (rmsnorm(x[-1], p.attn_norm[l], cfg.norm_eps) @ p.qkv[l].T).reshape(T, -1, D)
-        qkv[:, :H + G] = rope(qkv[:, :H + G], cfg.rope_theta)
-        x.append(x[-1] + attention(qkv.reshape(T, -1), H, G, D)[0] @ p.attn_proj[l].T)
-        hidden = rmsnorm(x[-1], p.mlp_norm[l], cfg.norm_eps) @ p.gate_up[l].T
-        x.append(x[-1] + swiglu(hidden) @ p.down[l].T)
+        y = stored(rmsnorm(x[-1], p.attn_norm[l], cfg.norm_eps))
+        qkv = stored(y @ p.qkv[l].T).reshape(T, -1, D)
+        qkv[:, :H + G] = stored(rope(qkv[:, :H + G], cfg.rope_theta))
+        att = stored(attention(qkv.reshape(T, -1), H, G, D)[0])
+        x.append(x[-1] + stored(att @ p.attn_proj[l].T))
+        y = stored(rmsnorm(x[-1], p.mlp_norm[l], cfg.norm_eps))
+        y = stored(swiglu(stored(y @ p.gate_up[l].T)))
+        x.append(x[-1] + stored(y @ p.down[l].T))
     heads = [*p.lm_head] if not cfg.tie_embeddings else [p.wte, *p.lm_head]
     y = rmsnorm(x[-1], p.final_norm, cfg.norm_eps)
     return np.array(x), np.array([y @ head.T for head in heads])
