@@ -32,12 +32,16 @@ from .runs import Runs
 CONNECTIONS = 256            # of pages, beside those that wait for answers
 
 
+def bytes_a_token(cfg, options):
+    """Of the cache: keys and values of a token in each slot"""
+    return 2 * cfg.n_layer * cfg.n_kv_head * cfg.head_dim * 4 * options.slots
+
+
 def context_of(cfg, options):
     """Tokens of a slot: what is asked for, or as many as fit into CACHE_BYTES."""
     if options.context:
         return min(options.context, cfg.seq_len)
-    a_token = 2 * cfg.n_layer * cfg.n_kv_head * cfg.head_dim * 4 * options.slots
-    return max(1, min(cfg.seq_len, CACHE_BYTES // a_token))
+    return max(1, min(cfg.seq_len, CACHE_BYTES // bytes_a_token(cfg, options)))
 
 
 def card_of(name, speaker, options, length):
@@ -52,6 +56,7 @@ def card_of(name, speaker, options, length):
             "template": spoken if speaker.answers else "",
             "remembers": speaker.answers and not ne.is_alpaca(template),
             "weights": speaker.decoder.kept_as, "context": length, "slots": options.slots,
+            "cache_mib": length * bytes_a_token(cfg, options) / 2**20,
             "most_tokens": options.tokens, "heads": speaker.decoder.heads,
             "version": ne.__version__}
 
@@ -115,7 +120,8 @@ def run(file, decoder, options):
         address = f"[{options.host}]" if ":" in options.host else options.host
         port = s.getsockname()[1]
         print(f"{file}: {server.card['parameters']:,} parameters, {options.slots} slots of "
-              f"{server.card['context']:,} tokens\nhttp://{address}:{port}/ to talk, "
+              f"{server.card['context']:,} tokens, {server.card['cache_mib']:,.0f} MiB\n"
+              f"http://{address}:{port}/ to talk, "
               f"http://{address}:{port}/learn to watch a run; Ctrl-C ends it", flush=True)
         if options.host not in LOOPBACK:
             print(f"note: {options.host} lets other machines in, "
