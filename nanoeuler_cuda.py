@@ -292,7 +292,8 @@ def buffer_table(cfg, B, T, dtype):
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table):
     """(what, bytes) on the device, B sequences of T tokens at a time.  Samples: what `decoder`
-    takes as long as a run shows what its model says, a copy of the parameters and a cache."""
+    takes as long as a run shows what its model says: a copy of the parameters, a cache, and what
+    9.1 works with."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype):
         if name == "logits":
@@ -304,7 +305,8 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table):
             ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
             ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
             ("samples", n * dtype.itemsize + size * (
-                2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim))]
+                2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
+             + (rows_bytes(cfg) if dtype == np.uint16 else 0))]
 
 HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies",       # whatever the batch
         "others' gradients")                 # of several GPUs
@@ -2276,6 +2278,16 @@ def rows_refused(cfg):
     if smem > room:
         return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
     return ""
+
+def rows_bytes(cfg):
+    """What RowSteps has beside its cache, and Prompts, if slots are as long as the context"""
+    if rows_refused(cfg):
+        return 0
+    size, T = ne.dims_of(cfg), cfg.seq_len
+    parts = cdiv(T, keys_a_part(size.D))
+    a_row = 4 * (size.C + 2 * size.HD + size.F + parts * (size.HD + 2 * size.H))
+    a_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
+    return AT_ONCE * a_row + T * a_token
 
 def copies():
     """Has the GPU Hopper's copy engine?"""
