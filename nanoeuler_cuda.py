@@ -294,7 +294,8 @@ def buffer_table(cfg, B, T, dtype, kept=None):
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
     """(what, bytes) on the device, B sequences of T tokens at a time.  Samples: what `decoder`
-    takes as long as a run shows what its model says, a copy of the parameters and a cache."""
+    takes as long as a run shows what its model says: a copy of the parameters, a cache, and what
+    9.1 works with."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype, kept):
         if name == "logits":
@@ -306,7 +307,8 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
             ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
             ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
             ("samples", n * dtype.itemsize + size * (
-                2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim))]
+                2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
+             + (rows_bytes(cfg) if dtype == np.uint16 else 0))]
 
 HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies",       # whatever the batch
         "others' gradients")                 # of several GPUs
@@ -2035,15 +2037,23 @@ def product_kernels(C, HD, D, F, hopper):
         return f32(1) / math.sqrt(ss / f32(C) + eps)
 
     @kernel
-    def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
+    def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps, later):
         """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / GROUP)
-        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
+        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16
+        later: the weights of gate_up, the most of a layer, which come into L2 while attend waits
+        for numbers and memory has nothing to do"""
         G, H = kc.shape[1], HD // D
         pair0 = cuda.blockIdx.x * 8
         head, i0 = pair0 // HALF, pair0 % HALF
         first, second = head * D + i0, head * D + i0 + HALF
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, second)
+        if hopper and cuda.threadIdx.x == 0 and cuda.blockIdx.y == 0:
+            share = (later.size // 8 + cuda.gridDim.x - 1) // cuda.gridDim.x     # of 16 bytes each
+            begin = min(share * cuda.blockIdx.x, later.size // 8)
+            share = min(share, later.size // 8 - begin)
+            if share > 0:
+                bulk_prefetch(global_address(later) + u64(16) * u64(begin), u32(16) * u32(share))
         take_turn()
         count = rows[COUNTS, 0]
         two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
@@ -2323,6 +2333,16 @@ def rows_refused(cfg):
         return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
     return ""
 
+def rows_bytes(cfg):
+    """What RowSteps has beside its cache, and Prompts, if slots are as long as the context"""
+    if rows_refused(cfg):
+        return 0
+    size, T = ne.dims_of(cfg), cfg.seq_len
+    parts = cdiv(T, keys_a_part(size.D))
+    a_row = 4 * (size.C + 2 * size.HD + size.F + parts * (size.HD + 2 * size.H))
+    a_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
+    return AT_ONCE * a_row + T * a_token
+
 def copies():
     """Has the GPU Hopper's copy engine?"""
     return kernel_path() == "wgmma"
@@ -2492,7 +2512,7 @@ class RowSteps:
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
             launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
-                   eps, grid=(size.QKV // 16, groups), block=256, smem=smem.x)
+                   eps, p.gate_up[l], grid=(size.QKV // 16, groups), block=256, smem=smem.x)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=128)
             if count < MERGED:
