@@ -1588,11 +1588,14 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
 # ---- the training loop
 MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
+ESTIMATE = 64        # held-out rows that a validation on the way takes, always the same ones
+FEWEST = 8           # rows: of fewer a validation says little
+WORSE = 1.01         # times the best validation: the model learns by heart
 
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
     `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
-    checkpoint.
+    checkpoint, `save_best` the model alone.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
     checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
@@ -1625,10 +1628,11 @@ class TrainingLoop:
                 self.report(r, step_time)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
-                    estimate, sample = self.validate(rows=64), self.sample_text(40)
+                    estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
                     self.record(step=s.step, sample=sample)
                     print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
                           flush=True)
+                    self.compare(s.bits_per_byte)
                 if s.step % o.save_every == 0:
                     self.save_if_possible()
 
@@ -1692,6 +1696,27 @@ class TrainingLoop:
         s.bits_per_byte = measured
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
+
+    def compare(self, estimate):
+        """Remembers the best validation of the rows that all of them take; with --keep-best the
+        model, too."""
+        s = self.state
+        if s.best is None or estimate < s.best:
+            s.best, s.best_step = estimate, s.step
+            if self.options.keep_best:
+                self.save_best()
+
+    def compare_last(self):
+        """At the end, after `validate`: a note if the model was clearly better before, or ""."""
+        s, held_out = self.state, self.data.validation
+        n, estimate = len(held_out[0]), s.bits_per_byte
+        if n > ESTIMATE:                     # of other rows than those before it is another number
+            estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
+        self.compare(estimate)
+        if n < FEWEST or estimate <= WORSE * s.best:
+            return ""
+        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}, and the "
+                f"same rows have {estimate:.4f} now: the model has begun to learn {self.by_heart}")
 
     def plan(self, step_time):
         """As many steps as the minutes left allow; step_time: seconds that one takes."""
@@ -1793,13 +1818,15 @@ class PreferenceLoop(TrainingLoop):
         return weight, measures
 
 # ---- settings
+KEEP_BEST = "keep the model of the best validation, too, in NAME_best.bin"
+
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
-    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
+    optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
     steps: int | None = setting(None, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -1846,6 +1873,7 @@ class Options(Optimization):
     mtp_from: float = setting(1.0, 0, 1, "and from which they learn again")
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
+    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
 # What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
 # (bench/NOTES.md); and the settings that AdamW alone does not have
@@ -1901,6 +1929,7 @@ class SftOptions(TuningOptions):
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
     template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
     def check(self):
         need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
@@ -3098,6 +3127,8 @@ class State(Settings):
                                        # depend on it
     elapsed: float = 0.0       # seconds of training
     bits_per_byte: float | None = None         # the latest validation
+    best: float | None = None  # the best one, of ESTIMATE rows, and its step
+    best_step: int = 0
     text_sha256: str = ""
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
@@ -3370,6 +3401,10 @@ def log_path(out, data):
              f"and that of {out} would replace it; choose another --out")
     return log
 
+def best_path(out):
+    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
+    return f"{out.removesuffix('.bin')}_best.bin"
+
 @contextlib.contextmanager
 def alone(out):
     """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
@@ -3441,6 +3476,8 @@ class Run(TrainingLoop):
     begins_with = None                       # the checkpoint, where none is named
     larger_data = ""                         # which goes before that of Options where it is there
     scope = "the whole held-out tail"        # of the last validation
+    by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
+    saving_best = False                      # just now
 
     def __init__(self, out, start, options, engine=Model):
         """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
@@ -3484,7 +3521,8 @@ class Run(TrainingLoop):
             *self.rows_of_optimizer(),
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
-            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
+            *([("keeps", f"{best_path(self.out)}, the best model")] if o.keep_best else [])])
         if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
                   f"{o.warmup}: the learning rate never falls; --warmup sets another",
@@ -3553,7 +3591,17 @@ class Run(TrainingLoop):
     def save(self):
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        out, moments = (best_path(self.out), ()) if self.saving_best else (self.out, moments)
+        write_checkpoint(out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+
+    def save_best(self):
+        """The model of this step, to talk to: no run goes on without moments.  By `save`, to which
+        all come where several processes are one run."""
+        self.saving_best = True
+        try:
+            self.save_if_possible()
+        finally:
+            self.saving_best = False
 
     def save_if_possible(self):
         """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
@@ -3587,13 +3635,20 @@ class Run(TrainingLoop):
                 self.learn(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
+                overdone = self.compare_last() if complete and self.by_heart else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
                 self.save()
                 raise
         if complete:
             print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
-                  f"after {self.elapsed() / 60:.1f} minutes")
+                  f"after {self.elapsed() / 60:.1f} minutes", flush=True)
+            if overdone:
+                best = best_path(self.out)
+                kept = f"--keep-best keeps the model of that step, in {best}"
+                if self.options.keep_best and os.path.exists(best):
+                    kept = f"{best} is the model of that step"
+                print(f"note: {overdone}; {kept}", file=sys.stderr)
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
@@ -3643,6 +3698,7 @@ class SftRun(Run):
     begins_with = "nanoeuler.bin"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
+    by_heart = "the examples by heart; fewer --epochs, or more examples, keep it from that"
     answers = ["output"]                     # the keys of the R responses
 
     def read_data(self, start):
@@ -3795,6 +3851,7 @@ class DpoRun(PreferenceLoop, SftRun):
     begins_with = "nanoeuler_chat.bin"
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
+    by_heart = ""                            # bits of the chosen are not what it learns to lessen
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
@@ -3845,7 +3902,8 @@ def print_done(out, s, engine):
 
 LENGTH = {"steps", "minutes", "epochs"}
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus"}    # which not every engine has
-FREE = {*LENGTH, "data", "micro_batch", "gpus"}      # a resumed run may be longer, and elsewhere
+# a resumed run may be longer, and elsewhere, and keep more
+FREE = {*LENGTH, "data", "micro_batch", "gpus", "keep_best"}
 OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
@@ -3980,7 +4038,13 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")
             start, options = fresh(run, preset, file, chosen)
-        need_data(run.data_path(options), out)
+        data = run.data_path(options)
+        need_data(data, out)
+        if options.keep_best and not (resume and start.state.options.get("keep_best")):
+            best = best_path(out)
+            refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
+            need(os.path.realpath(best) not in map(os.path.realpath, filter(None, (data, file))),
+                 f"{best}, of --keep-best, would replace what the run reads; choose another --out")
         if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
             print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
         run(out, start, options, engine).go()

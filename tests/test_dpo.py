@@ -232,6 +232,14 @@ def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, mo
         assert (f"note: {name} is a base model" in capsys.readouterr().err) == said
 
 
+def test_what_it_unlearns_is_no_sign_of_learning_by_heart(base, tmp_path, monkeypatch, capsys):
+    found = iter([1.5, 1.7, 1.7])
+    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
+    run(*RUN, "--steps", 3, "--eval-every", 2, "--holdout", 0.2)
+    assert "by heart" not in capsys.readouterr().err
+
+
 def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):
     monkeypatch.chdir(copy_of(base, tmp_path))
     (tmp_path / "pairs.json").write_text(json.dumps(PAIRS, indent=1), "utf-8")

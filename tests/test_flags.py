@@ -285,6 +285,9 @@ def test_every_verb_has_help(capsys):
                            ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
+            if f.type is bool:               # which has a flag for no, too
+                assert f"--no-{name.replace('_', '-')} {f.metadata['help']}" in text(verb)
+                continue
             default = "none" if f.type is list else 0 if f.default is None else f.default
             assert f"(default: {default})" in parts["--" + name.replace("_", "-")], (verb, name)
 

@@ -33,6 +33,19 @@ def test_a_checkpoint_does_not_replace_its_text(text, elsewhere, capsys):
     assert (elsewhere / "a.txt").read_bytes() == text.read_bytes()
 
 
+def test_the_best_model_replaces_nothing_unasked(copy, text, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    (copy / "nanoeuler_best.bin").write_bytes(b"mine")
+    start = ("--steps", 21, "--keep-best")
+    refused(capsys, "train", "--resume", *start, words=["nanoeuler_best.bin", "--keep-best"])
+    refused(capsys, "train", "--data", "nanoeuler_best.bin", "--force", *start, *FAST,
+            words=["nanoeuler_best.bin, of --keep-best, would replace what the run reads"])
+    assert (copy / "nanoeuler_best.bin").read_bytes() == b"mine"
+    run("train", "--resume", *start, "--force")
+    assert ne.read_checkpoint("nanoeuler_best.bin").state.step == 21
+    run("train", "--resume", "--steps", 22)  # now it is the run's own
+
+
 @pytest.mark.parametrize("data, out", [("a.jsonl", "a.bin"), ("a.b.jsonl", "a.b")])
 def test_a_log_replaces_neither_text_nor_checkpoint(data, out, text, elsewhere, capsys):
     (elsewhere / data).write_bytes(text.read_bytes())

@@ -97,6 +97,15 @@ def test_several_ranks_train_like_one(size, alone, text, tmp_path):
     assert [r["val_bits_per_byte"] for r in log if "val_bits_per_byte" in r]
 
 
+def test_several_ranks_keep_the_best_model(alone, text, tmp_path):
+    """All agree which it is, and give what is theirs; the first one writes it."""
+    train(tmp_path / "x", text, 2, "--keep-best")
+    kept = ne.read_checkpoint(str(tmp_path / "x/a_best.bin"))
+    one, _, _ = alone                        # whose validations fall
+    assert kept.state.best_step == kept.state.step == 6 and kept.moments == ()
+    assert np.abs(kept.flat - one.flat).max() <= 2.0 ** -23 * np.abs(one.flat).max()
+
+
 def test_two_runs_of_two_ranks_are_the_same_bytes(text, tmp_path):
     for name in "ab":
         train(tmp_path / name, text, 2)

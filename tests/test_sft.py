@@ -592,6 +592,17 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(base, tuned, tmp_path,
     assert "is complete" in told("sft", "same.bin", "--resume")
 
 
+@pytest.mark.parametrize("holdout, rows", [(0.02, 2), (0.2, 28)])
+def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, monkeypatch, capsys):
+    """Where there are enough to say so"""
+    found = iter([1.5, 1.7, 1.7])
+    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    run("sft", "--data", "add.json", "--steps", 3, "--eval-every", 2, "--holdout", holdout)
+    said = capsys.readouterr().err
+    assert ("the examples by heart; fewer --epochs" in said) == (rows >= ne.FEWEST)
+
+
 def test_a_long_validation_says_how_far_it_is(base, monkeypatch, capsys):
     seconds = iter(range(0, 10_000, 6))
     monkeypatch.setattr(ne.time, "perf_counter", lambda: float(next(seconds)))
