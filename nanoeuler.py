@@ -150,6 +150,8 @@ class Settings:
             if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
                 limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
+                if kind is int and high >= 1 << 40 and value < low:      # more than anybody asks
+                    limits = f"{low} or more"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
 
@@ -2942,6 +2944,9 @@ def as_example(entry, answers):
         if theirs in e and ours not in e:
             e[ours] = e.pop(theirs)
     e = {"input": "", **e}
+    pair = {"chosen", "rejected"} <= e.keys() and answers == ("output",) and not (
+        {"output", "messages"} & e.keys())
+    need(not pair, "it is a pair of preferences, chosen and rejected, of which dpo learns")
     of_messages = answers == ("output",) and "messages" in e and "output" not in e
     if of_messages or any(isinstance(e.get(key), list) for key in answers):
         return as_conversation(e, answers)
@@ -2980,7 +2985,9 @@ def read_entries(path, remedy):
 def read_examples(path, *answers):
     """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
     fields = f"instruction, input, {', '.join(answers)}"
-    others = "messages" if answers == ("output",) else "prompt, chosen, rejected"
+    others = "prompt, chosen, rejected"
+    if answers == ("output",):
+        others = "prompt, completion, or messages"
     remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
     entries, digest = read_entries(path, remedy)
     examples = []
@@ -3305,7 +3312,14 @@ def read_checkpoint(path, moments=True):
 def refuse_overwrite(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
     if os.path.exists(path):
-        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
+        what = "a directory" if os.path.isdir(path) else "no regular file"
+        need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
+        need(force, f"{path} exists; {remedy}, --force replaces a file")
+
+def begins_as_checkpoint(path):
+    """Whether a file is one of ours, by its first bytes alone"""
+    with open(path, "rb") as f:
+        return b'{"__metadata__":{"format":"nanoeuler"' in f.read(64)
 
 def counted(n, noun):
     """So many of them: 1 thread, 2,000 threads."""
@@ -3350,6 +3364,8 @@ def quantize(file, out, force, n_mtp=None):
     need(os.path.realpath(out) != os.path.realpath(file),
          f"{out} would replace {file}, which is more exact; choose another name")
     c = read_checkpoint(file, moments=False)
+    if c.matrices == "int8":
+        print(f"note: the matrices of {file} are int8 already", file=sys.stderr)
     c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
     # no run goes on from here: without its clock and folders the same run makes the same bytes
     learned = os.path.basename(str(c.state.options.get("data", "")))
@@ -3976,8 +3992,8 @@ def fresh(run, preset, file, chosen):
     if file is not None:
         start = read_checkpoint(file)
         if issubclass(run, DpoRun) and start.state.kind == "base":
-            print(f"note: {file} is a base model, which sft has not taught to answer: dpo teaches "
-                  f"only which of two answers is the better one", file=sys.stderr)
+            print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
+                  f"teaches only which of two answers is the better one", file=sys.stderr)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
         start = start._replace(moments=(), state=State(
@@ -4029,6 +4045,8 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             need(not refusal, refusal)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
+            need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
+                 f"{out} exists and is no checkpoint; choose another --out")
             refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
             own = run.begins_with
             need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
@@ -4763,12 +4781,18 @@ def said_or_read(prompt):
 MADE_HERE = "nanoeuler_dpo.bin", "nanoeuler_chat.bin", "nanoeuler.bin"
 SHIPPED = "data/model.bin"
 
+BOX = "box"                  # its name wherever one is asked for
+
+def in_box(file):
+    """The path of a checkpoint: a file of that name goes before the model in the box."""
+    return beside_program(SHIPPED) if file == BOX and not os.path.exists(BOX) else file
+
 def model_to_use(file=None, told=False):
     """The checkpoint that is named; else the newest that was made here, or the one that comes with
-    the program; or the name that `train` would give one.  Those but the last are told of, unless
-    the verb itself says what it talks to."""
+    the program, and that is told of, unless the verb itself says what it talks to; or the name that
+    `train` would give one."""
     if file is not None:
-        return file
+        return in_box(file)
     made, shipped = list(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
     if made:
         file, which = max(made, key=os.path.getmtime), "is the newest model here"
@@ -4776,7 +4800,7 @@ def model_to_use(file=None, told=False):
         file, which = shipped, "is the model that comes with the program"
     else:
         return MADE_HERE[-1]
-    if told and file != MADE_HERE[-1]:
+    if told:
         print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
               flush=True)
     return file
@@ -6200,6 +6224,10 @@ def fill_cache(parts):
             processes.append(in_another_process(call))
         for process in processes:
             wait_for(process)
+    except KeyboardInterrupt:
+        print("note: stopped while the kernels were compiled: nothing else was begun, and the next "
+              "start compiles them", file=sys.stderr)
+        raise
     finally:                                 # after Ctrl-C, or if one has failed
         for process in processes:
             process.kill()
@@ -6298,17 +6326,23 @@ def file_name(argument):
         raise argparse.ArgumentTypeError(f"a name of {len(argument):,} characters")
     return argument
 
+def model_name(argument):
+    """That of a checkpoint to read"""
+    return in_box(file_name(argument))
+
 def checkpoint(default):
-    return arg("file", nargs="?", type=file_name, default=default, help="checkpoint")
+    return arg("file", nargs="?", type=model_name, default=default, help="checkpoint")
+
+IN_BOX = "the one that comes along"
 
 def beginning(run):
     """The checkpoint that a run begins with.  Where none is named --resume compares none."""
-    return arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
-               help=f"checkpoint to begin with (default: {run.begins_with})")
+    return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
+               help=f"checkpoint to begin with (default: {run.begins_with}; {BOX}: {IN_BOX})")
 
 FILE = checkpoint("nanoeuler.bin")
-MODEL = arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
-            help="checkpoint (default: the newest that was made here, or the one that comes along)")
+MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
+            help=f"checkpoint (default: the newest that was made here, or {IN_BOX}; {BOX}: that)")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
@@ -6382,7 +6416,10 @@ def parse(declare, text, argv):
     root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     verbs = root.add_subparsers(required=True, metavar="VERB")
     declare(partial(add_verb, verbs))
-    verb = verbs.choices.get(argv[0]) if argv else None
+    verb = verbs.choices.get(argv[0])
+    near = difflib.get_close_matches(argv[0], verbs.choices, n=1, cutoff=0.7)
+    if near and not verb:
+        root.error(f"there is no verb {argv[0]}, is it {near[0]}?")
     if verb:
         verb.need_flags(argv[1:])
     if verb and "--" not in argv:
@@ -6460,7 +6497,7 @@ def add_verbs(add):
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
     add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
-        arg("file", type=file_name, help="checkpoint"),
+        arg("file", type=model_name, help="checkpoint"),
         arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
