@@ -167,23 +167,29 @@ DEFINITIONS = [*definitions(COPY)]
 
 
 def run_check(monkeypatch, programs, *change):
-    """The exit code of check.py with this change of the last definition that can be changed so."""
+    """The exit code of check.py with this change of the last definition that can be changed so.
+    Its cases one by one, up to the first that shows the error: the verdict is of the worst."""
     ne, check = programs
-    before = dict(vars(ne))
+    before, cases = dict(vars(ne)), check.CASES
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     try:
         if change:
             texts = [x for x in DEFINITIONS if change[0] in x]
             assert texts, f"nanoeuler.py has no {change[0]!r} any more: adapt this mutant"
             exec(compile(mutate(texts[-1], *change), "nanoeuler.py", "exec"), vars(ne))
-        return check.main([])
+        for check.CASES in ([case] for case in cases):
+            if code := check.main([]):
+                return code
+        return 0
     finally:
+        check.CASES = cases
         vars(ne).update(before)
 
 
 def test_unchanged_copy_passes(programs, monkeypatch, capsys):
+    _, check = programs
     assert run_check(monkeypatch, programs) == 0
-    assert ">>> backward OK" in capsys.readouterr().out
+    assert capsys.readouterr().out.count(">>> backward OK") == len(check.CASES)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
