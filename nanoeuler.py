@@ -151,6 +151,8 @@ class Settings:
             if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
                 limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
+                if kind is int and high >= 1 << 40 and value < low:      # more than anybody asks
+                    limits = f"{low} or more"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
         return self
 
@@ -1591,11 +1593,14 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
 # ---- the training loop
 MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
 RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
+ESTIMATE = 64        # held-out rows that a validation on the way takes, always the same ones
+FEWEST = 8           # rows: of fewer a validation says little
+WORSE = 1.01         # times the best validation: the model learns by heart
 
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
     `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
-    checkpoint.
+    checkpoint, `save_best` the model alone.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
     checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
@@ -1628,10 +1633,11 @@ class TrainingLoop:
                 self.report(r, step_time)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
-                    estimate, sample = self.validate(rows=64), self.sample_text(40)
+                    estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
                     self.record(step=s.step, sample=sample)
                     print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
                           flush=True)
+                    self.compare(s.bits_per_byte)
                 if s.step % o.save_every == 0:
                     self.save_if_possible()
 
@@ -1695,6 +1701,27 @@ class TrainingLoop:
         s.bits_per_byte = measured
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
+
+    def compare(self, estimate):
+        """Remembers the best validation of the rows that all of them take; with --keep-best the
+        model, too."""
+        s = self.state
+        if s.best is None or estimate < s.best:
+            s.best, s.best_step = estimate, s.step
+            if self.options.keep_best:
+                self.save_best()
+
+    def compare_last(self):
+        """At the end, after `validate`: a note if the model was clearly better before, or ""."""
+        s, held_out = self.state, self.data.validation
+        n, estimate = len(held_out[0]), s.bits_per_byte
+        if n > ESTIMATE:                     # of other rows than those before it is another number
+            estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
+        self.compare(estimate)
+        if n < FEWEST or estimate <= WORSE * s.best:
+            return ""
+        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}, and the "
+                f"same rows have {estimate:.4f} now: the model has begun to learn {self.by_heart}")
 
     def plan(self, step_time):
         """As many steps as the minutes left allow; step_time: seconds that one takes."""
@@ -1796,13 +1823,15 @@ class PreferenceLoop(TrainingLoop):
         return weight, measures
 
 # ---- settings
+KEEP_BEST = "keep the model of the best validation, too, in NAME_best.bin"
+
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
-    optimizer, mtp_until, mtp_from, cuts = "adamw", 1.0, 1.0, 0.0
+    optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
     steps: int | None = setting(None, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -1849,6 +1878,7 @@ class Options(Optimization):
     mtp_from: float = setting(1.0, 0, 1, "and from which they learn again")
     weight_decay: float = setting(0.3, 0, 10, "of matrices only")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
+    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
 # What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
 # (bench/NOTES.md); and the settings that AdamW alone does not have
@@ -1904,6 +1934,7 @@ class SftOptions(TuningOptions):
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
     template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
     def check(self):
         need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
@@ -2939,6 +2970,9 @@ def as_example(entry, answers):
         if theirs in e and ours not in e:
             e[ours] = e.pop(theirs)
     e = {"input": "", **e}
+    pair = {"chosen", "rejected"} <= e.keys() and answers == ("output",) and not (
+        {"output", "messages"} & e.keys())
+    need(not pair, "it is a pair of preferences, chosen and rejected, of which dpo learns")
     of_messages = answers == ("output",) and "messages" in e and "output" not in e
     if of_messages or any(isinstance(e.get(key), list) for key in answers):
         return as_conversation(e, answers)
@@ -2977,7 +3011,9 @@ def read_entries(path, remedy):
 def read_examples(path, *answers):
     """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
     fields = f"instruction, input, {', '.join(answers)}"
-    others = "messages" if answers == ("output",) else "prompt, chosen, rejected"
+    others = "prompt, chosen, rejected"
+    if answers == ("output",):
+        others = "prompt, completion, or messages"
     remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
     entries, digest = read_entries(path, remedy)
     examples = []
@@ -3124,6 +3160,8 @@ class State(Settings):
                                        # depend on it
     elapsed: float = 0.0       # seconds of training
     bits_per_byte: float | None = None         # the latest validation
+    best: float | None = None  # the best one, of ESTIMATE rows, and its step
+    best_step: int = 0
     text_sha256: str = ""
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
@@ -3300,7 +3338,14 @@ def read_checkpoint(path, moments=True):
 def refuse_overwrite(path, force, remedy="another name keeps it"):
     """Refuses to replace a file without --force, and anything else with it."""
     if os.path.exists(path):
-        need(force and os.path.isfile(path), f"{path} exists; {remedy}, --force replaces a file")
+        what = "a directory" if os.path.isdir(path) else "no regular file"
+        need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
+        need(force, f"{path} exists; {remedy}, --force replaces a file")
+
+def begins_as_checkpoint(path):
+    """Whether a file is one of ours, by its first bytes alone"""
+    with open(path, "rb") as f:
+        return b'{"__metadata__":{"format":"nanoeuler"' in f.read(64)
 
 def counted(n, noun):
     """So many of them: 1 thread, 2,000 threads."""
@@ -3345,6 +3390,8 @@ def quantize(file, out, force, n_mtp=None):
     need(os.path.realpath(out) != os.path.realpath(file),
          f"{out} would replace {file}, which is more exact; choose another name")
     c = read_checkpoint(file, moments=False)
+    if c.matrices == "int8":
+        print(f"note: the matrices of {file} are int8 already", file=sys.stderr)
     c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
     # no run goes on from here: without its clock and folders the same run makes the same bytes
     learned = os.path.basename(str(c.state.options.get("data", "")))
@@ -3395,6 +3442,10 @@ def log_path(out, data):
         need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
              f"and that of {out} would replace it; choose another --out")
     return log
+
+def best_path(out):
+    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
+    return f"{out.removesuffix('.bin')}_best.bin"
 
 @contextlib.contextmanager
 def alone(out):
@@ -3467,6 +3518,8 @@ class Run(TrainingLoop):
     begins_with = None                       # the checkpoint, where none is named
     larger_data = ""                         # which goes before that of Options where it is there
     scope = "the whole held-out tail"        # of the last validation
+    by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
+    saving_best = False                      # just now
 
     def __init__(self, out, start, options, engine=Model):
         """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
@@ -3510,7 +3563,8 @@ class Run(TrainingLoop):
             *self.rows_of_optimizer(),
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
-            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops")])
+            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
+            *([("keeps", f"{best_path(self.out)}, the best model")] if o.keep_best else [])])
         if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
                   f"{o.warmup}: the learning rate never falls; --warmup sets another",
@@ -3579,7 +3633,17 @@ class Run(TrainingLoop):
     def save(self):
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
-        write_checkpoint(self.out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        out, moments = (best_path(self.out), ()) if self.saving_best else (self.out, moments)
+        write_checkpoint(out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+
+    def save_best(self):
+        """The model of this step, to talk to: no run goes on without moments.  By `save`, to which
+        all come where several processes are one run."""
+        self.saving_best = True
+        try:
+            self.save_if_possible()
+        finally:
+            self.saving_best = False
 
     def save_if_possible(self):
         """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
@@ -3613,13 +3677,20 @@ class Run(TrainingLoop):
                 self.learn(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
+                overdone = self.compare_last() if complete and self.by_heart else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
                 self.save()
                 raise
         if complete:
             print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
-                  f"after {self.elapsed() / 60:.1f} minutes")
+                  f"after {self.elapsed() / 60:.1f} minutes", flush=True)
+            if overdone:
+                best = best_path(self.out)
+                kept = f"--keep-best keeps the model of that step, in {best}"
+                if self.options.keep_best and os.path.exists(best):
+                    kept = f"{best} is the model of that step"
+                print(f"note: {overdone}; {kept}", file=sys.stderr)
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
@@ -3669,6 +3740,7 @@ class SftRun(Run):
     begins_with = "nanoeuler.bin"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
+    by_heart = "the examples by heart; fewer --epochs, or more examples, keep it from that"
     answers = ["output"]                     # the keys of the R responses
 
     def read_data(self, start):
@@ -3821,6 +3893,7 @@ class DpoRun(PreferenceLoop, SftRun):
     begins_with = "nanoeuler_chat.bin"
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
+    by_heart = ""                            # bits of the chosen are not what it learns to lessen
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
@@ -3871,9 +3944,9 @@ def print_done(out, s, engine):
 
 LENGTH = {"steps", "minutes", "epochs"}
 # Settings that not every engine has; and what a run that goes on may have otherwise, as it may be
-# longer, and elsewhere
+# longer, and elsewhere, and keep more
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
-FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute"}
+FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best"}
 OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
@@ -3946,8 +4019,8 @@ def fresh(run, preset, file, chosen):
     if file is not None:
         start = read_checkpoint(file)
         if issubclass(run, DpoRun) and start.state.kind == "base":
-            print(f"note: {file} is a base model, which sft has not taught to answer: dpo teaches "
-                  f"only which of two answers is the better one", file=sys.stderr)
+            print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
+                  f"teaches only which of two answers is the better one", file=sys.stderr)
         bos, eos = start.state.bos, start.state.eos
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
         start = start._replace(moments=(), state=State(
@@ -3999,6 +4072,8 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             need(not refusal, refusal)
             need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
         else:
+            need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
+                 f"{out} exists and is no checkpoint; choose another --out")
             refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
             own = run.begins_with
             need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
@@ -4008,7 +4083,13 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
                  f"--out")
             start, options = fresh(run, preset, file, chosen)
-        need_data(run.data_path(options), out)
+        data = run.data_path(options)
+        need_data(data, out)
+        if options.keep_best and not (resume and start.state.options.get("keep_best")):
+            best = best_path(out)
+            refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
+            need(os.path.realpath(best) not in map(os.path.realpath, filter(None, (data, file))),
+                 f"{best}, of --keep-best, would replace what the run reads; choose another --out")
         if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
             print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
         run(out, start, options, engine).go()
@@ -4727,12 +4808,18 @@ def said_or_read(prompt):
 MADE_HERE = "nanoeuler_dpo.bin", "nanoeuler_chat.bin", "nanoeuler.bin"
 SHIPPED = "data/model.bin"
 
+BOX = "box"                  # its name wherever one is asked for
+
+def in_box(file):
+    """The path of a checkpoint: a file of that name goes before the model in the box."""
+    return beside_program(SHIPPED) if file == BOX and not os.path.exists(BOX) else file
+
 def model_to_use(file=None, told=False):
     """The checkpoint that is named; else the newest that was made here, or the one that comes with
-    the program; or the name that `train` would give one.  Those but the last are told of, unless
-    the verb itself says what it talks to."""
+    the program, and that is told of, unless the verb itself says what it talks to; or the name that
+    `train` would give one."""
     if file is not None:
-        return file
+        return in_box(file)
     made, shipped = list(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
     if made:
         file, which = max(made, key=os.path.getmtime), "is the newest model here"
@@ -4740,7 +4827,7 @@ def model_to_use(file=None, told=False):
         file, which = shipped, "is the model that comes with the program"
     else:
         return MADE_HERE[-1]
-    if told and file != MADE_HERE[-1]:
+    if told:
         print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
               flush=True)
     return file
@@ -6165,6 +6252,10 @@ def fill_cache(parts):
             processes.append(in_another_process(call))
         for process in processes:
             wait_for(process)
+    except KeyboardInterrupt:
+        print("note: stopped while the kernels were compiled: nothing else was begun, and the next "
+              "start compiles them", file=sys.stderr)
+        raise
     finally:                                 # after Ctrl-C, or if one has failed
         for process in processes:
             process.kill()
@@ -6263,17 +6354,23 @@ def file_name(argument):
         raise argparse.ArgumentTypeError(f"a name of {len(argument):,} characters")
     return argument
 
+def model_name(argument):
+    """That of a checkpoint to read"""
+    return in_box(file_name(argument))
+
 def checkpoint(default):
-    return arg("file", nargs="?", type=file_name, default=default, help="checkpoint")
+    return arg("file", nargs="?", type=model_name, default=default, help="checkpoint")
+
+IN_BOX = "the one that comes along"
 
 def beginning(run):
     """The checkpoint that a run begins with.  Where none is named --resume compares none."""
-    return arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
-               help=f"checkpoint to begin with (default: {run.begins_with})")
+    return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
+               help=f"checkpoint to begin with (default: {run.begins_with}; {BOX}: {IN_BOX})")
 
 FILE = checkpoint("nanoeuler.bin")
-MODEL = arg("file", nargs="?", type=file_name, default=argparse.SUPPRESS,
-            help="checkpoint (default: the newest that was made here, or the one that comes along)")
+MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
+            help=f"checkpoint (default: the newest that was made here, or {IN_BOX}; {BOX}: that)")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
@@ -6347,7 +6444,10 @@ def parse(declare, text, argv):
     root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     verbs = root.add_subparsers(required=True, metavar="VERB")
     declare(partial(add_verb, verbs))
-    verb = verbs.choices.get(argv[0]) if argv else None
+    verb = verbs.choices.get(argv[0])
+    near = difflib.get_close_matches(argv[0], verbs.choices, n=1, cutoff=0.7)
+    if near and not verb:
+        root.error(f"there is no verb {argv[0]}, is it {near[0]}?")
     if verb:
         verb.need_flags(argv[1:])
     if verb and "--" not in argv:
@@ -6425,7 +6525,7 @@ def add_verbs(add):
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
     add("info", info, "what is in a checkpoint", FILE)
     add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
-        arg("file", type=file_name, help="checkpoint"),
+        arg("file", type=model_name, help="checkpoint"),
         arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,

@@ -48,7 +48,7 @@ def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
     (tmp_path / "add.json").write_text(json.dumps(sums), encoding="utf-8")
     pairs = [dict(instruction=f"Is {a} odd?", chosen="yes", rejected="no") for a in range(180)]
     (tmp_path / "odd.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
-    for args in (("t", *life, "--steps", 6, "--eval-every", 2), ("tr", "--steps", 8),
+    for args in (("t", *life, "--steps", 6, "--eval-every", 2, "--keep-best"), ("tr", "--steps", 8),
                  ("i", "It was", "--tokens", 5),
                  ("s", "--data", "add.json", "--steps", 6, "--eval-every", 3),
                  ("d", "--data", "odd.jsonl", "--steps", 4, "--eval-every", 2)):
@@ -57,6 +57,7 @@ def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
                              ("nanoeuler_dpo.bin", "chat", 4)):
         state = ne.read_checkpoint(name).state
         assert (state.kind, state.step) == (kind, step)
+    assert ne.read_checkpoint("nanoeuler_best.bin").moments == ()
     capsys.readouterr()
     for args in ((), ("nanoeuler_dpo.bin",)):
         monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n/reset\nAgain\n/quit\n"))

@@ -229,7 +229,16 @@ def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, mo
     (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_dpo.bin").read_bytes())
     for name, said in (("nanoeuler.bin", True), ("chat.bin", False)):
         run("dpo", name, *RUN[2:], "--steps", 1, "--force")
-        assert (f"note: {name} is a base model" in capsys.readouterr().err) == said
+        note = f"note: {name} is a base model: sft comes first"
+        assert (note in capsys.readouterr().err) == said
+
+
+def test_what_it_unlearns_is_no_sign_of_learning_by_heart(base, tmp_path, monkeypatch, capsys):
+    found = iter([1.5, 1.7, 1.7])
+    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
+    run(*RUN, "--steps", 3, "--eval-every", 2, "--holdout", 0.2)
+    assert "by heart" not in capsys.readouterr().err
 
 
 def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):

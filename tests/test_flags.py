@@ -94,7 +94,8 @@ def test_what_no_flag_changes_or_replaces(trained, text, elsewhere, capsys):
     shutil.copy(trained / "nanoeuler.bin", elsewhere)
     (elsewhere / "folder").mkdir()
     refused(capsys, "train", "big", "--resume", words=["n_embd", "320", "--out"])
-    refused(capsys, "train", "--data", text, "--out", "folder", "--force", words=["folder exists"])
+    refused(capsys, "train", "--data", text, "--out", "folder", "--force",
+            words=["folder exists and is a directory"])
 
 
 def test_files_may_stand_behind_flags(copy, monkeypatch, capsys):
@@ -131,6 +132,8 @@ def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
     (("chat", "--temprature=0.5"), "there is no flag --temprature, is it --temperature?; see "),
     (("train", "--nonsense", "5"), "there is no flag --nonsense; see "),
     (("train", "mine.txt"), "argument preset: invalid choice: 'mine.txt' (choose from "),
+    (("trian", "--steps", "5"), "there is no verb trian, is it train?; see "),
+    (("teach",), "argument VERB: invalid choice: 'teach' (choose from 'train', "),
     (("generate", "--tokns", "5", "--", "--help"), "there is no flag --tokns, is it --tokens?; ")])
 def test_an_unknown_flag_is_named_first(args, said, elsewhere, capsys):
     """argparse would take the 5 for a preset."""
@@ -143,7 +146,8 @@ def test_a_flag_may_be_cut_short_and_a_prompt_begin_like_one(copy, monkeypatch, 
 
 
 def test_whole_numbers_are_printed_whole(elsewhere, capsys):
-    refused(capsys, "generate", "To", "--tokens", -3, words=["tokens is -3", f"0 to {1 << 40}"])
+    refused(capsys, "generate", "To", "--tokens", -3, words=["tokens is -3", "expected 0 or more"])
+    refused(capsys, "generate", "To", "--tokens", 1 << 41, words=[f"0 to {1 << 40}"])
     refused(capsys, "train", "--lr", 2, words=["lr is 2.0", "1e-09 to 1"])
 
 
@@ -285,6 +289,9 @@ def test_every_verb_has_help(capsys):
                            ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
+            if f.type is bool:               # which has a flag for no, too
+                assert f"--no-{name.replace('_', '-')} {f.metadata['help']}" in text(verb)
+                continue
             default = "none" if f.type is list else 0 if f.default is None else f.default
             assert f"(default: {default})" in parts["--" + name.replace("_", "-")], (verb, name)
 

@@ -33,6 +33,26 @@ def test_a_checkpoint_does_not_replace_its_text(text, elsewhere, capsys):
     assert (elsewhere / "a.txt").read_bytes() == text.read_bytes()
 
 
+def test_what_is_no_checkpoint_is_not_offered_to_go_on(text, elsewhere, capsys):
+    (elsewhere / "a.txt").write_bytes(text.read_bytes())
+    line = refused(capsys, "train", "--data", "a.txt", "--out", "a.txt",
+                   words=["a.txt exists and is no checkpoint; choose another --out"])
+    assert "--force" not in line and "--resume" not in line
+
+
+def test_the_best_model_replaces_nothing_unasked(copy, text, monkeypatch, capsys):
+    monkeypatch.chdir(copy)
+    (copy / "nanoeuler_best.bin").write_bytes(b"mine")
+    start = ("--steps", 21, "--keep-best")
+    refused(capsys, "train", "--resume", *start, words=["nanoeuler_best.bin", "--keep-best"])
+    refused(capsys, "train", "--data", "nanoeuler_best.bin", "--force", *start, *FAST,
+            words=["nanoeuler_best.bin, of --keep-best, would replace what the run reads"])
+    assert (copy / "nanoeuler_best.bin").read_bytes() == b"mine"
+    run("train", "--resume", *start, "--force")
+    assert ne.read_checkpoint("nanoeuler_best.bin").state.step == 21
+    run("train", "--resume", "--steps", 22)  # now it is the run's own
+
+
 @pytest.mark.parametrize("data, out", [("a.jsonl", "a.bin"), ("a.b.jsonl", "a.b")])
 def test_a_log_replaces_neither_text_nor_checkpoint(data, out, text, elsewhere, capsys):
     (elsewhere / data).write_bytes(text.read_bytes())
@@ -280,9 +300,10 @@ def test_places_that_cannot_be_written(out, text, elsewhere, capsys):
 
 def test_a_directory_as_out(text, elsewhere, capsys):
     (elsewhere / "a.bin").mkdir()
-    refused(capsys, "train", "--data", text, "--out", "a.bin", words=["a.bin"])
-    refused(capsys, "train", "--data", text, "--steps", 2, "--out", "a.bin", "--force",
-            words=["a.bin"])
+    for more in [], ["--force"]:
+        line = refused(capsys, "train", "--data", text, "--steps", 2, "--out", "a.bin", *more,
+                       words=["a.bin exists and is a directory; choose another name"])
+        assert "--force" not in line and "--resume" not in line
 
 
 def test_an_unwritable_directory(copy, monkeypatch, capsys):

@@ -87,8 +87,9 @@ def test_the_decoders_panels_are_those_of_the_file(small):
     assert np.array_equal(rows, tensors["model.embed_tokens.weight"])
 
 
-def test_twice_rounded_is_once_rounded(small, tmp_path):
+def test_twice_rounded_is_once_rounded(small, tmp_path, capsys):
     run("quantize", small, tmp_path / "again.bin")
+    assert f"note: the matrices of {small} are int8 already" in capsys.readouterr().err
     assert (tmp_path / "again.bin").read_bytes() == small.read_bytes()
 
 

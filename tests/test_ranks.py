@@ -82,25 +82,43 @@ def alone(text, tmp_path_factory):
     return train(tmp_path_factory.mktemp("one"), text, 1)
 
 
+@pytest.fixture(scope="module")
+def two(text, tmp_path_factory):
+    """The folder of a run of two ranks, which keeps its best model"""
+    folder = tmp_path_factory.mktemp("two")
+    train(folder, text, 2, "--keep-best")
+    return folder
+
+
 # ---- as one
 @pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
-def test_several_ranks_train_like_one(size, alone, text, tmp_path):
+def test_several_ranks_train_like_one(size, alone, two, text, tmp_path):
     """Within the rounding of other sums: in float64 what is measured, in float32 what is kept.
     Fifteen sequences: no equal shares, and of eight ranks the last has one."""
     one, losses, _ = alone
-    several, found, _ = train(tmp_path / "x", text, size)
+    folder = two
+    if size > 2:
+        train(folder := tmp_path, text, size)
+    several, found = ne.read_checkpoint(str(folder / "a.bin")), losses_of(folder / "a.jsonl")
     assert np.abs(np.array(found) / losses - 1).max() < 1e-12 and len(found) == 6
     assert several.state.step == 6
     for x, y in zip((several.flat, *several.moments), (one.flat, *one.moments)):
         assert np.abs(x - y).max() <= 2.0 ** -23 * np.abs(y).max()
-    log = [json.loads(line) for line in (tmp_path / "x/a.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
     assert [r["val_bits_per_byte"] for r in log if "val_bits_per_byte" in r]
 
 
-def test_two_runs_of_two_ranks_are_the_same_bytes(text, tmp_path):
-    for name in "ab":
-        train(tmp_path / name, text, 2)
-    a, b = (ne.read_checkpoint(str(tmp_path / name / "a.bin")) for name in "ab")
+def test_several_ranks_keep_the_best_model(alone, two):
+    """All agree which it is, and give what is theirs; the first one writes it."""
+    kept = ne.read_checkpoint(str(two / "a_best.bin"))
+    one, _, _ = alone                        # whose validations fall
+    assert kept.state.best_step == kept.state.step == 6 and kept.moments == ()
+    assert np.abs(kept.flat - one.flat).max() <= 2.0 ** -23 * np.abs(one.flat).max()
+
+
+def test_two_runs_of_two_ranks_are_the_same_bytes(two, text, tmp_path):
+    train(tmp_path, text, 2)
+    a, b = (ne.read_checkpoint(str(folder / "a.bin")) for folder in (two, tmp_path))
     assert all(np.array_equal(x, y) for x, y in zip((a.flat, *a.moments), (b.flat, *b.moments)))
 
 

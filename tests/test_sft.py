@@ -532,7 +532,10 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
     ("\udcff", ["line 1", "not UTF-8 at byte 0"]),
     ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["example 2", "output is 5"]),
     ([GOOD, dict(instruction="Sing.")], ["example 2", "output is missing, or null"]),
-    ([dict(question="a", output="b")], ["example 1", "it has question, output"]),
+    ([dict(question="a", output="b")], ["example 1", "it has question, output",
+                                        "or prompt, completion, or messages, with"]),
+    ([GOOD, dict(prompt="a", chosen="b", rejected="c")], ["example 2", "pair of preferences",
+                                                          "of which dpo learns"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([{**GOOD, "instruction": f"{i}" * 9000} for i in range(100)],
      ["none of 100 examples", "2048 tokens", "longer", "--row-len"]),
@@ -590,6 +593,17 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(base, tuned, tmp_path,
     old = ne.replace(c.state, source_sha256="")
     ne.write_checkpoint("nanoeuler_chat.bin", c.cfg, c.tokenizer, old, c.flat, c.moments)
     assert "is complete" in told("sft", "same.bin", "--resume")
+
+
+@pytest.mark.parametrize("holdout, rows", [(0.02, 2), (0.2, 28)])
+def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, monkeypatch, capsys):
+    """Where there are enough to say so"""
+    found = iter([1.5, 1.7, 1.7])
+    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    run("sft", "--data", "add.json", "--steps", 3, "--eval-every", 2, "--holdout", holdout)
+    said = capsys.readouterr().err
+    assert ("the examples by heart; fewer --epochs" in said) == (rows >= ne.FEWEST)
 
 
 def test_a_long_validation_says_how_far_it_is(base, monkeypatch, capsys):

@@ -64,8 +64,8 @@ def test_the_newest_of_ones_own_goes_first(verb, names, box, capsys):
     assert str(box) not in out + err
     if verb[0] == "chat":
         assert out.startswith(f"{names[-1]}: ")
-    else:                                    # as it always was with one of this name
-        assert (err == "") == (names[-1] == "nanoeuler.bin") and names[-1] in err + "nanoeuler.bin"
+    else:
+        assert err.startswith(f"note: {names[-1]} is the newest model here")
 
 
 def test_what_is_named_speaks(box, capsys):
@@ -73,6 +73,23 @@ def test_what_is_named_speaks(box, capsys):
     for args in (("generate", "to be", "mine.bin", "--tokens", 3), ("lens", "to be", "mine.bin")):
         assert spoken_by(capsys, args).err == ""
     refused(capsys, "chat", "no.bin", words=["no.bin: No such file"])
+
+
+def test_the_one_in_the_box_has_a_name(box, capsys):
+    """Of which a file goes first"""
+    own("nanoeuler.bin")
+    with open("prompts.jsonl", "w", encoding="utf-8") as f:
+        f.write('"to be"\n')
+    out, err = spoken_by(capsys, ("generate", "to be", "box", "--tokens", 3))
+    assert (out, err) == (told("generate", "to be", box, "--tokens", 3), "")
+    assert spoken_by(capsys, ("chat", "box")).out.startswith(f"{box}: ")
+    assert spoken_by(capsys, ("info", "box")).out.startswith(f"{box}\n")
+    run("generate", "box", "--file", "prompts.jsonl", "--out", "a.jsonl", "--tokens", 3)
+    run("quantize", "box", "again.bin")
+    assert ne.load("box").cfg.seq_len == 8
+    os.rename("nanoeuler.bin", "box")
+    assert spoken_by(capsys, ("chat", "box")).out.startswith("box: ") and ne.load(
+        "box").cfg.seq_len == 32
 
 
 @verbs

@@ -275,6 +275,101 @@ def test_a_cold_start_computes_the_same(text, tmp_path):
     assert results[0] == results[1]
 
 
+# ---- the best model of a run
+VALIDATED = ("--steps", 6, "--eval-every", 2, *FAST)     # after steps 2, 4 and 6
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What validations of some rows find, in turn; those of all rows find 9."""
+    values = []
+    monkeypatch.setattr(ne, "evaluate", lambda model, tokens, targets, n_bytes, rows=None, batch=16:
+                        values.pop(0) if rows else 9.0)
+    return values
+
+
+@pytest.mark.parametrize("found, best", [([2.0, 1.5, 1.6], 4), ([1.5, 1.4, 1.3], None),
+                                         ([1.5, 2.0, 1.51], None), ([1.5, 2.0, 1.52], 2)])
+def test_a_text_learned_by_heart_is_told_of(found, best, measured, text, elsewhere, capsys):
+    """By the same rows at the end as before, not by all of them; a hundredth is no sign."""
+    measured[:] = found
+    run("train", "--data", text, *VALIDATED)
+    said, state = capsys.readouterr().err, ne.read_checkpoint("nanoeuler.bin").state
+    assert measured == [] and (state.best, state.bits_per_byte) == (min(found), 9.0)
+    assert ("by heart" in said) == (best is not None)
+    if best:
+        assert f"was {min(found):.4f} bits/byte, at step {best}, and" in said
+        assert f"have {found[-1]:.4f} now" in said and state.best_step == best
+        assert "--minutes" in said and "--keep-best keeps the model of that step" in said
+
+
+@pytest.mark.parametrize("holdout, rows", [(0.003, 6), (0.02, 33)])
+def test_a_few_held_out_rows_say_little(holdout, rows, measured, text, elsewhere, capsys):
+    measured[:] = [1.5, 1.5]
+    run("train", "--data", text, *VALIDATED, "--holdout", holdout)
+    assert ("by heart" in capsys.readouterr().err) == (rows >= ne.FEWEST)
+
+
+def test_the_best_validation_is_known_after_a_break(measured, text, elsewhere, monkeypatch, capsys):
+    """Without the log, too."""
+    advance = ne.Run.advance
+    monkeypatch.setattr(ne.Run, "advance", lambda self: (
+        advance(self), self.state.step == 3 and signal.raise_signal(signal.SIGINT))[0])
+    measured[:] = [1.5, 1.7, 1.8]
+    run("train", "--data", text, *VALIDATED)
+    os.remove("nanoeuler.jsonl")
+    run("train", "--resume", "--keep-best")
+    said = capsys.readouterr().err
+    assert "was 1.5000 bits/byte, at step 2, and" in said
+    assert "--keep-best keeps the model" in said         # which came too late for it
+    assert not os.path.exists("nanoeuler_best.bin")
+
+
+@pytest.mark.parametrize("found, best", [([1.6, 1.5, 1.7], 4), ([1.6, 1.5, 1.4], 6)])
+def test_the_best_model_is_kept(found, best, measured, text, elsewhere, monkeypatch, capsys):
+    """Beside the checkpoint, which is as without it; --resume goes on to keep it."""
+    validate, seen = ne.Run.validate, {}
+
+    def validate_and_copy(self, rows=None):
+        seen[self.state.step] = self.model.flat.copy()
+        return validate(self, rows)
+
+    start = ("train", "--data", text, *VALIDATED)
+    measured[:] = found
+    run(*start, "--out", "plain.bin")
+    assert not os.path.exists("plain_best.bin")
+    monkeypatch.setattr(ne.Run, "validate", validate_and_copy)
+    measured[:] = found
+    capsys.readouterr()
+    said = told(*start, "--keep-best")
+    noted = "note: " in (err := capsys.readouterr().err)
+    assert noted == ("nanoeuler_best.bin is the model of that step" in err) == (best < 6)
+    kept = ne.read_checkpoint("nanoeuler_best.bin")
+    assert np.array_equal(kept.flat, seen[best]) and kept.moments == ()
+    assert (kept.state.step, kept.state.best) == (best, min(found)) and "nanoeuler_best.bin" in said
+    assert outcome(elsewhere).arrays == outcome(elsewhere, "plain").arrays
+    measured[:] = [1.3, 1.2]
+    run("train", "--resume", "--steps", 9)
+    kept = ne.read_checkpoint("nanoeuler_best.bin")
+    assert np.array_equal(kept.flat, seen[9]) and kept.state.best == 1.2
+
+
+def test_a_best_model_that_cannot_be_written_ends_no_run(measured, text, elsewhere, monkeypatch,
+                                                         capsys):
+    write = ne.write_tensors
+
+    def refuses(path, *args):
+        if "best" in path:
+            raise ne.WriteError(f"cannot write {path}: No space left on device")
+        return write(path, *args)
+
+    monkeypatch.setattr(ne, "write_tensors", refuses)
+    measured[:] = [1.6, 1.5, 1.7]
+    run("train", "--data", text, *VALIDATED, "--keep-best")
+    assert "note: step 4 is not saved: cannot write nanoeuler_best.bin" in capsys.readouterr().err
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 6
+
+
 # ---- a length by minutes
 ALIKE = (*FAST, "--mtp-until", 1)            # one step is as long as another
 
