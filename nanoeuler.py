@@ -327,7 +327,8 @@ Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_
 LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qkv att mlp_in mlp_rstd gate_up "
                                     "swiglu")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
-Scratch = namedtuple("Scratch", "norm att swiglu scores dscores kt vt dy x workspace pairs")
+Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels "
+                                "workspace pairs")
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
 MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
@@ -339,9 +340,9 @@ PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"att", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
+          Scratch: {"datt", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
 PAIRED = {Panels: set(Panels._fields),
-          Scratch: {"kt", "vt", "dy", "x", "pairs"}, MuonScratch: {"pairs"}}
+          Scratch: {"kt", "vt", "dy_panels", "x_panels", "pairs"}, MuonScratch: {"pairs"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -373,7 +374,7 @@ def dact_shapes(cfg, B, T):
                  final_norm=(B, cfg.n_embd))
 
 def scratch_shapes(cfg, n, T, dtype):
-    """Shapes of what each of n threads needs while it works on one sequence.  norm, att and swiglu
+    """Shapes of what each of n threads needs while it works on one sequence.  dnorm, datt, dswiglu
     are of the sequence: threads that share it use those of the one that began it."""
     size, width = dims_of(cfg), tile_width(dtype)
     panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
@@ -383,15 +384,16 @@ def scratch_shapes(cfg, n, T, dtype):
     if dtype == BF16:                        # as wide as the widest that is `narrowed`, and an
         workspace = max(size.C, size.V, size.QKV, T) + 1     # entry that makes an odd row whole
         pairs = T
-    return Scratch(norm=(n, T, size.C),      # gradients of the outputs of RMSNorm,
-                   att=(n, T, size.HD),      # attention
-                   swiglu=(n, T, size.F),    # and SwiGLU
+    return Scratch(dnorm=(n, T, size.C),     # gradients of the outputs of RMSNorm,
+                   datt=(n, T, size.HD),     # attention
+                   dswiglu=(n, T, size.F),   # and SwiGLU
                    scores=(n, BR, T),        # S, then P, of a block of queries
                    dscores=(n, BR, T),
                    kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
                    vt=(n, panels, rows_of_D, width),
-                   dy=(n, 1, rows_of_KC, DY_COLUMNS),        # operands of a weight gradient, packed
-                   x=(n, -(-longest // width), rows_of_KC, width),
+                   # operands of a weight gradient, packed
+                   dy_panels=(n, 1, rows_of_KC, DY_COLUMNS),
+                   x_panels=(n, -(-longest // width), rows_of_KC, width),
                    workspace=(n, T, workspace),      # of bfloat16 alone: for `narrowed`
                    pairs=(n, 1, panel_rows(BR, dtype), pairs))       # and `narrowed_transpose`
 
@@ -471,7 +473,7 @@ Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
 
 # Threads count what they have taken and done in arrays of integers (section 12):
-#     next_task(counter, i)            counter[i]++
+#     fetch_add(counter, i)            counter[i]++
 #     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
 #     seen(counter, i)                 counter[i], and all that was written before it was counted
 #     wait_until(counter, i, least)    until it is
@@ -863,41 +865,42 @@ def loss(team, batch, a):
 @jit
 def backward(team, batch, net, a, d, s):
     """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
-    a.logits hold their own gradients, and s.norm, s.att, s.swiglu those of what is so called in a;
-    a.gate_up turns into its own.  Leaves in a and d what the gradients of the weights need."""
+    a.logits hold their own gradients, a.gate_up turns into its own, and s.dnorm, s.datt, s.dswiglu
+    are those of what is so called in a.  Leaves in a and d what the weights' gradients need."""
     b, T, p, w, c = team.b, batch.tokens.shape[1], net.p, net.w, net.constants
     L, C, H, G, D, cos, sin = c.L, c.C, c.H, c.G, c.D, c.cos, c.sin
     for t0, t1 in shared(team, T, MR):
-        dx, dy = d.x[b, 2 * L, t0:t1], s.norm[t0:t1]
+        dx, dy = d.x[b, 2 * L, t0:t1], s.dnorm[t0:t1]
         dx[:] = 0                            # nothing follows it on the residual path
         dy[:] = 0
         for k in range(batch.outputs):
             matmul_add(dy, dy, narrowed(a.logits[b, k, t0:t1], s.workspace), w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
-        gain_gradient(d.final_norm[b, c0:c1], s.norm, a.x[b, 2 * L], a.final_rstd[b], c0)
+        gain_gradient(d.final_norm[b, c0:c1], s.dnorm, a.x[b, 2 * L], a.final_rstd[b], c0)
     for l in range(L - 1, -1, -1):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
-            matmul(s.swiglu[t0:t1], narrowed(dx2, s.workspace), w.down[l])
-            swiglu_backward(r.gate_up, s.swiglu[t0:t1])
-            matmul(s.norm[t0:t1], r.gate_up, w.gate_up[l])
-            rmsnorm_backward(dx1, dx2, s.norm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
-            matmul(s.att[t0:t1], narrowed(dx1, s.workspace), w.attn_proj[l])
+            matmul(s.dswiglu[t0:t1], narrowed(dx2, s.workspace), w.down[l])
+            swiglu_backward(r.gate_up, s.dswiglu[t0:t1])
+            dgate_up = r.gate_up             # which it has become
+            matmul(s.dnorm[t0:t1], dgate_up, w.gate_up[l])
+            rmsnorm_backward(dx1, dx2, s.dnorm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
+            matmul(s.datt[t0:t1], narrowed(dx1, s.workspace), w.attn_proj[l])
         for c0, c1 in shared(team, C, COLUMNS):
-            gain_gradient(d.mlp_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
+            gain_gradient(d.mlp_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
-            attention_backward(d.qkv[b, l], s.att, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
+            attention_backward(d.qkv[b, l], s.datt, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
                                g0, g1, s)
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
             rope(dqkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
-            matmul(s.norm[t0:t1], narrowed(dqkv, s.workspace), w.qkv[l])
-            rmsnorm_backward(dx, dx1, s.norm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
+            matmul(s.dnorm[t0:t1], narrowed(dqkv, s.workspace), w.qkv[l])
+            rmsnorm_backward(dx, dx1, s.dnorm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
-            gain_gradient(d.attn_norm[b, l, c0:c1], s.norm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
+            gain_gradient(d.attn_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
 DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
 assert Panels._fields == ("qkv", "attn_proj", "gate_up", "down", "lm_head")
@@ -906,18 +909,20 @@ LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, s):
     """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for DW_LM_HEAD."""
+    dgate_up, dlogits = a.gate_up, a.logits  # which they have become
+    dy, x = s.dy_panels, s.x_panels          # where its operands are packed
     if kind == DW_QKV:
-        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, s.dy, s.x)
+        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, dy, x)
     elif kind == DW_ATTN_PROJ:
-        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, s.dy, s.x)
+        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, dy, x)
     elif kind == DW_GATE_UP:
-        weight_gradient(g.gate_up[l, n0:n1], a.gate_up[:, l], a.mlp_in[:, l], n0, s.dy, s.x)
+        weight_gradient(g.gate_up[l, n0:n1], dgate_up[:, l], a.mlp_in[:, l], n0, dy, x)
     elif kind == DW_DOWN:
-        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, s.dy, s.x)
+        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, dy, x)
     else:
-        tied = a.logits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
+        tied = dlogits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
         head = g.wte if l < tied else g.lm_head[l - tied]
-        weight_gradient(head[n0:n1], a.logits[:, l], a.final_in[:, :], n0, s.dy, s.x)
+        weight_gradient(head[n0:n1], dlogits[:, l], a.final_in[:, :], n0, dy, x)
 
 @jit
 def matrix_gradients(team, batch, tasks, g, a, d, s):
@@ -932,27 +937,28 @@ def matrix_gradients(team, batch, tasks, g, a, d, s):
 @jit
 def scratch_of(i, leader, s):
     """What thread i works with on a sequence that thread `leader` began."""
-    return Scratch(norm=s.norm[leader], att=s.att[leader], swiglu=s.swiglu[leader],
-                   scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i], dy=s.dy[i],
-                   x=s.x[i], workspace=s.workspace[i], pairs=s.pairs[i])
+    return Scratch(dnorm=s.dnorm[leader], datt=s.datt[leader], dswiglu=s.dswiglu[leader],
+                   scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i],
+                   dy_panels=s.dy_panels[i], x_panels=s.x_panels[i], workspace=s.workspace[i],
+                   pairs=s.pairs[i])
 
 @jit_parallel
 def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
     Threads take tasks from a common counter: one that is slowed down takes fewer.  Those that find
     no sequence any more help with the last ones, if these were fewer than threads."""
-    B, threads = batch.tokens.shape[0], scratch.norm.shape[0]
+    B, threads = batch.tokens.shape[0], scratch.dnorm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
     few = B % threads                        # sequences of the last round
     for thread in prange(threads):
         i = np.int64(thread)
-        task = next_task(sequences, TAKEN)
+        task = fetch_add(sequences, TAKEN)
         while task < B + few * threads:
             if task < B:
                 b = task
                 progress[b, LEADER] = i
-                next_task(progress[b], BEGUN)
+                fetch_add(progress[b], BEGUN)
             else:
                 b = B - 1 - task % few       # another one each time
                 wait_until(progress[b], BEGUN, 1)
@@ -967,9 +973,9 @@ def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
                     loss(team, batch, a)
                 if until >= GRADIENT:
                     backward(team, batch, net, a, d, s)
-                if next_task(progress[b], OVER) == 0:
-                    next_task(sequences, DONE)
-            task = next_task(sequences, TAKEN)
+                if fetch_add(progress[b], OVER) == 0:
+                    fetch_add(sequences, DONE)
+            task = fetch_add(sequences, TAKEN)
         if until >= GRADIENT:
             wait_until(sequences, DONE, B)
             tasks = constants.tasks
@@ -988,14 +994,14 @@ def pack_weights(w, wt, p, threads):
     """Each W (N, K), and W^T, into its panels.     p: the matrices of the fields of Panels"""
     L, P, taken = len(w.qkv), len(w.lm_head), counters(1)
     for _ in prange(threads):
-        task = next_task(taken[0], 0)
+        task = fetch_add(taken[0], 0)
         while task < (DW_LM_HEAD * L + P) * PACK_PARTS:
             matrix, part = task // PACK_PARTS, task % PACK_PARTS
             kind = min(matrix // L, DW_LM_HEAD)
             x = p[kind][matrix - kind * L]
             pack_part(w[kind][matrix - kind * L], x, part)
             pack_part(wt[kind][matrix - kind * L], x.T, part)
-            task = next_task(taken[0], 0)
+            task = fetch_add(taken[0], 0)
 
 def task_table(cfg):
     """(kind, layer or head, first row, end) of the blocks of all weight gradients, the largest
@@ -1056,18 +1062,25 @@ class Model:
         self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
         self.shape = None                    # (B, T, threads) of the activations, if there are any
-        self.held = 0, 0, 0                  # the one for which there is memory
+        self.memory = []                     # what they are parts of
         self.muon_scratch = None             # its memory, if it is used
         self.pack()
 
-    def new(self, shapes):
-        """Zeros of these shapes, each in the type in which it is stored."""
-        kind = type(shapes)
+    def new(self, shapes, held=None):
+        """Zeros of these shapes, each in the type in which it is stored; of `held`, arrays by name,
+        those that have room stay, and others are freed before new ones are made."""
+        kind, arrays, held = type(shapes), [], held or {}
         dtypes = dict.fromkeys(kind._fields, self.flat.dtype)
         if self.dtype == BF16:
             dtypes |= dict.fromkeys(NARROW.get(kind, ()), BF16)
             dtypes |= dict.fromkeys(PAIRED.get(kind, ()), np.dtype(np.int32))
-        return kind(*(aligned(shape, dtypes[name]) for name, shape in shapes._asdict().items()))
+        for name, shape in shapes._asdict().items():
+            x = held.pop(name, None)
+            if x is None or x.size < math.prod(shape):
+                x = None
+                x = aligned(shape, dtypes[name])
+            arrays.append(x)
+        return kind(*arrays)
 
     def pack(self):
         """Every matrix into its panels; once after each update of the parameters."""
@@ -1079,16 +1092,17 @@ class Model:
         pack_weights(self.w, self.wt, packed, get_num_threads())
 
     def prepare(self, B, T):
-        """Memory for B sequences of T tokens: parts of what there is for the largest so far."""
+        """Memory for B sequences of T tokens: parts of what there is for the largest so far, of
+        each array by itself."""
         shape = B, T, get_num_threads()
         if self.shape == shape:
             return
         shapes = (act_shapes(self.cfg, B, T), dact_shapes(self.cfg, B, T),
                   scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
-        if not all(new <= held for new, held in zip(shape, self.held)):
-            self.a = self.d = self.s = self.memory = None          # free the old before the new
-            self.memory = [self.new(x) for x in shapes]
-            self.held = shape
+        held = [x._asdict() for x in self.memory] or [{}, {}, {}]
+        self.a = self.d = self.s = self.shape = None
+        self.memory = []
+        self.memory = [self.new(*x) for x in zip(shapes, held)]
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
             need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
@@ -1192,8 +1206,9 @@ class Model:
         for kind, group in (("parameter", self.p), ("activation", self.a),
                             ("its gradient", self.d), ("gradient", self.g)):
             for name, x in zip(group._fields, map(self.host, group)):
-                if not np.isfinite(x).all():
-                    at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+                finite = np.isfinite(x)
+                if not finite.all():
+                    at = tuple(int(i) for i in np.unravel_index(finite.argmin(), x.shape))
                     return f"{kind} {name}{list(at)} is {x[at]}"
         return "the loss is not finite"
 
@@ -1452,13 +1467,13 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
                         square=scratch.square[i], workspace=scratch.workspace[i],
                         small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
-        n = next_task(taken[0], 0)
+        n = fetch_add(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
             end = start + rows * columns
             muon_matrix(p[start:end].reshape(rows, columns), g[start:end].reshape(rows, columns),
                         m[start:end].reshape(rows, columns), hyper, scale, s)
-            n = next_task(taken[0], 0)
+            n = fetch_add(taken[0], 0)
 
 # ==== 7 Batches ====
 # ---- windows of a text
@@ -1600,7 +1615,7 @@ WORSE = 1.01         # times the best validation: the model learns by heart
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
     `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
-    checkpoint, `save_best` the model alone.
+    checkpoint.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
     checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
@@ -1653,12 +1668,13 @@ class TrainingLoop:
             model.gradient(tokens[part], targets[:, part], weight[part])
         t = s.step + 1
         self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
+        self.updating = True                 # parameters may be those of the next step already
         losses, norm = model.update(hyper)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
-        s.step = t                           # now: what is saved has its parameters
+        s.step, self.updating = t, False     # now: what is saved has its parameters
         trained = weight.any(0)              # of the heads
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
@@ -1709,7 +1725,7 @@ class TrainingLoop:
         if s.best is None or estimate < s.best:
             s.best, s.best_step = estimate, s.step
             if self.options.keep_best:
-                self.save_best()
+                self.save_if_possible(best=True)
 
     def compare_last(self):
         """At the end, after `validate`: a note if the model was clearly better before, or ""."""
@@ -2085,11 +2101,11 @@ def attention_parallel(att, qkv, rows, kv, s):
     G = kv.k.shape[1]
     for i in prange(len(s.q)):
         own = AttentionScratch(s.q[i], s.scores[i], s.out[i])
-        n = next_task(counter, 0)
+        n = fetch_add(counter, 0)
         while n < len(rows.blocks) * G:
             r0, r1 = rows.blocks[n // G]
             attend(att, qkv, rows, kv, own, r0, r1, n % G)
-            n = next_task(counter, 0)
+            n = fetch_add(counter, 0)
 
 @jit
 def attention(att, qkv, rows, kv, s):
@@ -2852,7 +2868,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
             "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
     with contextlib.suppress(UserError), reading(cache, remedy):
-        kept_meta, tensors = map_tensors(cache)
+        kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
         need(meta.items() <= kept_meta.items(), "it belongs to another text")
         return tensors["train"], tensors["val"]
     print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
@@ -3036,6 +3052,7 @@ def read_examples(path, *answers):
 # flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
           "U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "I8": np.dtype("i1")}
+TOKEN_KINDS = "U16", "I32"   # of a file of tokens
 CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
 NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
 MAX_HEADER = 100_000_000     # bytes
@@ -3102,7 +3119,7 @@ def write_tensors(path, meta, tensors, remedy):
         for x in tensors.values():
             f.write(x)
 
-def map_tensors(path):
+def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
     No size in the header is believed until the file is known to be that long."""
     need_regular(path)
@@ -3121,7 +3138,7 @@ def map_tensors(path):
             np.zeros(0, np.uint8))           # of nothing there is no map
     tensors = {}
     for name, t in entries.items():
-        need(t["dtype"] in DTYPES, f"{name} is of type {t['dtype']}, expected F32, F16 or BF16")
+        need(t["dtype"] in kinds, f"{name} is of type {t['dtype']}, expected {', '.join(kinds)}")
         x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
         tensors[name] = x.reshape(t["shape"])
     end = 0                                  # the tensors stand side by side, without a hole
@@ -3342,6 +3359,11 @@ def refuse_overwrite(path, force, remedy="another name keeps it"):
         need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
         need(force, f"{path} exists; {remedy}, --force replaces a file")
 
+def need_another(path, source):
+    """Refuses to replace what a file is made of, --force or not."""
+    need(os.path.realpath(path) != os.path.realpath(source),
+         f"{path} would replace {source}, of which it is to be made; choose another name")
+
 def begins_as_checkpoint(path):
     """Whether a file is one of ours, by its first bytes alone"""
     with open(path, "rb") as f:
@@ -3519,7 +3541,7 @@ class Run(TrainingLoop):
     larger_data = ""                         # which goes before that of Options where it is there
     scope = "the whole held-out tail"        # of the last validation
     by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
-    saving_best = False                      # just now
+    updating = False                         # just now
 
     def __init__(self, out, start, options, engine=Model):
         """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
@@ -3630,25 +3652,17 @@ class Run(TrainingLoop):
              f"{old[:12]}; restore it, or start with --out NAME")
         return digest
 
-    def save(self):
+    def save(self, best=False):
+        """best: the model of this step beside the run's, to talk to, without moments"""
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
-        out, moments = (best_path(self.out), ()) if self.saving_best else (self.out, moments)
+        out, moments = (best_path(self.out), ()) if best else (self.out, moments)
         write_checkpoint(out, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
-    def save_best(self):
-        """The model of this step, to talk to: no run goes on without moments.  By `save`, to which
-        all come where several processes are one run."""
-        self.saving_best = True
-        try:
-            self.save_if_possible()
-        finally:
-            self.saving_best = False
-
-    def save_if_possible(self):
+    def save_if_possible(self, best=False):
         """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
         try:
-            self.save()
+            self.save(best)
         except WriteError as e:
             print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run goes "
                   f"on, and saves again in {counted(self.options.save_every, 'step')}",
@@ -3680,7 +3694,8 @@ class Run(TrainingLoop):
                 overdone = self.compare_last() if complete and self.by_heart else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
-                self.save()
+                if not self.updating:
+                    self.save()
                 raise
         if complete:
             print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
@@ -3914,8 +3929,8 @@ class DpoRun(PreferenceLoop, SftRun):
         own = self.state.template
         return own if has_chatml(tokenizer) and is_chatml(own) else ""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
         learned, tested = self.data.batches, self.data.responses
         if not self.state.reference:
             print("the reference reads every pair once\n", flush=True)
@@ -4444,6 +4459,7 @@ def folder_of_hub(name):
 
 def import_llama(source, out, force):
     """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
+    need_another(out, source)
     refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
@@ -4475,6 +4491,7 @@ def export(file, folder, gguf, matrices, force):
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     c = read_checkpoint(file, moments=False)
     if gguf:
+        need_another(gguf, file)
         refuse_overwrite(gguf, force)
     if folder:
         need_folder(c, folder, force)
@@ -4650,12 +4667,16 @@ class Speaker:
     def answer_pieces(self, ids):
         """Yields the reply that follows these ids, of `ids_to_read`, and keeps what was said."""
         self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
+        held = [*self.decoder.tokens]
         try:
             for piece in self.pieces(self.last, self.pace):
                 answer += piece
                 if self.answers:             # now, because Ctrl-C may end it here
                     self.said[-1] = "assistant", answer
                 yield piece
+        except BaseException:                # in the middle of a step, whose tokens are read or not
+            self.last.pending = rewind_to(self.decoder, [*held, *ids, *self.last.tokens])
+            raise
         finally:
             self.keep_ids(answer, self.last.tokens)
 
@@ -5746,7 +5767,7 @@ def rows_tile(typing, y, x, w, scale, r, i, add, R):
 
 # ---- other pieces that Numba lacks
 @intrinsic
-def next_task(typing, counter, i):
+def fetch_add(typing, counter, i):
     """counter[i]++ as one atomic operation; returns the old value.  int64 array, index.  What a
     thread wrote before, those see who `seen` it."""
     def codegen(context, bd, sig, args):
@@ -5869,7 +5890,7 @@ def shared(team, n, step):
     while part < end:
         i0 = (part - before) * size
         yield i0, min(n, i0 + size)
-        next_task(team.progress, DONE)
+        fetch_add(team.progress, DONE)
         part = next_below(team.progress, TAKEN, end)
     wait_until(team.progress, DONE, end)
 
@@ -6482,7 +6503,8 @@ def problem(e):
 
 def run_verb(declare, text, argv=None):
     """Runs the verb that argv names, of those that `declare` adds.  Returns the exit code: 0, it
-    is done; 1, a self-test failed; 2, the user can mend something, and knows what; 130, Ctrl-C."""
+    is done, or a run was stopped and saved; 1, a self-test failed; 2, the user can mend something,
+    and knows what; 130, Ctrl-C where there was nothing to save."""
     for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may know ASCII only
         with contextlib.suppress(AttributeError):        # None, or a notebook's
             stream.reconfigure(errors="replace")

@@ -1,11 +1,11 @@
 """NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
-Section numbers, the order of the ops and their names are those of nanoeuler.py, which is the
-specification: the self-tests hold every kernel against the function of the same name there, or,
-products, against NumPy's.  AdamW is the only optimizer here; runs that Muon began go on there.
-Data, training loops, chat, files (7, 8, 10, 11, most of 9 and 13) are imported from it.
+The numbers of sections 1 to 6 and 9, the order of the ops and their names are those of
+nanoeuler.py, which is the specification: the self-tests hold the kernels of every op against the
+function of the same name there, or, products, against NumPy's.  AdamW is the only optimizer here;
+runs that Muon began go on there.  Data, training loops, chat and files are imported from it.
 
-    python nanoeuler_cuda.py                  self-tests: every kernel against the CPU
+    python nanoeuler_cuda.py                  self-tests: every op against the CPU
     python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
     python nanoeuler_cuda.py t                pretrain, write nanoeuler.bin;  tr goes on with it
     python nanoeuler_cuda.py i "It was"       one continuation
@@ -19,7 +19,8 @@ A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm
 takes it; in 5, `forward` takes two a layer, and `backward` walks back along them.
 
 Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type; who reads them needs no
-more than CUDA's threads and blocks.  Section 12 is what makes it work and fast: launches, numbers
+more than CUDA's threads and blocks.  9.1, which is better read after 12, makes generation fast, and
+11 lets several GPUs train one model.  Section 12 is what makes it work and fast: launches, numbers
 and instructions that Numba lacks, and then the same products and the same attention once more, in
 bfloat16 on tensor cores, which `matmul` of 4.1 and `attention_of` of 4.5 take where the GPU has
 them.
@@ -168,6 +169,8 @@ try:
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
     from numba.cuda.extending import intrinsic
+except (NameError, SyntaxError):             # a fault of these files, not of what is installed
+    raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     kind = "" if type(e).__name__ in ("UserError", "ModuleNotFoundError") else (
         f"{type(e).__name__}: ")
@@ -1490,7 +1493,8 @@ class Model:
         matrices, gains = (new(x.shape, x.dtype) for x in sources)
         for to, source in zip((matrices, gains), sources):
             to.copy_to_device(source, stream=stream)
-        return Decoder.of(self.cfg, matrices, gains)
+        with at_most(self.top):
+            return Decoder.of(self.cfg, matrices, gains)
 
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
@@ -1869,6 +1873,7 @@ class Decoder(ne.Decoder):
 GROUP, AT_ONCE = 8, 64
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
+N_ROWS, N_WANTED, FIRST_LINE = range(3)      # places in COUNTS: the last one is of `out`
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MERGED = 4
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
@@ -2055,7 +2060,7 @@ def product_kernels(C, HD, D, F, hopper):
             if share > 0:
                 bulk_prefetch(global_address(later) + u64(16) * u64(begin), u32(16) * u32(share))
         take_turn()
-        count = rows[COUNTS, 0]
+        count = rows[COUNTS, N_ROWS]
         two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
                           two_of_x.place_of(w, first, second, 0),
                           two_of_x.place_of(w, first, second, 1), barrier)
@@ -2111,7 +2116,7 @@ def product_kernels(C, HD, D, F, hopper):
         """att (AT_ONCE, HD) of its parts     grid (ceil(HD / 512), rows), 128 threads"""
         r, k = cuda.blockIdx.y, 4 * (cuda.blockIdx.x * 128 + cuda.threadIdx.x)
         take_turn()
-        if r < rows[COUNTS, 0] and k < HD:
+        if r < rows[COUNTS, N_ROWS] and k < HD:
             store_4(att, r * HD + k, merged(o, ml, r, rows[POSITION, r] // KEYS + 1, k))
 
     @kernel
@@ -2124,7 +2129,7 @@ def product_kernels(C, HD, D, F, hopper):
         att = cuda.shared.array(0, f32, 16)
         barrier = of_att.ask_for(w, first, first)
         take_turn()
-        count = rows[COUNTS, 0]
+        count = rows[COUNTS, N_ROWS]
         r, n = t // 8, first + t % 8
         old = x[r, n] if r < count else f32(0)
         for i in range(4 * t, count * HD, 4 * 256):
@@ -2146,7 +2151,7 @@ def product_kernels(C, HD, D, F, hopper):
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, first + F)
         take_turn()
-        count = rows[COUNTS, 0]
+        count = rows[COUNTS, N_ROWS]
         two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
                           two_of_x.place_of(w, first, first + F, 0),
                           two_of_x.place_of(w, first, first + F, 1), barrier)
@@ -2165,7 +2170,7 @@ def product_kernels(C, HD, D, F, hopper):
         partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((8, 8), f32)
         barrier = of_swiglu.ask_for(w, first, first)
         take_turn()
-        count, n = rows[COUNTS, 0], first + t % 8
+        count, n = rows[COUNTS, N_ROWS], first + t % 8
         r = first_of_group() + t // 8
         mine = t < 8 * GROUP and r < count
         old = x[r, n] if mine else f32(0)
@@ -2178,12 +2183,12 @@ def product_kernels(C, HD, D, F, hopper):
     def logits(out, x, gain, w, rows, eps):
         """Logits of the wanted rows, and behind them these rows of x.     grid (ceil(V / 16),
         rows / GROUP)
-        out (lines, V + C), from line rows[COUNTS, 2] on; w (V, C) bf16"""
+        out (lines, V + C), from line rows[COUNTS, FIRST_LINE] on; w (V, C) bf16"""
         t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 16, w.shape[0]
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, first + 8)
         take_turn()
-        count, line = rows[COUNTS, 1], rows[COUNTS, 2]
+        count, line = rows[COUNTS, N_WANTED], rows[COUNTS, FIRST_LINE]
         row = rows[WANTED, own_row_of(count)]
         two_of_x.multiply(partial, squares, x, row * C, gain,
                           two_of_x.place_of(w, first, first + 8, 0),
@@ -2233,7 +2238,7 @@ def attend_kernel(D, HEADS, hopper):
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         n = rows[POSITION, r] + 1 - cuda.blockIdx.y * KEYS
         plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
-        here = r < rows[COUNTS, 0] and n > 0             # for a whole block
+        here = r < rows[COUNTS, N_ROWS] and n > 0             # for a whole block
         if hopper and here and cuda.threadIdx.x == 0:    # all but the newest are long in memory
             size = u32(4) * u32(min(n, KEYS)) * u32(D)
             bulk_prefetch(global_address(kc) + u64(4) * u64(plane * D), size)
@@ -2309,7 +2314,7 @@ def take_kernel(hopper):
         x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16, or another matrix, whatever its type"""
         r = cuda.blockIdx.x
         start_next()                         # its weights may come; it waits for the rest
-        if r < rows[COUNTS, 0]:
+        if r < rows[COUNTS, N_ROWS]:
             for c in range(cuda.threadIdx.x, x.shape[1], 128):
                 x[r, c] = value(wte[rows[TOKEN, r], c])
     return take
@@ -2328,7 +2333,8 @@ def rows_refused(cfg):
             return f"{name} is {n}, no multiple of {unit}"
     if size.D > 128:
         return f"head_dim is {size.D}, more than 128"
-    smem, room = max(rows_smem(size, copies())), gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN - (8 << 10)
+    smem = max(rows_smem(size, has_copy_engine()))
+    room = gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN - (8 << 10)
     if smem > room:
         return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
     return ""
@@ -2343,7 +2349,7 @@ def rows_bytes(cfg):
     a_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
     return AT_ONCE * a_row + T * a_token
 
-def copies():
+def has_copy_engine():
     """Has the GPU Hopper's copy engine?"""
     return kernel_path() == "wgmma"
 
@@ -2384,12 +2390,13 @@ class RowSteps:
 
     def __init__(self, cfg, weights, slots, T):
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
-        self.size, self.smem = size, rows_smem(size, copies())
-        self.kernels = product_kernels(size.C, size.HD, size.D, size.F, copies())
-        self.add_att = product_kernels(size.C, size.HD, size.D, size.HD, copies()).down
+        self.top, self.hopper = highest, has_copy_engine()           # whatever is capped later
+        self.size, self.smem = size, rows_smem(size, self.hopper)
+        self.kernels = product_kernels(size.C, size.HD, size.D, size.F, self.hopper)
+        self.add_att = product_kernels(size.C, size.HD, size.D, size.HD, self.hopper).down
         self.heads_a_block = heads_a_block(size.H, size.G)
-        self.take = take_kernel(copies())
-        self.attend = attend_kernel(size.D, self.heads_a_block, copies())
+        self.take = take_kernel(self.hopper)
+        self.attend = attend_kernel(size.D, self.heads_a_block, self.hopper)
         self.keys = keys_a_part(size.D)
         parts = self.parts_bucket(T)
 
@@ -2413,7 +2420,7 @@ class RowSteps:
             self.others = view(head, first, (V, size.C))
             self.guessed = buffer(1, V + size.C)
             table = np.zeros((5, AT_ONCE), np.int32)
-            table[COUNTS, :2] = 1
+            table[COUNTS, [N_ROWS, N_WANTED]] = 1
             self.first_row = to_device(table)
             self.staged_x = cuda.pinned_array(size.C, np.float32)
             self.guessed_host = cuda.pinned_array((1, V + size.C), np.float32)
@@ -2492,7 +2499,7 @@ class RowSteps:
             upload(self.rows, self.staged[0])
         source = self.p.wte if kind.parts else self.prompts.x
         launch(self.take, self.x, self.rows, source, grid=kind.rows, block=128)
-        with overlapping() if copies() else contextlib.nullcontext():
+        with overlapping() if self.hopper else contextlib.nullcontext():
             if kind.parts:
                 self.queue_layers(kind.rows, kind.parts)
             if kind.lines:
@@ -2579,7 +2586,7 @@ class Prompts:
         self.staged[2 + len(ids):2 + T] = 0
         if T not in self.graphs:
             self.graphs[T] = Graph()
-        with at_most(highest, self.maps):
+        with at_most(steps.top, self.maps):
             self.graphs[T](functools.partial(self.queue, steps, T))
 
     def queue(self, steps, T):
@@ -2656,6 +2663,7 @@ def part(n, rank, size):
 
 # ---- on the host
 SIGN, ENDS, GONE = b".", b"e", b"g"          # of life; of a good end; one is gone: which, follows
+HELLO = "a rank of NanoEuler"
 EVERY, SILENT = 5.0, 40.0                    # seconds between signs, and without any
 GRACE = 15.0                                 # that others have to end where one has failed
 
@@ -2692,11 +2700,13 @@ class Ranks:
                 try:
                     s, _ = server.accept()
                     s.settimeout(5)
-                    kind, rank, size = read_message(s)
+                    hello, kind, rank, size = read_message(s, 1 << 10)
+                    if hello != HELLO or not (isinstance(kind, str) and isinstance(rank, int)):
+                        continue             # somebody else knocked
                 except (OSError, TypeError, ValueError):
                     need(time.monotonic() < deadline, f"rank {missing[0]} of {self.size} did not "
                          f"come to {address[0]}:{address[1]}; start all of them")
-                    continue                 # somebody else knocked
+                    continue                 # so did somebody else, or nobody
                 need(size == self.size, f"rank {rank} is one of {size}, not of {self.size}")
                 if (kind, rank) in wanted:
                     wanted.remove((kind, rank))
@@ -2711,7 +2721,7 @@ class Ranks:
                 s = socket.create_connection(address, timeout=5)
                 s.settimeout(None)
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                send_message(s, [kind, self.rank, self.size])
+                send_message(s, [HELLO, kind, self.rank, self.size])
                 return s
             except OSError as e:
                 need(time.monotonic() < deadline, f"rank 0 does not answer at {address[0]}:"
@@ -2725,7 +2735,8 @@ class Ranks:
             self.say(0, [where, value])
             found = self.hear(0)
         else:
-            found = [[where, value], *(self.hear(rank) for rank in range(1, self.size))]
+            own = json.loads(json.dumps([where, value]))             # as the others see it
+            found = [own, *(self.hear(rank) for rank in range(1, self.size))]
             for rank in range(1, self.size):
                 self.say(rank, found)
         places = [place for place, _ in found]
@@ -2826,9 +2837,12 @@ def send_message(s, value):
     text = json.dumps(value).encode()
     s.sendall(len(text).to_bytes(4, "big") + text)
 
-def read_message(s):
-    """What send_message said, or an OSError"""
-    return json.loads(read_exactly(s, int.from_bytes(read_exactly(s, 4), "big")))
+def read_message(s, most=1 << 32):
+    """What send_message said, in so many bytes at most, or an OSError"""
+    n = int.from_bytes(read_exactly(s, 4), "big")
+    if n > most:
+        raise ConnectionError(f"a message of {n:,} bytes")
+    return json.loads(read_exactly(s, n))
 
 def read_exactly(s, n):
     found = bytearray()
@@ -2961,6 +2975,7 @@ class DataParallel:
     def update(self, hyper):
         """Who is gone is missed here, while the GPU works on gradients, and not where all GPUs wait
         for each other.  Who wants to stop after this step is told to all."""
+        need(not hyper.muon_lr, "several GPUs have AdamW only")
         self.ranks.all("", "a step")
         self.sum_gradients()
         results = self.update_part(hyper)
@@ -3021,14 +3036,14 @@ def of_ranks(run, ranks):
             super().plan(step_time)
             self.state.n_steps = ranks.agree(self.state.n_steps, "a plan")
 
-        def save(self):
+        def save(self, best=False):
             """The first one writes; to have what it writes, all give what is theirs.  Where a rank
             has an error of its own, the others are elsewhere, and it says which."""
             if sys.exception():
                 return
             ranks.all("", "a save")
             if first:
-                super().save()
+                super().save(best)
             else:
                 self.model.buffers()
 
@@ -3172,12 +3187,7 @@ def start_ranks(gpus):
     need(gpus <= there, f"--gpus is {gpus}, and there {'is' if there == 1 else 'are'} {there}")
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1] - 1        # what it was given is the one that is ours
-    ranks = []
-    for rank in range(gpus):
-        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
-                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env, start_new_session=True,
-                                      stdin=subprocess.DEVNULL))
+    ranks, failed = [], None
 
     def pass_on(number, frame):
         for x in ranks:
@@ -3185,7 +3195,11 @@ def start_ranks(gpus):
     before = [(number, signal.signal(number, pass_on))
               for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     try:
-        failed = None
+        for rank in range(gpus):
+            env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
+                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
+                                          start_new_session=True, stdin=subprocess.DEVNULL))
         while any(x.poll() is None for x in ranks):
             if failed is None and any(x.poll() for x in ranks):
                 failed = time.monotonic()
@@ -3194,6 +3208,8 @@ def start_ranks(gpus):
             time.sleep(0.1)
         return next((abs(x.returncode) for x in ranks if x.returncode), 0)
     finally:
+        for x in ranks:                      # of those that are left, if one could not be started
+            x.kill()
         for number, how in before:
             signal.signal(number, how)
 

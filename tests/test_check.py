@@ -2,7 +2,7 @@
 
 A mutant is nanoeuler.py with one formula changed, run as plain Python: without the compiler it
 takes a fraction of a second.  Only the definition in which the formula stands is read anew.
-`tile`, `next_task` and the like are machine code: they get stand-ins here.  All blocks are 4 rows,
+`tile`, `fetch_add` and the like are machine code: they get stand-ins here.  All blocks are 4 rows,
 so that a tiny model has edges of blocks; the unchanged copy passes.
 """
 import ast
@@ -72,8 +72,8 @@ MUTANTS = {
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
     "heads after the first ignored": ("for k in range(batch.outputs):\n            matmul_add(dy",
                                       "for k in range(1):\n            matmul_add(dy"),
-    "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, s.norm",
-                                  "rmsnorm_backward(dx, d.x[b, 2 * l + 2, t0:t1], s.norm"),
+    "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, s.dnorm",
+                                  "rmsnorm_backward(dx, d.x[b, 2 * l + 2, t0:t1], s.dnorm"),
     "norm gains not accumulated": ("gain += row", "gain[...] = row"),
     "tied head's gradient lost": ("g.wte if l < tied else g.lm_head[l - tied]",
                                   "g.lm_head[l - tied]"),
@@ -101,13 +101,13 @@ def tile(ne):
     return tile
 
 
-def next_task(counter, i):
+def fetch_add(counter, i):
     counter[i] += 1
     return counter[i] - 1
 
 
 def next_below(counter, i, end):
-    return next_task(counter, i) if counter[i] < end else counter[i]
+    return fetch_add(counter, i) if counter[i] < end else counter[i]
 
 
 def no_vectors(row, first, second, mask):
@@ -128,7 +128,7 @@ def programs():
         exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
              vars(check))
     ne.tile, ne.larger, ne.pack_vectors = tile(ne), max, no_vectors
-    ne.next_task, ne.next_below, ne.seen = next_task, next_below, lambda counter, i: counter[i]
+    ne.fetch_add, ne.next_below, ne.seen = fetch_add, next_below, lambda counter, i: counter[i]
     ne.get_num_threads = lambda: 3           # so that there are parts, though one does them all
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [check.Case("untied", small, 6, (1, 1)),

@@ -375,6 +375,33 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("stops a reply.\nYesYes!\n\n")
 
 
+@pytest.mark.parametrize("at", ["the prompt", "a token", "a draw"])
+def test_ctrl_c_in_a_continuation_reads_nothing_twice(at, tmp_path, monkeypatch):
+    """In the middle of a long prompt, of which some is read; before a token, and behind it."""
+    speaker = ne.Speaker(str(spoken(tmp_path, "Yes!")), ne.Decoder,
+                         ne.Sampling(temperature=0.0, speculate=0).check())
+    stops = {"the prompt": 2, "a token": 3, "a draw": 2}[at]
+    owner, name = (ne.Reply, "draw") if at == "a draw" else (ne.Decoder, "compute")
+    call, calls = getattr(owner, name), []
+
+    def stopping(self, *args):
+        calls.append(args)
+        if len(calls) == stops:
+            raise KeyboardInterrupt
+        return call(self, *args)
+
+    first, more = "x" * 280, "Well"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, stopping)
+        speaker.say(first)
+    drawn = speaker.last.tokens
+    assert len(drawn) == (0 if at == "the prompt" else 1)
+    encode = speaker.tokenizer.encode
+    assert [*speaker.decoder.tokens, *speaker.ids_to_read(more)] == [
+        *encode(first), *drawn, *encode(more)]
+    assert speaker.say(more) == "Yes!"
+
+
 @pytest.mark.parametrize("typed, answers, told", [
     (["Well?", KeyboardInterrupt, "Really?", KeyboardInterrupt, KeyboardInterrupt, "No?"], 2, 2),
     ([KeyboardInterrupt, KeyboardInterrupt, "No?"], 0, 1),

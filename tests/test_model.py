@@ -201,6 +201,19 @@ def test_micro_batches_change_no_bit(sizes, dtype):
     assert np.array_equal(losses, again_losses) and np.array_equal(g, again)
 
 
+def test_memory_grows_for_each_array_by_itself(monkeypatch):
+    """More sequences, then longer ones, as the parts of batches of examples come in turn"""
+    model = ne.Model(BASE, random_flat(BASE, 8))
+    made, aligned = [], ne.aligned
+    monkeypatch.setattr(ne, "aligned", lambda *x: made.append(x) or aligned(*x))
+    counts = []
+    for B, T in (6, 10), (2, 40), (6, 10), (2, 40), (1, 1):
+        model.prepare(B, T)
+        assert model.a.x.shape[0] == B and model.a.qkv.shape[2] == T and model.shape[:2] == (B, T)
+        counts.append(len(made))
+    assert 0 < counts[0] < counts[1] == counts[-1]
+
+
 def test_a_batch_without_targets_has_no_gradient():
     model = ne.Model(BASE, random_flat(BASE, 8))
     tokens, targets = batch(BASE, 2, 10, 9, dead=[0, 1])
@@ -217,7 +230,7 @@ def test_threads_change_no_bit(dtype):
         set_num_threads(n)
         model = ne.Model(BASE, random_flat(BASE, 10, dtype))
         results.append(gradient(model, tokens, targets, (7,)))
-        assert len(model.s.norm) == n        # scratch for as many threads
+        assert len(model.s.dnorm) == n        # scratch for as many threads
         flat, m, v = model.flat, np.zeros_like(model.flat), np.zeros_like(model.flat)
         hyper = ne.hyper_at(1, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
         norm = ne.adamw(flat, model.g_flat, m, v, 100, hyper)

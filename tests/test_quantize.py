@@ -190,7 +190,9 @@ def test_no_run_goes_on_with_it(small, capsys):
 
 def test_nothing_is_replaced_unasked(small, checkpoint, tmp_path, capsys):
     refused(capsys, "quantize", checkpoint, small, words=["exists", "--force"])
-    refused(capsys, "quantize", checkpoint, checkpoint, "--force", words=["would replace"])
+    for verb, *to in ("quantize", ""), ("import", ""), ("export", "--gguf"):
+        refused(capsys, verb, checkpoint, *filter(None, to), checkpoint, "--force",
+                words=["would replace"])
     refused(capsys, "quantize", tmp_path / "none.bin", tmp_path / "b.bin", words=["none.bin"])
     refused(capsys, "quantize", checkpoint, words=["out"])
     run("quantize", checkpoint, small, "--force")

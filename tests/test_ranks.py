@@ -229,7 +229,7 @@ def in_threads(ranks, call):
 def test_values_come_in_the_order_of_ranks_and_to_the_last_bit():
     ranks = both(3)
     x = [0.1 * (r.rank + 1) / 3 for r in ranks]
-    found = in_threads(ranks, lambda r: r.all([x[r.rank], None, "é" * r.rank], "x"))
+    found = in_threads(ranks, lambda r: r.all((x[r.rank], None, "é" * r.rank), "x"))
     assert found == [[[x[0], None, ""], [x[1], None, "é"], [x[2], None, "éé"]]] * 3
     assert in_threads(ranks, lambda r: r.agree(r.rank + 7, "x")) == [7, 7, 7]
     for r in ranks:
@@ -278,12 +278,19 @@ def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch)
     ranks[0].ended.add(1)
 
 
+def message(value):
+    text = json.dumps(value).encode()
+    return len(text).to_bytes(4, "big") + text
+
+
 def test_who_knocks_and_is_no_rank_is_sent_away():
     port, found = free_port(), []
     first = threading.Thread(target=lambda: found.append(
         nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)))))
     first.start()
-    for junk in b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\2{}", b"\0\0\0\1" + b"5":
+    strangers = [message(x) for x in ({}, 5, "abcd", ["values", 1, 2], [nc.HELLO, ["a"], 1, 2],
+                                      [nc.HELLO, "values", "1", 2])]
+    for junk in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\xff\xff\xff\xff", *strangers):
         for _ in range(100):
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=5) as s:

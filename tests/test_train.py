@@ -22,6 +22,29 @@ import nanoeuler as ne
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
+def test_a_step_that_fails_half_done_is_not_saved(tmp_path, monkeypatch, capsys):
+    """Else the parameters of a step would go on as those of the one before."""
+    text = tmp_path / "a.txt"
+    text.write_bytes((ROOT / "data/shakespeare.txt").read_bytes()[:20_000])
+    out, pack, packed = tmp_path / "a.bin", ne.Model.pack, []
+
+    def packs(model):
+        packed.append(model)
+        if len(packed) == 4:                 # at the start, and after each step
+            raise MemoryError("2 GiB")
+        pack(model)
+
+    monkeypatch.setattr(ne.Model, "pack", packs)
+    refused(capsys, "train", "--data", text, *FAST, "--steps", 6, "--save-every", 2, "--out", out,
+            words=["2 GiB"])
+    saved = ne.read_checkpoint(str(out))
+    monkeypatch.setattr(ne.Model, "pack", pack)
+    run("train", "--data", text, *FAST, "--steps", 6, "--out", tmp_path / "b.bin")
+    run("train", "--resume", "--out", out)
+    whole, resumed = (ne.read_checkpoint(str(x)) for x in (tmp_path / "b.bin", out))
+    assert saved.state.step == 2 and np.array_equal(whole.flat, resumed.flat)
+
+
 # ---- 9 evaluation
 def disjoint(tokens, T):
     """tokens, targets (n, T) of the windows that a run is validated on."""
