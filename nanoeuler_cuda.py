@@ -2042,23 +2042,15 @@ def product_kernels(C, HD, D, F, hopper):
         return f32(1) / math.sqrt(ss / f32(C) + eps)
 
     @kernel
-    def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps, later):
+    def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
         """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / GROUP)
-        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16
-        later: the weights of gate_up, the most of a layer, which come into L2 while attend waits
-        for numbers and memory has nothing to do"""
+        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
         G, H = kc.shape[1], HD // D
         pair0 = cuda.blockIdx.x * 8
         head, i0 = pair0 // HALF, pair0 % HALF
         first, second = head * D + i0, head * D + i0 + HALF
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array((8, 8), f32)
         barrier = two_of_x.ask_for(w, first, second)
-        if hopper and cuda.threadIdx.x == 0 and cuda.blockIdx.y == 0:
-            share = (later.size // 8 + cuda.gridDim.x - 1) // cuda.gridDim.x     # of 16 bytes each
-            begin = min(share * cuda.blockIdx.x, later.size // 8)
-            share = min(share, later.size // 8 - begin)
-            if share > 0:
-                bulk_prefetch(global_address(later) + u64(16) * u64(begin), u32(16) * u32(share))
         take_turn()
         count = rows[COUNTS, N_ROWS]
         two_of_x.multiply(partial, squares, x, own_row_of(count) * C, gain,
@@ -2519,7 +2511,7 @@ class RowSteps:
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
             launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
-                   eps, p.gate_up[l], grid=(size.QKV // 16, groups), block=256, smem=smem.x)
+                   eps, grid=(size.QKV // 16, groups), block=256, smem=smem.x)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=128)
             if count < MERGED:

@@ -312,13 +312,12 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP
         self.runs((grid, self.grid[1]), 256, smem)
 
-    def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps, later):
+    def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
         assert vc.shape == kc.shape and R == nc.AT_ONCE == len(x) and gain.shape == (C,)
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
-        smem = self.rows_of(rows, x, gain, w, later)
-        assert later.is_c_contiguous() and later.size % 8 == 0
+        smem = self.rows_of(rows, x, gain, w)
         self.runs_groups(tiles(len(w), 16), smem(2, C))
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
