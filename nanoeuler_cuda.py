@@ -1750,16 +1750,20 @@ class Decoder(ne.Decoder):
         for i, (slot, start, ids, wanted) in enumerate(pieces):
             if slot in self.unread:
                 start, ids = 0, self.texts[slot][:start] + ids
-            self.unread.discard(slot)
             if start or wanted and len(ids) <= BY_ROWS:
                 rows.append((i, (slot, start, ids, wanted)))
                 continue
-            self.texts[slot] = list(ids)
+            self.truncate(0, slot)           # if the next line fails, nothing of it was read
+            self.unread.discard(slot)
             if wanted:
                 found[i] = self.steps.read_prompt(slot, ids, wanted)
             else:
                 self.unread.add(slot)
+            self.texts[slot] = list(ids)
         if rows:
+            for _, (slot, start, *_) in rows:
+                self.truncate(start, slot)
+                self.unread.discard(slot)
             logits, at = super().read_pieces([piece for _, piece in rows]), 0
             for i, (*_, wanted) in rows:
                 here = slice(at, at + wanted)
@@ -2437,7 +2441,12 @@ class RowSteps:
     def read_prompt(self, slot, ids, wanted):
         """The same of the last `wanted` rows of a prompt, which begins the slot."""
         self.wait()
-        self.prompts = self.prompts or Prompts(self.size, self.T)
+        T = min(power_of_two(len(ids)), self.T)
+        if not self.prompts or len(self.prompts.x) < T:
+            for kind in [kind for kind in self.graphs if not kind.parts]:
+                del self.graphs[kind]        # they read x of the prompts before
+            self.prompts = None              # whose memory is freed before there is more
+            self.prompts = Prompts(self.size, T)
         self.under_way = True
         self.prompts.read(self, slot, ids)
         found = []
@@ -2486,7 +2495,8 @@ class RowSteps:
             struct.pack_into(f"{len(column)}i", self.staged, 4 * AT_ONCE * at, *column)
 
     def queue(self, kind):
-        """A step of rows, or a part of one: see StepKind."""
+        """A step of rows, or a part of one: see StepKind.  `take` is launched as any kernel: what
+        was before it is done when the next one starts, which may read `rows` before it waits."""
         if kind.alone:
             upload(self.rows, self.staged[0])
         source = self.p.wte if kind.parts else self.prompts.x
@@ -2536,8 +2546,9 @@ class RowSteps:
         """(heads, V) for a row of x (C,)"""
         self.wait()
         self.staged_x[:] = x
+        self.under_way = True
         self.guess_graph(self.queue_guesses)
-        stream.synchronize()
+        self.wait()
         return self.guessed_host[0, :len(self.others)].reshape(-1, self.size.V).copy()
 
     def queue_guesses(self):

@@ -60,7 +60,7 @@ def device_ms(decoder, batch, T):
             for slot in range(batch):
                 decoder.truncate(position, slot)
         parts_now = steps.parts_bucket(position + 1)
-        kind = nc.StepKind(nc.AT_ONCE, parts_now, 1, False)
+        kind = nc.StepKind(nc.AT_ONCE, parts_now, nc.AT_ONCE, False)
         if batch <= nc.AT_ONCE:
             rows = nc.power_of_two(batch)
             kind = nc.StepKind(rows, parts_now, rows, True)

@@ -300,6 +300,15 @@ def rows_launches(preset):
     return {x.name: x for x in device.launches}
 
 
+def test_parts_are_merged_alike_alone_and_among_many():
+    """A row's bits are the same whether proj merges them or merge: in PTX, whose fma nothing takes
+    apart or makes anew, both do the same with numbers, in one order; the rest of proj has none."""
+    found = rows_launches("base")
+    merge, proj = (re.findall(r"^\s+((?:fma|mul|max|div|ex2)\S*f32) ", ptx(x.kernel, x.types), re.M)
+                   for x in (found["product_kernels_merge"], found["product_kernels_proj"]))
+    assert merge == proj and len(merge) > 50
+
+
 def test_rows_load_16_bytes_at_once():
     """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention."""
     C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))

@@ -188,6 +188,31 @@ def test_a_prompt_is_read_at_once(capability, dry):
     assert prompts_of(dry) == [[256, 1]] and len(decoder.tokens) == 151
 
 
+def test_a_prompt_that_fails_was_not_read(dry, monkeypatch):
+    """Else the next one goes on with keys that nobody wrote."""
+    cfg = replace(SMALL, n_layer=1, seq_len=300)
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=2)
+    decoder.read([ne.Part(1, [0] * 9, 0)])
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(decoder.steps, "read_prompt", fails)
+        decoder.read([ne.Part(1, [0], 1), ne.Part(0, [0] * 100, 1)])
+    assert decoder.texts[0] == [] and (1 in decoder.unread or decoder.texts[1] == [])
+    assert decoder.read([ne.Part(0, [0] * 100, 1)]).shape == (1, cfg.vocab_size)
+
+
+def test_the_memory_of_prompts_is_that_of_the_longest(dry):
+    cfg = replace(SMALL, n_layer=1, seq_len=100_000)
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    for n, T in (100, 128), (70, 128), (300, 512), (80, 512):
+        decoder.truncate(0)
+        decoder.read([ne.Part(0, [0] * n, 1)])
+        assert len(decoder.steps.prompts.x) == T
+
+
 def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
     """A server cuts it by the clock, which must not be seen in the text."""
     cfg = replace(SMALL, n_layer=1, seq_len=300)
