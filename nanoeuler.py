@@ -4837,18 +4837,18 @@ def in_box(file):
 
 def model_to_use(file=None, told=False):
     """The checkpoint that is named; else the newest that was made here, or the one that comes with
-    the program, and that is told of, unless the verb itself says what it talks to; or the name that
-    `train` would give one."""
+    the program; or the name that `train` would give one.  What was chosen is told of, unless it is
+    all that `train` has made here, or the verb itself says what it talks to."""
     if file is not None:
         return in_box(file)
-    made, shipped = list(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
+    made, shipped = tuple(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
     if made:
         file, which = max(made, key=os.path.getmtime), "is the newest model here"
     elif os.path.exists(shipped):
         file, which = shipped, "is the model that comes with the program"
     else:
         return MADE_HERE[-1]
-    if told:
+    if told and made != MADE_HERE[-1:]:
         print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
               flush=True)
     return file
