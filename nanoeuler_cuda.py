@@ -5468,8 +5468,8 @@ class OnGpu:
     save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
     matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
-    recompute: bool = ne.setting(False, 0, 0, "keep of a layer what goes in, make the rest again "
-                                 "on the way back: a quarter slower, for a fifth of the memory")
+    recompute: bool = ne.setting(False, 0, 0, "keep of a layer only what goes in, and make the "
+                                 "rest again on the way back: slower, with less memory")
     gpus: int = ne.setting(1, 1, 1024, "of this machine, a process each; a launcher goes first")
 
 class CountsGpus:
