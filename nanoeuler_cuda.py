@@ -1633,7 +1633,7 @@ class Decoder(ne.Decoder):
         open_device()
         need(weights in ("", "f32", "bf16"),
              f"--weights is {weights}, expected f32 or bf16 on the GPU")
-        if not weights:                      # bf16 where 9.1 takes it: a third of the time
+        if not weights:                      # bf16 where 9.1 takes it, which is faster
             weights = "f32" if rows_refused(cfg) else "bf16"
         self.begin(cfg, slots, length)
         self.kept_as = weights
@@ -2359,8 +2359,8 @@ def rows_smem(size, hopper):
 RowsSmem = namedtuple("RowsSmem", "x parts att swiglu")
 
 def upload(x, staged):
-    """Queues the copy of pinned memory to the beginning of an array.  copy_to_device takes 20 us to
-    look at both."""
+    """Queues the copy of pinned memory to the beginning of an array, as copy_to_device would, which
+    looks at both first."""
     ok(driver.cuMemcpyHtoDAsync(int(x.gpu_data.device_pointer), staged.ctypes.data, staged.nbytes,
                                 int(stream.handle)))
 
@@ -2488,8 +2488,7 @@ class RowSteps:
         self.under_way = False
 
     def stage(self, i, tokens, slots, positions, wanted, line):
-        """The i-th table of `rows`; what is in it behind the columns nobody uses.  NumPy would take
-        three times as long."""
+        """The i-th table of `rows`; what is in it behind the columns nobody uses."""
         lines = tokens, slots, positions, wanted, (len(tokens), len(wanted), line)
         for at, column in enumerate(lines, 5 * i):
             struct.pack_into(f"{len(column)}i", self.staged, 4 * AT_ONCE * at, *column)
@@ -5527,7 +5526,7 @@ def add_verbs(add):
     learn = (preset, ne.out("nanoeuler.bin"), *RUN)
     speech = fields(ne.Sampling)
     learning = dict(settings=fields(Run.Options), shape=ne.SHAPE)
-    add("test", on_gpu(self_tests), "every kernel against the CPU",
+    add("test", on_gpu(self_tests), "every op against the CPU",
         arg("--quick", action="store_true", help="without the largest shapes"))
     add("g", on_gpu(gradient_check), "the gradient of the whole model "
         "against the CPU", preset, arg("--batch", type=int, default=1, help="sequences"))

@@ -25,7 +25,7 @@ import nanoeuler_cuda as nc
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
 if nc.gpus_here() < 2:
-    pytest.skip("one GPU alone", allow_module_level=True)
+    pytest.skip("there is one GPU, and these need two", allow_module_level=True)
 
 ALL = nc.gpus_here()
 sizes = pytest.mark.parametrize("size", sorted({2, ALL}))
