@@ -104,7 +104,7 @@ def kernel_us(decoder, batch):
     launches, launch = {}, nc.launch
 
     def keep(kernel, *args, **config):
-        name = "down of att" if kernel is steps.add_att else kernel.py_func.__name__
+        name = "down of att" if kernel in steps.add_att.values() else kernel.py_func.__name__
         launches.setdefault(name, []).append((kernel, args, config))
     nc.launch = keep
     try:

@@ -238,6 +238,7 @@ def main():
     parser.add_argument("--recompute", action="store_true", help="as t does it: ours alone")
     parser.add_argument("--peer-turns", type=int, default=2, help="of PyTorch's, each")
     parser.add_argument("--patience", type=float, default=240, help="seconds for a turn")
+    parser.add_argument("--out", help="file (default: bench/out/gpus.json)")
     parser.add_argument("--work", choices=ENGINES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -248,7 +249,8 @@ def main():
                          capture_output=True, text=True)
     names = smi.stdout.split("\n")[:-1]
     gpus = options.gpus or [n for n in (1, 2, 4, 8) if n <= len(names)]
-    everything, path = {}, out_folder() / "gpus.json"      # written as it comes
+    everything = {}                          # written as it comes
+    path = pathlib.Path(options.out or out_folder() / "gpus.json")
     for preset in options.presets:
         results = {}
         for i in range(2):

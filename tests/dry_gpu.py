@@ -309,7 +309,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         return lambda tiles, K: tiles * 8 * nc.weight_stride(K) if hopper else 0
 
     def runs_groups(self, grid, smem):
-        assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP
+        groups = constants(self.kernel)["ROWS"] // nc.GROUP
+        assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP // groups
         self.runs((grid, self.grid[1]), 256, smem)
 
     def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
@@ -318,7 +319,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs_groups(tiles(len(w), 16), smem(2, C))
+        self.runs_groups(tiles(len(w), 16), smem(2, C) + 4 * C * (smem(2, C) > 0))
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
         (_, G, T, D), (R, HD), H = kc.shape, q.shape, ml.shape[1]
@@ -327,7 +328,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert o.shape == (R * parts, HD) and ml.shape == (R * parts, H, 2)
         assert parts <= tiles(T, nc.keys_a_part(D)) and 1 <= self.grid[2] <= R == nc.AT_ONCE
         self.rows_of(rows, q, kc, vc)
-        self.runs((H // heads, parts, self.grid[2]), 128)
+        self.runs((H // heads, parts, self.grid[2]), 256)
         apart(o, ml, q, kc, vc)
 
     def product_kernels_merge(self, att, o, ml, rows):
@@ -348,7 +349,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         (R, F), C = y.shape, x.shape[1]
         assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs_groups(tiles(F, 8), smem(2, C))
+        self.runs_groups(tiles(F, 8), smem(2, C) + 4 * C * (smem(2, C) > 0))
         apart(y, x)
 
     def product_kernels_down(self, x, y, w, rows):
@@ -362,7 +363,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         V, C = w.shape
         assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
         smem = self.rows_of(rows, x, gain, w)
-        self.runs_groups(tiles(V, 16), smem(2, C))
+        self.runs_groups(tiles(V, 16), smem(2, C) + 4 * C * (smem(2, C) > 0))
         apart(out, x)
 
     def take_kernel_take(self, x, rows, wte):

@@ -288,42 +288,49 @@ def test_many_registers_in_a_large_block_are_caught():
 
 # ---- rows (9.1)
 @functools.cache
-def rows_launches(preset):
-    """One launch of each kernel of a decoder's steps, of a row and of some, on Hopper, by name"""
+def rows_launches(preset, *counts):
+    """One launch of each kernel of a decoder's steps of so many rows, on Hopper, by name"""
     with dry_run() as device:
         device.gpu.compute_capability = (9, 0)
         cfg = replace(nc.ne.PRESETS[preset], n_layer=1)
         flat = np.zeros(nc.ne.n_params(cfg), np.float32)
         decoder = nc.Decoder(cfg, flat, "bf16")
-        for n in nc.MERGED, 1:
-            decoder.read([nc.ne.Part(0, [0] * n)])
+        for n in counts:
+            decoder.read([nc.ne.Part(0, [0] * n, n)])
     return {x.name: x for x in device.launches}
+
+
+FEW, MANY = (nc.MERGED, 1), (nc.GROUP + 1,)
 
 
 def test_parts_are_merged_alike_alone_and_among_many():
     """A row's bits are the same whether proj merges them or merge: in PTX, whose fma nothing takes
     apart or makes anew, both do the same with numbers, in one order; the rest of proj has none."""
-    found = rows_launches("base")
+    found = rows_launches("base", *FEW)
     merge, proj = (re.findall(r"^\s+((?:fma|mul|max|div|ex2)\S*f32) ", ptx(x.kernel, x.types), re.M)
                    for x in (found["product_kernels_merge"], found["product_kernels_proj"]))
     assert merge == proj and len(merge) > 50
 
 
-def test_rows_load_16_bytes_at_once():
-    """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention."""
+Wide = namedtuple("Wide", "shared memory copies ahead", defaults=(0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("counts", [FEW, MANY], ids=["few", "many"])
+def test_rows_load_16_bytes_at_once(counts):
+    """All that a thread loads in a loop, of which that over K is written out for a few rows:
+    weights, x, gains, keys, values, parts of attention.  And what the copy engine is asked for."""
     C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))
-    heads, found = nc.heads_a_block(BASE.n_head, BASE.n_kv_head), rows_launches("base")
-    for name, shared, memory in (
-            ("product_kernels_qkv", 2 * C, 4 * C), ("product_kernels_gate_up", 2 * C, 4 * C),
-            ("product_kernels_logits", 2 * C, 4 * C), ("product_kernels_proj", 3 * HD, 8),
-            ("product_kernels_merge", 0, 8),
-            ("product_kernels_down", F, 2 * F), ("attend_kernel_attend", 0, 16 + heads)):
-        x = found[name]
-        loads = [instructions(x.kernel, x.types, rf"^\s+ld\.{space}\S*\.v4\.\S+ .*$")[1]
-                 for space in ("shared", "global")]
-        assert loads == [shared, memory], name
+    heads = nc.heads_a_block(BASE.n_head, BASE.n_kv_head)
+    expected = {"qkv": Wide(4 * C, 2 * C, 2), "down": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
+                "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
+    if counts == MANY:
+        expected.update(qkv=Wide(4, 2 * nc.MANY, 2), down=Wide(1, 2 * nc.MANY, 1))
+    expected["gate_up"] = expected["logits"] = expected["qkv"]
+    found = rows_launches("base", *counts)
+    for name in set(expected) - ({"proj"} if counts == MANY else set()):
+        x = found["attend_kernel_attend" if name == "attend" else f"product_kernels_{name}"]
+        patterns = (r"ld\.shared\S*\.v4\.\S+", r"ld\.global\S*\.v4\.\S+",
+                    r"cp\.async\.bulk\.shared", r"cp\.async\.bulk\.prefetch")
+        assert expected[name] == tuple(
+            instructions(x.kernel, x.types, rf"^\s+{pattern}.*$")[1] for pattern in patterns), name
         assert not instructions(x.kernel, x.types, r"^\s+ld\.local.*$")[1], name
-        copies, ahead = (instructions(x.kernel, x.types, rf"^\s+cp\.async\.bulk\.{to}.*$")[1]
-                         for to in ("shared", "prefetch"))
-        of_keys = name == "attend_kernel_attend"         # theirs, and those of their values
-        assert (copies, ahead) == (shared > 0, 2 * of_keys), name

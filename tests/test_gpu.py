@@ -170,8 +170,9 @@ def test_what_is_made_again_is_what_was_made(cfg, naive):
                 made[recompute] = train(model)
         if dtype != "bf16":
             assert made[True] == made[False]
-    for x, y in zip(made[True], made[False]):
-        assert all(error < 0.1 for error in nc.errors(x, y))
+            continue
+        for x, y in zip(made[True], made[False], strict=True):
+            assert all(error < 0.1 for error in nc.errors(x, y))
 
 
 @ways
@@ -257,7 +258,7 @@ def test_a_full_context_slides_as_on_the_cpu():
     assert gpu.tokens == cpu.tokens
 
 
-@pytest.mark.parametrize("weights, tolerance", [("f32", 1e-5), ("bf16", 1e-5)])
+@pytest.mark.parametrize("weights, tolerance", [("f32", 1e-5), ("bf16", 3e-5)])
 def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     """Other theta, eps and head size, tied; bf16 matrices are the CPU's bf16 matrices."""
     cfg = ne.replace(TINY, tie_embeddings=True, rope_theta=123456.0, norm_eps=1e-3, head_dim=10,
@@ -319,7 +320,7 @@ def test_rows_have_the_same_bits_beside_any_others(first):
 
 def test_a_step_of_more_texts_than_a_graph_has_rows():
     ids, many, alone = batch(ROWS, 70, 3, T=6)[0], rows_decoder(slots=70), rows_decoder()
-    got = np.array([many.read([ne.Part(slot, [token]) for slot, token in enumerate(column)])
+    got = np.array([many.read([ne.Part(slot, [token]) for slot, token in enumerate(column)]).copy()
                     for column in ids.T.tolist()])
     for slot in (0, 7, 8, 63, 64, 69):
         alone.truncate(0)
@@ -390,7 +391,7 @@ def test_rows_after_a_truncation_a_copy_and_a_slide():
     assert np.array_equal(many.read([ne.Part(1, ids[130:200], 1)])[0], want[1])
     many, cpu = nc.Decoder(ROWS, rounded_flat(ROWS), "bf16"), ne.Decoder(
         ROWS, rounded_flat(ROWS).astype(np.float64))
-    for begins, most in ((30, 1e-5), (400, 0.03)):       # rows, a prompt: see above
+    for begins, most in ((30, 3e-5), (400, 0.03)):       # rows, x in 17 bits; a prompt: see above
         for decoder in many, cpu:
             decoder.truncate(0)
             decoder.read([ne.Part(0, ids[:begins], 1)])
