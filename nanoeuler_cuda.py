@@ -1840,8 +1840,8 @@ class Decoder(ne.Decoder):
 # ==== 9.1 Rows on tensor cores ====
 # A step of up to AT_ONCE rows (token, slot, position) with matrices in bfloat16, in five kernels a
 # layer, recorded as a graph.  All numbers but the weights are float32.  A few rows cost what it
-# takes to bring the weights from memory; a block reads them once for GROUP rows, and others, along
-# y, for the next ones, from L2:
+# takes to bring the weights from memory; a block reads them once for GROUP rows, or for MANY groups
+# where there are more than one, and others, along y, for the next ones, from L2:
 #
 #     take       x = wte[token]                                     a block a row
 #     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
@@ -2390,7 +2390,8 @@ def rows_smem(size, hopper):
     """Bytes of dynamic shared memory of a block"""
     of_x, of_att, of_swiglu = (tiles * 8 * weight_stride(K) if hopper else 0
                                for tiles, K in ((2, size.C), (1, size.HD), (1, size.F)))
-    return RowsSmem(of_x + 4 * size.C * hopper, of_att + GROUP * 4 * (size.HD + 4), of_att, of_swiglu)
+    gain, att = 4 * size.C if hopper else 0, GROUP * 4 * (size.HD + 4)
+    return RowsSmem(of_x + gain, of_att + att, of_att, of_swiglu)
 
 # Of qkv, gate_up and logits; of proj; of down, of att and of swiglu
 RowsSmem = namedtuple("RowsSmem", "x parts att swiglu")
@@ -2584,8 +2585,8 @@ class RowSteps:
     def queue_logits(self, out, head, rows, lines=1):
         groups = groups_a_block(lines)
         launch(self.kernels[groups].logits, out, self.x, self.p.final_norm, head, rows,
-               np.float32(self.cfg.norm_eps), grid=(cdiv(len(head), 16), cdiv(lines, groups * GROUP)),
-               block=256, smem=self.smem.x)
+               np.float32(self.cfg.norm_eps), block=256, smem=self.smem.x,
+               grid=(cdiv(len(head), 16), cdiv(lines, groups * GROUP)))
 
     def guesses(self, x):
         """(heads, V) for a row of x (C,)"""
