@@ -219,7 +219,11 @@ def launch(kernel, *args, grid, block, smem=0, resident=False):
     for wanted, check in (smem > 48 << 10, allow_shared), (resident, need_resident):
         if wanted and once(check) not in checks:
             checks.append(once(check))
-    config(*args)
+    while True:
+        try:
+            return config(*args)
+        except FirstLaunch as first:         # nothing was launched yet
+            first.check()
 
 def cdiv(n, size):
     """n / size, rounded up: how many blocks of this size cover n"""
@@ -3381,16 +3385,28 @@ def ok(result):
         raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
     return values[0] if values else None
 
+class FirstLaunch(Exception):
+    """What a callback of launches says, which may ask the driver nothing by itself: whoever wants
+    the launch calls `check` and begins anew."""
+
+    def __init__(self, check):
+        super().__init__("a kernel that is launched for the first time like this")
+        self.check = check
+
 @functools.cache
 def once(check):
-    """`check` as a callback of launches, called once for each kernel, grid and shared memory."""
+    """A callback of launches by which `check` is called once for each kernel, grid and shared
+    memory."""
     done = set()
 
     def callback(compiled, config):
         key = compiled, config.griddim, config.sharedmem
-        if key not in done:
+
+        def checked():
             check(compiled, config)
             done.add(key)
+        if key not in done:
+            raise FirstLaunch(checked)
     return callback
 
 def doctor():
@@ -5169,9 +5185,9 @@ def bounds(name, kind):
     roundoffs = BOUNDS[kind]
     if name.startswith("matmul_dw") and kind == "f32":
         roundoffs = BOUNDS_DW
-    if name == "rows":
+    if name.startswith("rows"):
         roundoffs = BOUNDS_ROWS
-    if name == "prompt":
+    if name.startswith("prompt"):
         roundoffs = BOUNDS_PROMPT
     return [ROUNDOFF[kind] * n for n in roundoffs]
 
@@ -5277,6 +5293,7 @@ def op_tests(quick):
     add_cross_entropy_tests(ops)
     add_adamw_tests(ops)
     add_decode_tests(ops)
+    add_copy_tests(ops)
     if kernel_path() != "portable":
         add_rows_tests(ops)
     return ops.tests
@@ -5290,6 +5307,9 @@ def add_matmul_tests(ops, quick):
         x, w, dy, dw = ops.normal(M, K), ops.normal(N, K), ops.normal(M, N), ops.normal(N, K)
         ops.add(matmul, [0 * dy], [x, w], [x @ w.T])
         ops.add(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        if M * N * K < 1 << 24:
+            ops.add(functools.partial(matmul_dx, add=True), [x], [dy, w], [x + dy @ w],
+                    "matmul_dx, added")
         semaphores = np.zeros(SEMAPHORES, np.uint32)     # and zeros they must be again
         ops.add(matmul_dw_test, [as_sum(dw), semaphores], [dy, x], [dw + dy.T @ x, semaphores],
                 "matmul_dw")
@@ -5369,6 +5389,8 @@ def add_adamw_tests(ops):
         norm = ne.adamw(*expected, N // 2, ne.Hyper(*hyper))
         ops.add(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]],
                 "adamw", ("f32", "f64"))
+        ops.add(adamw_copies_test, [0 * p, *map(as_sum, (p, g, m, v))], [N // 2, hyper],
+                [expected[0], *expected], "adamw, copies", ("bf16",))
         g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
         ops.add(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
                 ("f32", "f64"))
@@ -5381,6 +5403,21 @@ def add_decode_tests(ops):
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = functools.partial(decode_test, cfg, flat, tokens)
         ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
+
+def add_copy_tests(ops):
+    """What moves numbers between slots and GPUs"""
+    for slots, G, T, D, n in ((2, 1, 1, 2, 1), (3, 4, 70, 64, 69)):
+        cache = ops.normal(slots, G, T, D)
+        copied = cache.copy()
+        copied[0, :, :n] = cache[1, :, :n]
+        ops.add(copy_slot_test, [cache], [1, 0, n], [copied], "copy_slot", ("f32",))
+    for ranks, n in ((2, 1), (3, 300_001)):
+        all_g = ops.normal(ranks, n)
+        for rank in range(ranks):
+            others = all_g.copy()
+            others[rank] = np.nan            # nobody sends it to itself
+            ops.add(add_in_order_test, [all_g[rank]], [others, rank], [all_g.sum(0)],
+                    "add_in_order", ("f32", "f64"))
 
 def add_rows_tests(ops):
     """Texts in slots, read in pieces of different lengths, so that steps are of any mixture; those
@@ -5398,12 +5435,19 @@ def add_rows_tests(ops):
         model = ne.Model(cfg, flat)
         expected = [as_sum(model.logits(np.array([text], np.int32))[0, 0].copy())
                     for text in texts]
-        read = functools.partial(rows_test, cfg, flat, texts)
-        ops.tests.setdefault("rows", []).append((expected, read, ("bf16",)))
         long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
-        read = functools.partial(prompt_test, cfg, flat, [texts[i] for i in long])
-        ops.tests.setdefault("prompt", []).append((
-            [np.array(expected[i]) for i in long], read, ("bf16",)))
+        paths = [("", highest)] + [(", mma", "mma")] * has_copy_engine()
+        for suffix, top in paths:
+            read = functools.partial(below, top, rows_test, cfg, flat, texts)
+            ops.tests.setdefault("rows" + suffix, []).append((expected, read, ("bf16",)))
+            read = functools.partial(below, top, prompt_test, cfg, flat, [texts[i] for i in long])
+            ops.tests.setdefault("prompt" + suffix, []).append((
+                [np.array(expected[i]) for i in long], read, ("bf16",)))
+
+def below(top, test, *args):
+    """test(*args) by kernels up to `top`"""
+    with at_most(top):
+        return test(*args)
 
 def rows_test(cfg, flat, texts, dtype):
     """[(T, V)] of each text: the logits after each token"""
@@ -5412,7 +5456,7 @@ def rows_test(cfg, flat, texts, dtype):
     while any(a < len(text) for a, text in zip(at, texts)):
         parts = []
         for slot, text in enumerate(texts):
-            n = (1, 6, 2, 17, 1)[(step + slot) % 5]
+            n = (1, 6, 2, 40, 1)[(step + slot) % 5]
             if piece := text[at[slot]:at[slot] + n]:
                 parts.append(ne.Part(slot, piece, len(piece)))
         logits, line = decoder.read(parts).copy(), 0
@@ -5453,6 +5497,12 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D):
 def matmul_dw_test(dw, semaphores, dy, x):
     matmul_dw(dw, dy, x, semaphores)
 
+def copy_slot_test(cache, source, slot, n):
+    launch(copy_slot_kernel, cache, source, slot, n, grid=cache.shape[1], block=256)
+
+def add_in_order_test(g, others, rank):
+    launch(add_in_order_kernel, g, others, rank, grid=1024, block=256)
+
 def cross_entropy_test(logits, nll, targets, weight, V):
     cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)
 
@@ -5460,6 +5510,10 @@ def adamw_test(p, g, m, v, norm, n_decay, hyper):
     hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
     adamw(p, p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
     norm.copy_to_device(to_host(results).astype(norm.dtype))
+
+def adamw_copies_test(copies, p, g, m, v, n_decay, hyper):
+    hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
+    adamw(p, copies, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
 
 def adamw_nan_test(p, m, v, g, norm, n_decay, hyper):
     """g is an input here: only p, m and v are compared."""

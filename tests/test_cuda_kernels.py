@@ -286,6 +286,31 @@ def test_many_registers_in_a_large_block_are_caught():
     assert "registers" in complaints(x._replace(block=(32, 32, 1)), "sm_89", built)[0]
 
 
+def test_the_driver_is_asked_between_launches(monkeypatch):
+    """numba-cuda forbids it within a callback: the launch is left, and made anew, once."""
+    asked, launched = [], []
+
+    class Config:
+        griddim, sharedmem, within, pre_launch_callbacks = (1, 1, 1), 50 << 10, False, []
+
+        def __call__(self, *args):
+            self.within = True
+            try:
+                for callback in self.pre_launch_callbacks:
+                    callback("compiled", self)
+                launched.append(args)
+            finally:
+                self.within = False
+
+    config = Config()
+    monkeypatch.setattr(nc, "allow_shared", lambda *of: asked.append(("shared", config.within)))
+    monkeypatch.setattr(nc, "need_resident", lambda *of: asked.append(("resident", config.within)))
+    kernel = {(1, 32, nc.stream, 50 << 10): config}
+    for resident in False, True, True:
+        nc.launch(kernel, 7, grid=1, block=32, smem=50 << 10, resident=resident)
+    assert launched == [(7,)] * 3 and asked == [("shared", False), ("resident", False)]
+
+
 # ---- rows (9.1)
 @functools.cache
 def rows_launches(preset, *counts):
