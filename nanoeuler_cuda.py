@@ -1885,7 +1885,7 @@ N_ROWS, N_WANTED, FIRST_LINE = range(3)      # places in COUNTS: the last one is
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MERGED = 4
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
-MANY = 4                                     # groups that a block of the kernels for many rows has
+MANY = 2                                     # groups that a block of the kernels for many rows has
 
 def weight_stride(K):
     """Bytes between rows of W in shared memory: the two rows that lanes read at once, 64 bytes of
@@ -1916,23 +1916,29 @@ def two_parts(a, j, x, y):
 
 def row_product(K, TILES, GROUPS, normed, hopper):
     """Device functions of a block that multiplies TILES tiles of W (N, K) by GROUPS times GROUP
-    rows of x."""
+    rows of x.  Of one tile, it is W's rows from `first` on; of more, one half of them is, the other
+    begins at `second`."""
     ROW, STRIDE, COUNT = 2 * K, weight_stride(K), 8 * TILES
     GAIN, FIRST_GAIN = 4 * K if normed else 0, COUNT * STRIDE // 4 if hopper else 0
-    SLICES = cdiv(K, SLICE)
+    SLICES, FIRST_TILES = cdiv(K, SLICE), cdiv(TILES, 2)
     TURNS = cdiv(SLICES, 8)
-    BATCH = min(TURNS, MOST_TURNS) if GROUPS == 1 else 1     # turns whose loads are under way
+    BATCH = min(TURNS, MOST_TURNS // GROUPS)             # turns whose loads are under way at once
     WHOLE, XS, B = K % (8 * SLICE) == 0, 8 * BATCH * GROUPS, 4 * TILES
-    CHAINS = 3 - TILES                       # sums that a tile has, of either half of a slice
+    CHAINS = 1 if normed else 2              # sums that a tile has: one for each half of a slice
     SUMS = 4 * CHAINS * TILES * GROUPS
     load_8, _ = vector(8)
-    load_weights, Offset = (load_four_shared, u32) if hopper else (load_four, u64)
+    load_weights = load_four_shared if hopper else load_four
+
+    @inlined
+    def row_of(i, w, first, second):
+        """The row of W that is the block's i-th, or the last one if W has no more"""
+        row = first + i if i < 8 * FIRST_TILES else second + i - 8 * FIRST_TILES
+        return min(row, w.shape[0] - 1)
 
     @inlined
     def ask_for(w, first, second, gain):
-        """Asks the copy engine for rows first to first + 7, and, of two tiles, second to
-        second + 7; at the end of W for the last one; and behind them for the gain, if x is
-        normed.  Returns the mbarrier to wait for."""
+        """Asks the copy engine for the block's rows, and behind them for the gain, if x is normed.
+        Returns the mbarrier to wait for."""
         barrier, t = shared_address(cuda.shared.array(1, u64)), cuda.threadIdx.x
         if hopper and t < WARP:
             smem = shared_address(cuda.shared.array(0, u32, 16))
@@ -1940,28 +1946,29 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                 mbarrier_init(barrier, u32(1))
                 mbarrier_fence()
                 mbarrier_expect(barrier, u32(COUNT * ROW + GAIN))
+                if normed:
+                    bulk_copy(smem + u32(COUNT * STRIDE), global_address(gain), u32(GAIN), barrier)
             cuda.syncwarp()                  # it is counting
             if t < COUNT:
-                row = min(first + t if t < 8 else second + t - 8, w.shape[0] - 1)
+                row = row_of(t, w, first, second)
                 bulk_copy(smem + u32(t) * u32(STRIDE), global_address(w) + u64(row) * u64(ROW),
                           u32(ROW), barrier)
-            if normed and t == COUNT:
-                bulk_copy(smem + u32(COUNT * STRIDE), global_address(gain), u32(GAIN), barrier)
         return barrier
 
     @inlined
     def place_in_smem(w, first, second, tile):
         """Where the row of W lies that this lane reads of a tile"""
-        smem, n = shared_address(cuda.shared.array(0, u32, 16)), own_row()
-        return smem + u32(8 * tile + n) * u32(STRIDE)
+        smem = shared_address(cuda.shared.array(0, u32, 16))
+        return smem + u32(8 * tile + own_row()) * u32(STRIDE)
 
     @inlined
     def place_in_memory(w, first, second, tile):
-        n = (first if tile == 0 else second) + own_row()
-        return global_address(w) + u64(min(n, w.shape[0] - 1)) * u64(ROW)
+        row = row_of(8 * tile + own_row(), w, first, second)
+        return global_address(w) + u64(row) * u64(ROW)
+    place_of, Offset = (place_in_smem, u32) if hopper else (place_in_memory, u64)
 
     @inlined
-    def multiply(partial, squares, x, starts, gain, place0, place1, barrier):
+    def multiply(partial, squares, x, starts, gain, w, first, second, barrier):
         """partial[warp, group, tile, r, n] = this warp's share of sum_k W[n, k] gain[k] x[r, k],
         and squares[warp, GROUP group + r] of sum_k x[r, k]^2, for the rows of x that begin at
         x[starts[group]].  The lane that reads row r of x reads row n = r of each tile, too."""
@@ -1983,7 +1990,7 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                 if WHOLE or at < SLICES:     # true for a whole warp
                     k = min(at * SLICE + 8 * q, K - 8)
                     for tile in range(TILES):
-                        place = place0 if tile == 0 else place1
+                        place = place_of(w, first, second, tile)
                         load_weights(b, 4 * tile, place + Offset(2 * k))
                     if normed:
                         eight = load_8(gains, FIRST_GAIN + k)
@@ -2024,21 +2031,32 @@ def row_product(K, TILES, GROUPS, normed, hopper):
             s += partial[warp, group, tile, row, n]
         return s
 
-    return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total,
-                           place_of=place_in_smem if hopper else place_in_memory)
+    return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total)
+
+def tiles_a_block(tiles, K, groups):
+    """Of W (N, K): `tiles` for a few rows, and twice as many for many, which are read and split
+    half as often then, unless there is no room for several blocks on a multiprocessor."""
+    return 2 * tiles if groups > 1 and 2 * tiles * 8 * weight_stride(K) <= 72 << 10 else tiles
+
+def product_smem(K, tiles, normed, hopper):
+    """Bytes of dynamic shared memory of a block of a product"""
+    return tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
 
 ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logits")
 
 @made_once
 def product_kernels(C, HD, D, F, GROUPS, hopper):
     """ProductKernels for these sizes.  Blocks of 256 threads; the first 64 GROUPS have an output of
-    a tile each, of row r and the tile's column n.  Along y they have the next rows.  Where there
+    each tile, of row r and the tile's column t % 8.  Along y they have the next rows.  Where there
     are no more of them, the last one is multiplied again, and its products left."""
-    two_of_x = row_product(C, 2, GROUPS, True, hopper)
+    OF_X, OF_SWIGLU = tiles_a_block(2, C, GROUPS), tiles_a_block(1, F, GROUPS)
+    HALF_OF_X, ROWS = OF_X // 2, GROUP * GROUPS
+    two_of_x, of_x = (row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, OF_X))
     of_att = row_product(HD, 1, 1, False, hopper)
-    of_swiglu = row_product(F, 1, GROUPS, False, hopper)
-    ROWS, ALONE, ONE, TWO = GROUP * GROUPS, (8, 1, 1, 8, 8), (8, GROUPS, 1, 8, 8), (
-        8, GROUPS, 2, 8, 8)
+    of_swiglu = row_product(F, OF_SWIGLU, GROUPS, False, hopper)
+    # their shares: warps, groups, tiles, rows and columns
+    ALONE, TWO, SHARES, SHARES_OF_SWIGLU = (8, 1, 1, 8, 8), *(
+        (8, GROUPS, tiles, 8, 8) for tiles in (2, OF_X, OF_SWIGLU))
     SQUARES, TABLE, HALF, KEYS = (8, ROWS), (5, AT_ONCE), D // 2, keys_a_part(D)
     ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
     load_4, store_4 = vector(4)
@@ -2094,9 +2112,8 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
         r = begin() + n
         pos = table[POSITION, min(r, count - 1)]
         c, s = cos[pos, i], sin[pos, i]
-        two_of_x.multiply(partial, squares, x, starts_of(x, begin(), count), gain,
-                          two_of_x.place_of(w, first, second, 0),
-                          two_of_x.place_of(w, first, second, 1), barrier)
+        two_of_x.multiply(partial, squares, x, starts_of(x, begin(), count), gain, w, first, second,
+                          barrier)
         if n < ROWS and r < count:
             rstd, slot = rstd_of(squares, n, eps), table[SLOT, r]
             u = two_of_x.total(partial, 0, n, t % 8) * rstd
@@ -2169,71 +2186,74 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
             store_4(att, ATT + row * ATT_LINE + k, merged(o, ml, row, parts, k))
         cuda.syncthreads()                   # att is whole
         starts = filled(1, types.int32(ATT + min(own_row(), count - 1) * ATT_LINE))
-        place = of_att.place_of(w, first, first, 0)
-        of_att.multiply(partial, squares, att, starts, att, place, place, barrier)
+        of_att.multiply(partial, squares, att, starts, att, w, first, first, barrier)
         if r < count:
             x[r, n] = old + of_att.total(partial, 0, r, t % 8)
 
     @two_at_once
     def gate_up(y, x, gain, w, rows, eps):
-        """y = silu(gate) * up, of rmsnorm(x).     grid (F / 8, rows / ROWS)
+        """y = silu(gate) * up, of rmsnorm(x).     grid (ceil(F / (4 OF_X)), rows / ROWS)
         y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
-        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
-        partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array(SQUARES, f32)
-        barrier = two_of_x.ask_for(w, first, first + F, gain)
+        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8 * HALF_OF_X
+        partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
+        barrier = of_x.ask_for(w, first, first + F, gain)
         table = own_table(rows)
         take_turn()
-        count, n = table[COUNTS, N_ROWS], t // 8
-        two_of_x.multiply(partial, squares, x, starts_of(x, begin(), count), gain,
-                          two_of_x.place_of(w, first, first + F, 0),
-                          two_of_x.place_of(w, first, first + F, 1), barrier)
-        if n < ROWS and begin() + n < count:
-            rstd = rstd_of(squares, n, eps)
-            gate = two_of_x.total(partial, 0, n, t % 8) * rstd
-            up = two_of_x.total(partial, 1, n, t % 8) * rstd
-            y[begin() + n, first + t % 8] = gate * up / (f32(1) + exp(-gate))
+        count, r = table[COUNTS, N_ROWS], t // 8
+        of_x.multiply(partial, squares, x, starts_of(x, begin(), count), gain, w, first, first + F,
+                      barrier)
+        if r < ROWS and begin() + r < count:
+            rstd = rstd_of(squares, r, eps)
+            for tile in range(HALF_OF_X):
+                n = first + 8 * tile + t % 8
+                gate = of_x.total(partial, tile, r, t % 8) * rstd
+                up = of_x.total(partial, HALF_OF_X + tile, r, t % 8) * rstd
+                if n < F:
+                    y[begin() + r, n] = gate * up / (f32(1) + exp(-gate))
 
     @two_at_once
     def down(x, y, w, rows):
-        """x[r, n] += sum_k W[n, k] y[r, k]     grid (C / 8, rows / ROWS)"""
-        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
-        partial, squares = cuda.shared.array(ONE, f32), cuda.shared.array((1, 1), f32)
-        barrier = of_swiglu.ask_for(w, first, first, w)
+        """x[r, n] += sum_k W[n, k] y[r, k]     grid (ceil(C / (8 OF_SWIGLU)), rows / ROWS)"""
+        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8 * OF_SWIGLU
+        partial, squares = cuda.shared.array(SHARES_OF_SWIGLU, f32), cuda.shared.array((1, 1), f32)
+        barrier = of_swiglu.ask_for(w, first, first + 8, w)
         table = own_table(rows)
         take_turn()
-        count, r, n = table[COUNTS, N_ROWS], begin() + t // 8, first + t % 8
+        count, r, old = table[COUNTS, N_ROWS], begin() + t // 8, filled(OF_SWIGLU, f32(0))
         mine = t // 8 < ROWS and r < count
-        old = x[r, n] if mine else f32(0)
-        place = of_swiglu.place_of(w, first, first, 0)
-        of_swiglu.multiply(partial, squares, y, starts_of(y, begin(), count), y, place, place,
-                           barrier)
-        if mine:
-            x[r, n] = old + of_swiglu.total(partial, 0, t // 8, t % 8)
+        for tile in range(OF_SWIGLU):
+            n = first + 8 * tile + t % 8
+            if mine and n < C:
+                old[tile] = x[r, n]
+        of_swiglu.multiply(partial, squares, y, starts_of(y, begin(), count), y, w, first,
+                           first + 8, barrier)
+        for tile in range(OF_SWIGLU):
+            n = first + 8 * tile + t % 8
+            if mine and n < C:
+                x[r, n] = old[tile] + of_swiglu.total(partial, tile, t // 8, t % 8)
 
     @two_at_once
     def logits(out, x, gain, w, rows, eps):
-        """Logits of the wanted rows, and behind them these rows of x.     grid (ceil(V / 16),
-        rows / ROWS)
+        """Logits of the wanted rows, and behind them these rows of x.
+        grid (ceil(V / (8 OF_X)), rows / ROWS)
         out (lines, V + C), from line rows[COUNTS, FIRST_LINE] on; w (V, C) bf16"""
-        t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 16, w.shape[0]
-        partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array(SQUARES, f32)
-        barrier = two_of_x.ask_for(w, first, first + 8, gain)
+        t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 8 * OF_X, w.shape[0]
+        partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
+        barrier = of_x.ask_for(w, first, first + 8 * HALF_OF_X, gain)
         table = own_table(rows)
         take_turn()
         count, line, base = table[COUNTS, N_WANTED], table[COUNTS, FIRST_LINE], begin()
         starts = cuda.local.array(GROUPS, types.int32)
         for group in range(GROUPS):
             starts[group] = C * table[WANTED, min(base + GROUP * group + own_row(), count - 1)]
-        two_of_x.multiply(partial, squares, x, starts, gain,
-                          two_of_x.place_of(w, first, first + 8, 0),
-                          two_of_x.place_of(w, first, first + 8, 1), barrier)
+        of_x.multiply(partial, squares, x, starts, gain, w, first, first + 8 * HALF_OF_X, barrier)
         r = t // 8
         if r < ROWS and base + r < count:
             rstd = rstd_of(squares, r, eps)
-            for tile in range(2):
+            for tile in range(OF_X):
                 n = first + 8 * tile + t % 8
                 if n < V:
-                    out[line + base + r, n] = two_of_x.total(partial, tile, r, t % 8) * rstd
+                    out[line + base + r, n] = of_x.total(partial, tile, r, t % 8) * rstd
         if first == 0:
             for i in range(base * C + t, min(count, base + ROWS) * C, 256):
                 out[line + i // C, V + i % C] = x[table[WANTED, i // C], i % C]
@@ -2370,7 +2390,7 @@ def rows_refused(cfg):
             return f"{name} is {n}, no multiple of {unit}"
     if size.D > 128:
         return f"head_dim is {size.D}, more than 128"
-    smem = max(rows_smem(size, has_copy_engine()))
+    smem = max(rows_smem(size, 1, has_copy_engine()))
     room = gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN - (8 << 10)
     if smem > room:
         return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
@@ -2390,15 +2410,17 @@ def has_copy_engine():
     """Has the GPU Hopper's copy engine?"""
     return kernel_path() == "wgmma"
 
-def rows_smem(size, hopper):
-    """Bytes of dynamic shared memory of a block"""
-    of_x, of_att, of_swiglu = (tiles * 8 * weight_stride(K) if hopper else 0
-                               for tiles, K in ((2, size.C), (1, size.HD), (1, size.F)))
-    gain, att = 4 * size.C if hopper else 0, GROUP * 4 * (size.HD + 4)
-    return RowsSmem(of_x + gain, of_att + att, of_att, of_swiglu)
+# Bytes of dynamic shared memory of a block of each kernel; add_att is `down` of att
+RowsSmem = namedtuple("RowsSmem", "qkv proj add_att gate_up down")
 
-# Of qkv, gate_up and logits; of proj; of down, of att and of swiglu
-RowsSmem = namedtuple("RowsSmem", "x parts att swiglu")
+def rows_smem(size, groups, hopper):
+    """RowsSmem of the kernels for so many groups"""
+    def of(tiles, K, normed=False):
+        return product_smem(K, tiles, normed, hopper)
+    of_x, of_att, of_swiglu = (tiles_a_block(tiles, K, groups) for tiles, K in (
+        (2, size.C), (1, size.HD), (1, size.F)))
+    return RowsSmem(of(2, size.C, True), of(1, size.HD) + GROUP * 4 * (size.HD + 4),
+                    of(of_att, size.HD), of(of_x, size.C, True), of(of_swiglu, size.F))
 
 def upload(x, staged):
     """Queues the copy of pinned memory to the beginning of an array, as copy_to_device would, which
@@ -2433,7 +2455,8 @@ class RowSteps:
     def __init__(self, cfg, weights, slots, T):
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.top, self.hopper = highest, has_copy_engine()           # whatever is capped later
-        self.size, self.smem = size, rows_smem(size, self.hopper)
+        self.size = size
+        self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in (1, MANY)}
 
         def products(F, groups):
             return product_kernels(size.C, size.HD, size.D, F, groups, self.hopper)
@@ -2559,38 +2582,44 @@ class RowSteps:
             download(self.pinned[:kind.lines], self.out)
 
     def queue_layers(self, count, parts):
-        size, p, rows, x, smem = self.size, self.p, self.rows, self.x, self.smem
+        size, p, rows, x = self.size, self.p, self.rows, self.x
         groups = groups_a_block(count)
-        k, along_y = self.kernels[groups], cdiv(count, groups * GROUP)
+        k, smem = self.kernels[groups], self.smem[groups]
         eps = np.float32(self.cfg.norm_eps)
         scale2 = np.float32(LOG2E / math.sqrt(size.D))
         o = view(self.o, 0, (AT_ONCE * parts, size.HD))
         o_of_rows = view(self.o, 0, (AT_ONCE, parts, size.HD))
         ml = view(self.ml, 0, (AT_ONCE * parts, size.H, 2))
+
+        def grid(N, tiles, K):
+            """Of a product with N outputs a row"""
+            return cdiv(N, 8 * tiles_a_block(tiles, K, groups)), cdiv(count, groups * GROUP)
         for l in range(size.L):
             kc, vc = self.kc[l], self.vc[l]
-            launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos,
-                   self.sin, rows, eps, grid=(size.QKV // 16, along_y), block=256, smem=smem.x)
+            launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
+                   eps, grid=(size.QKV // 16, cdiv(count, groups * GROUP)), block=256,
+                   smem=smem.qkv)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=256)
             if count < MERGED:
-                launch(k.proj, x, o_of_rows, ml, p.attn_proj[l], rows,
-                       grid=size.C // 8, block=256, smem=smem.parts)
+                launch(k.proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8,
+                       block=256, smem=smem.proj)
             else:
                 launch(k.merge, self.att, o_of_rows, ml, rows, grid=(cdiv(size.HD, 512), count),
                        block=128)
                 launch(self.add_att[groups], x, self.att, p.attn_proj[l], rows,
-                       grid=(size.C // 8, along_y), block=256, smem=smem.att)
+                       grid=grid(size.C, 1, size.HD), block=256, smem=smem.add_att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
-                   grid=(size.F // 8, along_y), block=256, smem=smem.x)
-            launch(k.down, x, self.y, p.down[l], rows, grid=(size.C // 8, along_y), block=256,
-                   smem=smem.swiglu)
+                   grid=grid(2 * size.F, 2, size.C), block=256, smem=smem.gate_up)
+            launch(k.down, x, self.y, p.down[l], rows, grid=grid(size.C, 1, size.F), block=256,
+                   smem=smem.down)
 
     def queue_logits(self, out, head, rows, lines=1):
         groups = groups_a_block(lines)
         launch(self.kernels[groups].logits, out, self.x, self.p.final_norm, head, rows,
-               np.float32(self.cfg.norm_eps), block=256, smem=self.smem.x,
-               grid=(cdiv(len(head), 16), cdiv(lines, groups * GROUP)))
+               np.float32(self.cfg.norm_eps), block=256, smem=self.smem[groups].gate_up,
+               grid=(cdiv(len(head), 8 * tiles_a_block(2, self.size.C, groups)),
+                     cdiv(lines, groups * GROUP)))
 
     def guesses(self, x):
         """(heads, V) for a row of x (C,)"""

@@ -305,21 +305,22 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         """What the kernels of 9.1 share: rows of whole vectors."""
         assert rows.shape == (5, nc.AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
-        hopper = nc.kernel_path() == "wgmma"
-        return lambda tiles, K: tiles * 8 * nc.weight_stride(K) if hopper else 0
 
-    def runs_groups(self, grid, smem):
-        groups = constants(self.kernel)["ROWS"] // nc.GROUP
+    def product_runs(self, N, tiles, K, normed=False, more_smem=0):
+        """Of a product with N outputs a row, blocks of so many tiles of W"""
+        groups = constants(self.kernel)["ROWS"] // nc.GROUP if self.grid[1] > 1 else 1
         assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP // groups
-        self.runs((grid, self.grid[1]), 256, smem)
+        hopper = nc.kernel_path() == "wgmma"
+        smem = tiles * 8 * nc.weight_stride(K) + 4 * K * normed if hopper else 0
+        self.runs((-(-N // (8 * tiles)), self.grid[1]), 256, smem + more_smem)
 
     def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
         assert vc.shape == kc.shape and R == nc.AT_ONCE == len(x) and gain.shape == (C,)
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
-        smem = self.rows_of(rows, x, gain, w)
-        self.runs_groups(tiles(len(w), 16), smem(2, C) + 4 * C * (smem(2, C) > 0))
+        self.rows_of(rows, x, gain, w)
+        self.product_runs(len(w), 2, C, normed=True)
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
         (_, G, T, D), (R, HD), H = kc.shape, q.shape, ml.shape[1]
@@ -341,29 +342,29 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def product_kernels_proj(self, x, o, ml, w, rows):
         (R, parts, HD), C = o.shape, x.shape[1]
         assert R == nc.AT_ONCE == len(x) and ml.shape[0] == R * parts and w.shape == (C, HD)
-        smem = self.rows_of(rows, x, o, w)
-        self.runs(tiles(C, 8), 256, smem(1, HD) + 4 * nc.GROUP * (HD + 4))
+        self.rows_of(rows, x, o, w)
+        self.product_runs(C, 1, HD, more_smem=4 * nc.GROUP * (HD + 4))
         apart(x, o, ml)
 
     def product_kernels_gate_up(self, y, x, gain, w, rows, eps):
         (R, F), C = y.shape, x.shape[1]
         assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
-        smem = self.rows_of(rows, x, gain, w)
-        self.runs_groups(tiles(F, 8), smem(2, C) + 4 * C * (smem(2, C) > 0))
+        self.rows_of(rows, x, gain, w)
+        self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_OF_X"], C, normed=True)
         apart(y, x)
 
     def product_kernels_down(self, x, y, w, rows):
         (R, F), C = y.shape, x.shape[1]
         assert len(x) == R and w.shape == (C, F)
-        smem = self.rows_of(rows, x, y, w)
-        self.runs_groups(tiles(C, 8), smem(1, F))
+        self.rows_of(rows, x, y, w)
+        self.product_runs(C, constants(self.kernel)["OF_SWIGLU"], F)
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):
         V, C = w.shape
         assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
-        smem = self.rows_of(rows, x, gain, w)
-        self.runs_groups(tiles(V, 16), smem(2, C) + 4 * C * (smem(2, C) > 0))
+        self.rows_of(rows, x, gain, w)
+        self.product_runs(V, constants(self.kernel)["OF_X"], C, normed=True)
         apart(out, x)
 
     def take_kernel_take(self, x, rows, wte):

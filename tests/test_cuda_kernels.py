@@ -342,15 +342,17 @@ Wide = namedtuple("Wide", "shared memory copies ahead", defaults=(0, 0, 0, 0))
 
 @pytest.mark.parametrize("counts", [FEW, MANY], ids=["few", "many"])
 def test_rows_load_16_bytes_at_once(counts):
-    """All that a thread loads in a loop, of which that over K is written out for a few rows:
-    weights, x, gains, keys, values, parts of attention.  And what the copy engine is asked for."""
+    """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention.  And
+    what the copy engine is asked for."""
     C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))
     heads = nc.heads_a_block(BASE.n_head, BASE.n_kv_head)
     expected = {"qkv": Wide(4 * C, 2 * C, 2), "down": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
-    if counts == MANY:
-        expected.update(qkv=Wide(4, 2 * nc.MANY, 2), down=Wide(1, 2 * nc.MANY, 1))
     expected["gate_up"] = expected["logits"] = expected["qkv"]
+    if counts == MANY:                       # twice the rows, and of most twice the tiles of W
+        turns = nc.MOST_TURNS // nc.MANY     # of F at once
+        expected.update(qkv=Wide(4 * C, 4 * C, 2), gate_up=Wide(6 * C, 4 * C, 2),
+                        logits=Wide(6 * C, 4 * C, 2), down=Wide(2 * turns, 4 * turns, 1))
     found = rows_launches("base", *counts)
     for name in set(expected) - ({"proj"} if counts == MANY else set()):
         x = found["attend_kernel_attend" if name == "attend" else f"product_kernels_{name}"]
