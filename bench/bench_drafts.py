@@ -1,9 +1,10 @@
 """What drafts bring: texts of a checkpoint with and without them, and what the steps cost.
 
-    python bench/bench_drafts.py [MODEL.bin]             a minute; prints a table
+    python bench/bench_drafts.py [MODEL.bin] [--gpu]     a minute; prints a table
     python bench/bench_drafts.py MODEL.bin --equal 1000  of random prompts: are texts equal?
 
-Prompts are 16 tokens from random places of the text that was held out, a hundred tokens follow;
+Prompts are 16 tokens from random places of the text that was held out, or of Shakespeare if the
+model's text is not there, a hundred tokens follow;
 the ways take turns, medians over rounds.  The ceiling is what drafting would bring if Python took
 no time: tokens a step, times a step of one row, over a step of as many rows as there are drafts
 and one, and the guesses.
@@ -35,7 +36,9 @@ class Way(NamedTuple):
 
 def prompts_of(c, n, rng):
     """n of PROMPT tokens each, from the tail that was held out"""
-    path = ROOT / c.state.options.get("data", "data/shakespeare.txt")
+    path = ROOT / c.state.options.get("data", "")
+    if not path.is_file():
+        path = ROOT / "data/shakespeare.txt"
     data = path.read_bytes()
     ids = c.tokenizer.encode(data[int(0.9 * len(data)):])
     starts = rng.integers(0, len(ids) - PROMPT, n)
@@ -75,15 +78,29 @@ def step_seconds(decoder, prompt, rows):
     return seconds_of(step)
 
 
-def report(c, weights, rounds):
-    decoder = ne.Decoder(c.cfg, c.flat, weights)
+def machine(gpu):
+    if gpu:
+        import nanoeuler_cuda as nc
+        return nc.cuda.get_current_device().name
+    cpu = cpu_model()
+    return f"{cpu.name} ({cpu.detail}), {ne.get_num_threads()} threads"
+
+
+def new_decoder(c, weights, gpu, slots=1):
+    if gpu:
+        import nanoeuler_cuda as nc
+        return nc.Decoder(c.cfg, c.flat, weights or "bf16", slots=slots)
+    return ne.Decoder(c.cfg, c.flat, weights or "f32", slots=slots)
+
+
+def report(c, weights, rounds, gpu):
+    decoder = new_decoder(c, weights, gpu)
     prompts = prompts_of(c, 10, np.random.default_rng(1))
     counts = [*range(1 + decoder.heads)] if decoder.heads else [0, 2, 4]
     steps = {k: step_seconds(decoder, prompts[0], 1 + k) for k in counts}
     guesses = seconds_of(lambda: decoder.guesses(0).argmax(1)) if decoder.heads else 0.0
-    cpu = cpu_model()
-    print(f"{cpu.name} ({cpu.detail}), {ne.get_num_threads()} threads, {ne.n_params(c.cfg):,} "
-          f"parameters, {weights}.\nA step in us, by its rows: "
+    print(f"{machine(gpu)}, {ne.n_params(c.cfg):,} parameters, "
+          f"{weights or ('bf16' if gpu else 'f32')}.\nA step in us, by its rows: "
           f"{', '.join(f'{1 + k}: {1e6 * t:.0f}' for k, t in steps.items())}; guesses of "
           f"{decoder.heads} heads {1e6 * guesses:.0f}.\n")
     print(f"| temperature | drafts | ms for {TOKENS} tokens | lowest - highest | against none | "
@@ -112,11 +129,11 @@ def show(temperature, k, found, steps, guesses):
           f"{', '.join(f'{share:.0%}' for share in way.accepted)} | {ceiling} |", flush=True)
 
 
-def compare(c, weights, n):
+def compare(c, weights, n, gpu):
     """n prompts of 1 to 40 random tokens: are the texts equal, with drafts and without?"""
     rng = np.random.default_rng(2)
     prompts = [rng.integers(0, c.cfg.vocab_size, rng.integers(1, 41)).tolist() for _ in range(n)]
-    decoder = ne.Decoder(c.cfg, c.flat, weights, slots=16)
+    decoder = new_decoder(c, weights, gpu, slots=16)
     for temperature in (0.0, 0.8):
         plain, drafted = (write(decoder, prompts, temperature, k)
                           for k in (0, decoder.heads or ne.LOOKED_UP))
@@ -131,7 +148,8 @@ def compare(c, weights, n):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", nargs="?", default="nanoeuler.bin")
-    parser.add_argument("--weights", default="f32", help="f32, bf16 or int8")
+    parser.add_argument("--weights", help="f32, bf16 or int8; default: f32, on a GPU bf16")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--equal", type=int, default=0, metavar="N", help="prompts to compare")
@@ -139,9 +157,9 @@ def main():
     ne.set_num_threads(args.threads)
     c = ne.read_checkpoint(args.model, moments=False)
     if args.equal:
-        compare(c, args.weights, args.equal)
+        compare(c, args.weights, args.equal, args.gpu)
     else:
-        report(c, args.weights, args.rounds)
+        report(c, args.weights, args.rounds, args.gpu)
 
 
 if __name__ == "__main__":
