@@ -1855,10 +1855,12 @@ class Decoder(ne.Decoder):
 #     down       x += W swiglu                                      a block 8 columns of x
 #     logits     of the rows that are wanted: RMSNorm, head         a block 16 tokens
 #
+# For many rows blocks of gate_up, down and logits have twice as much, where there is room.
+#
 # Each block of proj merges the parts of all rows.  From MERGED rows on that takes longer than one
 # more kernel, merge; the rest of proj is then `down`, of other sizes.
 #
-# A product is W x, W in tiles of 8 rows, of which a block has one or two; its eight warps take
+# A product is W x, W in tiles of 8 rows, of which a block has one to four; its eight warps take
 # slices of 32 of K in turn.  A lane loads 8 neighbours of a row of W, which are 16 bytes, and the
 # same 8 of a row of x, and `mma` multiplies them:  x is its A, (16, 16), W its B, (16, 8).  Which
 # of a lane's numbers is which k does not matter as long as it is the same in A and B.
@@ -1878,12 +1880,12 @@ class Decoder(ne.Decoder):
 #         bits hang on the tokens up to a position, not on the length.  So a text has other bits as
 #         a prompt than token by token, as far as bfloat16 rounds, but the same ones alone, in a
 #         batch, with drafts, and if its prompt comes in pieces (Decoder.read_pieces).
-GROUP, AT_ONCE = 8, 64
+GROUP, AT_ONCE = 8, 64                       # rows of x that `mma` takes; those of a step
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
 N_ROWS, N_WANTED, FIRST_LINE = range(3)      # places in COUNTS: the last one is of `out`
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
-MERGED = 4
+MERGED = 4                                   # rows from which on `merge` pays
 MOST_TURNS = 8                               # slices of x that a thread has in registers at once
 MANY = 2                                     # groups that a block of the kernels for many rows has
 
