@@ -169,6 +169,7 @@ try:
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
     from numba.cuda.extending import intrinsic
+    from numba.cuda.libdevice import fmul_rn
 except (NameError, SyntaxError):             # a fault of these files, not of what is installed
     raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
@@ -216,7 +217,7 @@ def launch(kernel, *args, grid, block, smem=0, resident=False):
     other, so all must be on the GPU at once."""
     config = kernel[grid, block, stream, smem]
     checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
-    for wanted, check in (smem > 48 << 10, allow_shared), (resident, need_resident):
+    for wanted, check in (smem > 0, allow_shared), (resident, need_resident):
         if wanted and once(check) not in checks:
             checks.append(once(check))
     while True:
@@ -1870,7 +1871,9 @@ class Decoder(ne.Decoder):
 # is multiplied differs from x by at most 2^-18 of it, and sums are those of float32.
 #
 # Order   A row's sums hang on its position alone: not on the other rows, nor on its place among
-#         them.  A text has the same bits alone, in a batch and with drafts.
+#         them.  A text has the same bits alone, in a batch and with drafts.  Where the compiler
+#         could round a product and a sum once or twice, fma and fmul_rn say which, since the
+#         kernels for a few rows and for many are compiled one by one.
 # Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
 #         them before it waits for the kernel in front of it: they arrive while that one computes.
 #         Others load them into registers.
@@ -1911,6 +1914,11 @@ def own_row():
     return (cuda.threadIdx.x & 31) >> 2
 
 @inlined
+def entry(rows, line, i):
+    """rows[line, i] as it is in L2: what an SM still had of an older table is passed by"""
+    return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(line * AT_ONCE + i)))
+
+@inlined
 def two_parts(a, j, x, y):
     """Two neighbours of a row of x, as pairs of bfloat16: hi to a[j], mid to a[j + 1]"""
     hi = pack_bf16(x, y)
@@ -1924,8 +1932,9 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     GAIN, FIRST_GAIN = 4 * K if normed else 0, COUNT * STRIDE // 4 if hopper else 0
     SLICES, FIRST_TILES = cdiv(K, SLICE), cdiv(TILES, 2)
     TURNS = cdiv(SLICES, 8)
-    BATCH = min(TURNS, MOST_TURNS // GROUPS)             # turns whose loads are under way at once
-    WHOLE, XS, B = K % (8 * SLICE) == 0, 8 * BATCH * GROUPS, 4 * TILES
+    BATCH = cdiv(TURNS, cdiv(TURNS, MOST_TURNS // GROUPS))       # turns whose loads are under way
+    WHOLE = K % (8 * SLICE * BATCH) == 0                 # no warp has a slice behind the last one
+    XS, B = 8 * BATCH * GROUPS, 4 * TILES
     CHAINS = 1 if normed else 2              # sums that a tile has: one for each half of a slice
     SUMS = 4 * CHAINS * TILES * GROUPS
     load_8, _ = vector(8)
@@ -2002,8 +2011,8 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                         x0 = 8 * (GROUPS * i + group)
                         if normed:
                             for e in range(8):
-                                ss[group] += xs[x0 + e] * xs[x0 + e]
-                                xs[x0 + e] *= gain_of[e]
+                                ss[group] = cuda.fma(xs[x0 + e], xs[x0 + e], ss[group])
+                                xs[x0 + e] = fmul_rn(xs[x0 + e], gain_of[e])
                         for pair in range(4):
                             two_parts(a, 2 * pair, xs[x0 + 2 * pair], xs[x0 + 2 * pair + 1])
                         for tile in range(TILES):
@@ -2067,13 +2076,13 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
 
     @inlined
     def own_table(rows):
-        """`rows` in shared memory.  It was written two kernels ago or more, so that it may be read
-        before `take_turn`: what it takes to come passes while the kernel in front computes.  Warp 0
-        has other work then."""
+        """`rows` in shared memory.  Its copy to the device had ended before `take` began, which is
+        launched without overlap: all that follows may read it before `take_turn`, while the kernel
+        in front computes.  Warps 1 to 7 do, for warp 0 asks for W."""
         table = cuda.shared.array(TABLE, types.int32)
         if cuda.threadIdx.x >= WARP:
             for i in range(cuda.threadIdx.x - WARP, 5 * AT_ONCE, cuda.blockDim.x - WARP):
-                table[i // AT_ONCE, i % AT_ONCE] = rows[i // AT_ONCE, i % AT_ONCE]
+                table[i // AT_ONCE, i % AT_ONCE] = entry(rows, i // AT_ONCE, i % AT_ONCE)
         cuda.syncthreads()                   # it is there, as is the mbarrier
         return table
 
@@ -2121,7 +2130,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
             u = two_of_x.total(partial, 0, n, t % 8) * rstd
             v = two_of_x.total(partial, 1, n, t % 8) * rstd
             if head < H + G:
-                u, v = u * c - v * s, v * c + u * s
+                u, v = cuda.fma(u, c, -fmul_rn(v, s)), cuda.fma(v, c, fmul_rn(u, s))
             if head < H:
                 q[r, head * D + i], q[r, head * D + i + HALF] = u, v
             elif head < H + G:
@@ -2256,9 +2265,9 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
                 n = first + 8 * tile + t % 8
                 if n < V:
                     out[line + base + r, n] = of_x.total(partial, tile, r, t % 8) * rstd
-        if first == 0:
-            for i in range(base * C + t, min(count, base + ROWS) * C, 256):
-                out[line + i // C, V + i % C] = x[table[WANTED, i // C], i % C]
+        step = 256 * cuda.gridDim.x
+        for i in range(base * C + 256 * cuda.blockIdx.x + t, min(count, base + ROWS) * C, step):
+            out[line + i // C, V + i % C] = x[table[WANTED, i // C], i % C]
 
     return ProductKernels(qkv, merge, proj, gate_up, down, logits)
 
@@ -2294,9 +2303,9 @@ def attend_kernel(D, HEADS, hopper):
         (_, G, T, _), H = kc.shape, ml.shape[1]
         head, r = cuda.blockIdx.x * HEADS, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        n = rows[POSITION, r] + 1 - cuda.blockIdx.y * KEYS
-        plane = (rows[SLOT, r] * G + head * G // H) * T + cuda.blockIdx.y * KEYS
-        here = r < rows[COUNTS, N_ROWS] and n > 0             # for a whole block
+        n = entry(rows, POSITION, r) + 1 - cuda.blockIdx.y * KEYS
+        plane = (entry(rows, SLOT, r) * G + head * G // H) * T + cuda.blockIdx.y * KEYS
+        here = r < entry(rows, COUNTS, N_ROWS) and n > 0      # for a whole block
         if hopper and here and cuda.threadIdx.x == 0:    # all but the newest are long in memory
             size = u32(4) * u32(min(n, KEYS)) * u32(D)
             bulk_prefetch(global_address(kc) + u64(4) * u64(plane * D), size)
@@ -3389,13 +3398,15 @@ def open_device():
         stream = cuda.stream()
 
 def allow_shared(compiled, config):
-    """Before a launch with more than 48 KB of dynamic shared memory: the driver must allow it, and
-    what it allowed before stays allowed."""
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    """Before a launch whose blocks have more than 48 KB of shared memory, that of their arrays and
+    what the launch asks for: the driver must allow it, and what it allowed before stays allowed."""
     handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
-    device = driver.CUdevice(cuda.get_current_device().id)
-    if config.sharedmem > ok(driver.cuKernelGetAttribute(attribute, handle, device)):
-        ok(driver.cuKernelSetAttribute(attribute, config.sharedmem, handle, device))
+    device, names = driver.CUdevice(cuda.get_current_device().id), driver.CUfunction_attribute
+    most = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    arrays, allowed = (ok(driver.cuKernelGetAttribute(name, handle, device))
+                       for name in (names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, most))
+    if arrays + config.sharedmem > 48 << 10:
+        ok(driver.cuKernelSetAttribute(most, max(config.sharedmem, allowed), handle, device))
 
 def need_resident(compiled, config):
     """Before a launch whose blocks take one piece after another and wait for each other: if not all
@@ -3486,8 +3497,8 @@ def overlapping():
     or is done.  Whoever reads what it wrote, or writes what it reads, calls `wait_for_previous`
     first."""
     plain = dispatcher.LaunchConfig
-    dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)
     try:
+        dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)
         yield
     finally:
         dispatcher.LaunchConfig = plain
@@ -3806,6 +3817,7 @@ pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # l
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
 store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
 
+load_relaxed = ptx("ld.relaxed.gpu.global.u32 $0, [$1];", u64, result=u32)
 # A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
 # written before it was set.
 semaphore_release = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
@@ -5457,7 +5469,8 @@ def add_rows_tests(ops):
     for sizes in (dict(),
                   dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
                   dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
-                  dict(n_embd=2568, head_dim=48, n_layer=1)):
+                  dict(n_embd=2568, head_dim=48, n_layer=1), dict(n_hidden=1536),
+                  dict(n_embd=1280, n_hidden=2816, n_layer=1)):    # slices in uneven turns
         cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
         flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))
         n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.GAINS])

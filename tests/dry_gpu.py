@@ -84,7 +84,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert all(1 <= n <= most for n, most in zip(self.grid, (2**31 - 1, 65535, 65535))), (
             f"grid {self.grid}")
         assert min(self.block) >= 1 and math.prod(self.block) <= 1024 and self.block[2] <= 64
-        assert self.smem <= 48 << 10 or nc.once(nc.allow_shared) in self.asked
+        assert self.smem == 0 or nc.once(nc.allow_shared) in self.asked
         for x in filter(is_array, self.args):
             first, end = extent(x)
             assert end - first <= x.gpu_data.size, "an array beyond the end of its memory"
@@ -621,12 +621,20 @@ KINDS = {"f32": ("f32", (8, 9)), "f64": ("f64", (8, 9)), "bf16": ("bf16", (8, 9)
 
 
 def kernels_of(path):
-    """Names, as by name_of, of all functions of a file that are decorated as kernels."""
+    """Names, as by name_of, of all functions of a file that are decorated as kernels: by a
+    cuda.jit(..) of kernels, or by what such a one is called."""
+    program = ast.parse(path.read_text(encoding="utf-8"))
+
+    def makes_kernels(text):
+        return text.startswith("cuda.jit(") and "device=True" not in text
+    names = {"kernel", *(target.id for node in ast.walk(program) if isinstance(node, ast.Assign)
+                         and makes_kernels(ast.unparse(node.value)) for target in node.targets)}
+
     def inside(node, prefix):
         for f in ast.iter_child_nodes(node):
             if isinstance(f, ast.FunctionDef):
                 marks = [ast.unparse(d) for d in f.decorator_list]
-                if any(m == "kernel" or m.startswith("cuda.jit(") for m in marks):
+                if any(mark in names or makes_kernels(mark) for mark in marks):
                     yield prefix + f.name
                 yield from inside(f, f"{prefix}{f.name}_")
-    return list(inside(ast.parse(path.read_text(encoding="utf-8")), ""))
+    return list(inside(program, ""))

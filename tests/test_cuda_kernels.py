@@ -33,6 +33,9 @@ WIDENS = {"sum_rows_kernel", "square_sums_kernel"}
 
 # bytes of stack by head size: attention on mma.sync wants more than 255 registers
 SPILLS = {128: 512}
+# the same of the product of many rows, 128 registers a thread, where the addresses of W's rows take
+# two each: Hopper's copy engine brings W to shared memory instead
+SPILLS_OF_ROWS = {"product_kernels_gate_up": 16}
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
@@ -108,6 +111,8 @@ def complaints(x, arch, built=None):
     if n:
         out.append(f"{line} ({n} such)")
     spills = SPILLS.get(D, 0) if x.name.startswith("tensor_attention") else 0
+    if arch != "sm_90a":
+        spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0))
     stack = max(spills, STACK.get((x.name, arch), 0))
     if not holds(x.types, types.float64) or x.name in DOUBLE:
         if built.stack > stack or (built.stores or built.loads) and not spills:
