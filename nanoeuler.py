@@ -467,10 +467,27 @@ PACK_PARTS = 8       # tasks that packing a matrix is
 # thread waits only for parts that others have begun, so it does not matter how many come, or when.
 #
 # share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
-# taken, and how many done, since it began.  passed: how many were in the loops that this thread has
-# left behind.  (`shared` itself is in section 12.)
+# taken, and how many done, since it began.  Parts are numbered through all loops of a sequence:
+# passed[0] is the number of the first part of the loop that this thread is in.
 Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
+
+@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+def shared(team, n, step):
+    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
+    Behind the loop all n are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]
+    end = before + (n + size - 1) // size
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        fetch_add(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
 
 # Threads count what they have taken and done in arrays of integers (section 12):
 #     fetch_add(counter, i)            counter[i]++
@@ -485,6 +502,8 @@ E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.33
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
     1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
 
+# `overload`: compiled code that calls exp runs not the body below, but what _exp returns for it.
+# _exp is called once, by the compiler, with the types of the arguments in place of their values.
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
     return math.exp(x)
@@ -561,11 +580,12 @@ def symmetric_product(out, x, b):
             row[j] = out[j, m]
 
 @jit
-def weight_gradient(dw, dy, x, n0, columns, panels):
+def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
     For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch.
     n1 = n0 + len(dw).
-    scratch: columns (1, KC, DY_COLUMNS), panels (ceil(K / width), KC, width); of pairs, KC / 2 rows
+    scratch: dy_panels (1, KC, DY_COLUMNS), x_panels (ceil(K / width), KC, width); of pairs, KC / 2
+    rows each.
     Down a column of dy, each entry lies on another page of memory, so some columns at a time are
     packed side by side."""
     B, T, K = x.shape
@@ -573,15 +593,15 @@ def weight_gradient(dw, dy, x, n0, columns, panels):
     for b in range(B):
         for t in range(0, T, KC):
             t_end = min(T, t + KC)
-            rows_packed = panel_rows(t_end - t, panels.dtype)
-            right = panels[:(K + width - 1) // width, :rows_packed]
+            rows_packed = panel_rows(t_end - t, x_panels.dtype)
+            right = x_panels[:(K + width - 1) // width, :rows_packed]
             pack(right, x[b, t:t_end])
             for n in range(0, len(dw), DY_COLUMNS):
                 n_end = min(n + DY_COLUMNS, len(dw))
-                pack(columns[:, :rows_packed], dy[b, t:t_end, n0 + n:n0 + n_end])
+                pack(dy_panels[:, :rows_packed], dy[b, t:t_end, n0 + n:n0 + n_end])
                 for m in range(n, n_end, MR):
                     rows = dw[m:m + MR]
-                    left = columns[0, :rows_packed, m - n:m - n + MR].T
+                    left = dy_panels[0, :rows_packed, m - n:m - n + MR].T
                     for j in range(0, K, width):
                         tile(rows, rows, left, right, 0, j, 1)
 
@@ -691,7 +711,7 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
             pack(kt, qkv[:, k:k + D].T)
         for t0 in range(0, T, BR):
             t1 = min(T, t0 + BR)
-            P = scores[:t1 - t0, :t1]
+            P = scores[:t1 - t0, :t1]        # S = Q K^T at first, and P in its place
             matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
             for t in range(t0, t1):          # first the maxima, into lse for now
                 row = scores[t - t0, :t1]
@@ -735,7 +755,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
             q = h * D
             for t0 in range(0, T, BR):
                 t1 = min(T, t0 + BR)
-                P, dS = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1]
+                P, dS = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1]        # S and dP at first
                 panels = (t1 + width - 1) // width
                 matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
                 matmul(dS, do[t0:t1, q:q + D], vt[:panels])
@@ -904,25 +924,26 @@ def backward(team, batch, net, a, d, s):
 
 DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
 assert Panels._fields == ("qkv", "attn_proj", "gate_up", "down", "lm_head")
+PER_LAYER = DW_LM_HEAD       # matrices of a layer: the kinds before that of the heads
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, s):
     """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for DW_LM_HEAD."""
     dgate_up, dlogits = a.gate_up, a.logits  # which they have become
-    dy, x = s.dy_panels, s.x_panels          # where its operands are packed
+    left, right = s.dy_panels, s.x_panels    # scratch, in which dY^T and X are packed
     if kind == DW_QKV:
-        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, dy, x)
+        weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, left, right)
     elif kind == DW_ATTN_PROJ:
-        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, dy, x)
+        weight_gradient(g.attn_proj[l, n0:n1], d.x[:, 2 * l + 1], a.att[:, l], n0, left, right)
     elif kind == DW_GATE_UP:
-        weight_gradient(g.gate_up[l, n0:n1], dgate_up[:, l], a.mlp_in[:, l], n0, dy, x)
+        weight_gradient(g.gate_up[l, n0:n1], dgate_up[:, l], a.mlp_in[:, l], n0, left, right)
     elif kind == DW_DOWN:
-        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, dy, x)
+        weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, left, right)
     else:
         tied = dlogits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
         head = g.wte if l < tied else g.lm_head[l - tied]
-        weight_gradient(head[n0:n1], dlogits[:, l], a.final_in[:, :], n0, dy, x)
+        weight_gradient(head[n0:n1], dlogits[:, l], a.final_in[:, :], n0, left, right)
 
 @jit
 def matrix_gradients(team, batch, tasks, g, a, d, s):
@@ -950,6 +971,8 @@ def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
     B, threads = batch.tokens.shape[0], scratch.dnorm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
+    # Tasks 0 to B - 1 begin a sequence.  Those behind them, `threads` for each of the last round's,
+    # join one that may still be under way.
     few = B % threads                        # sequences of the last round
     for thread in prange(threads):
         i = np.int64(thread)
@@ -992,16 +1015,17 @@ def pack_part(panels, b, part):
 @jit_parallel
 def pack_weights(w, wt, p, threads):
     """Each W (N, K), and W^T, into its panels.     p: the matrices of the fields of Panels"""
-    L, P, taken = len(w.qkv), len(w.lm_head), counters(1)
+    L, P, counter = len(w.qkv), len(w.lm_head), counters(1)[0]
     for _ in prange(threads):
-        task = fetch_add(taken[0], 0)
-        while task < (DW_LM_HEAD * L + P) * PACK_PARTS:
+        task = fetch_add(counter, TAKEN)
+        while task < (PER_LAYER * L + P) * PACK_PARTS:   # the layers' by kinds, then the heads
             matrix, part = task // PACK_PARTS, task % PACK_PARTS
             kind = min(matrix // L, DW_LM_HEAD)
-            x = p[kind][matrix - kind * L]
-            pack_part(w[kind][matrix - kind * L], x, part)
-            pack_part(wt[kind][matrix - kind * L], x.T, part)
-            task = fetch_add(taken[0], 0)
+            l = matrix - kind * L            # layer, or head
+            x = p[kind][l]
+            pack_part(w[kind][l], x, part)
+            pack_part(wt[kind][l], x.T, part)
+            task = fetch_add(counter, TAKEN)
 
 def task_table(cfg):
     """(kind, layer or head, first row, end) of the blocks of all weight gradients, the largest
@@ -1438,8 +1462,8 @@ def muon_matrix(p, g, m, hyper, scale, s):
     p, g, m (N, K), s a MuonScratch of one thread.  The factor is for a matrix that maps to more
     numbers than it is given: it has fewer directions than outputs."""
     N, K = p.shape
-    l, side = max(N, K), min(N, K)
-    y, other = s.y[:l * side].reshape(l, side), s.other[:l * side].reshape(l, side)
+    long, side = max(N, K), min(N, K)
+    y, other = s.y[:N * K].reshape(long, side), s.other[:N * K].reshape(long, side)
     n = side * side
     gram, square = s.gram[:n].reshape(side, side), s.square[:n].reshape(side, side)
     nesterov(y, g, m, p.dtype.type(scale), hyper.momentum)
@@ -1612,6 +1636,31 @@ ESTIMATE = 64        # held-out rows that a validation on the way takes, always 
 FEWEST = 8           # rows: of fewer a validation says little
 WORSE = 1.01         # times the best validation: the model learns by heart
 
+class StepClock:
+    """Seconds that the steps of this sitting took.  The first one compiles what no cache has, and
+    counts only while it is alone."""
+
+    def __init__(self):
+        self.done = 0                        # steps
+        self.seconds = {False: [], True: []}             # True: of those whose heads rest
+
+    def count(self, seconds, resting, elapsed):
+        """A step, and when it ended"""
+        self.done += 1
+        if self.done == 1:
+            self.first, self.first_ended = seconds, elapsed
+        else:
+            self.seconds[resting].append(seconds)
+
+    def with_the_rest(self, mean, elapsed):
+        """A mean of steps, and what lies between two: validations, samples, checkpoints"""
+        in_steps = sum(self.seconds[False] + self.seconds[True])
+        return mean * (elapsed - self.first_ended) / in_steps
+
+    def is_due(self, step):
+        """Is it time to say how long the rest will take?"""
+        return self.done == 5 or (self.done > 5 and step % 20 == 0)
+
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
     `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
@@ -1625,25 +1674,19 @@ class TrainingLoop:
 
     def learn(self, caught):
         """The training loop.  It ends with the last step, or with the one that a signal met."""
-        o, s, first, told = self.options, self.state, self.state.step, self.elapsed()
-        seconds = {False: [], True: []}      # of the steps of this sitting; True: the heads rest
+        o, s, clock, told = self.options, self.state, StepClock(), self.elapsed()
         while s.step < (s.n_steps or math.inf) and not caught:
             resting = self.heads_rest()
             r = self.advance()
             self.record(**r)
-            done = s.step - first            # in this sitting
-            if done == 1:                    # which compiles what no cache has
-                after_first, step_time = self.elapsed(), r["ms"] / 1e3
-            else:
-                seconds[resting].append(r["ms"] / 1e3)
-                everything = self.elapsed() - after_first            # with validations, samples
-                of_steps = sum(seconds[False] + seconds[True])
-                step_time = self.step_time(seconds) * everything / of_steps
-            often = done == 5 or (done > 5 and s.step % 20 == 0)
+            clock.count(r["ms"] / 1e3, resting, self.elapsed())
+            step_time = clock.first
+            if clock.done > 1:
+                step_time = clock.with_the_rest(self.step_time(clock.seconds), self.elapsed())
             in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-            if often and not self.data.steps and not in_last_tenth:
+            if clock.is_due(s.step) and not self.data.steps and not in_last_tenth:
                 self.plan(step_time)
-            if often or self.elapsed() - told > MOST_SILENT:
+            if clock.is_due(s.step) or self.elapsed() - told > MOST_SILENT:
                 told = self.elapsed()
                 self.report(r, step_time)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
@@ -1742,7 +1785,7 @@ class TrainingLoop:
     def plan(self, step_time):
         """As many steps as the minutes left allow; step_time: seconds that one takes."""
         s, tokens = self.state, self.data.validation[0]
-        check = step_time * tokens.size / (3 * self.next[0].size)    # at the end: forward alone
+        check = step_time * tokens.size / (3 * self.next[0].size)    # forward alone: a third
         left = 60 * self.options.minutes - self.elapsed() - check
         s.n_steps = s.step + max(1, int(left / step_time))
 
@@ -1844,6 +1887,7 @@ KEEP_BEST = "keep the model of the best validation, too, in NAME_best.bin"
 @dataclass
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
+    # Without a type, so no fields: no flag sets them, and no file has them
     dtypes = "f32", "bf16"     # there are
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
@@ -2049,11 +2093,11 @@ def remember(kv, rows, qkv):
     _, G, _, D, width = k.shape
     for r in range(len(qkv)):
         slot, t = rows.slots[r], rows.positions[r]
-        of_k, of_v = qkv[r, -2 * G * D:], qkv[r, -G * D:]
+        k_row, v_row = qkv[r, -2 * G * D:-G * D], qkv[r, -G * D:]
         for g in range(G):
             for i in range(D):
-                k[slot, g, t // width, i, t % width] = of_k[g * D + i]
-                v[slot, g, t, i] = of_v[g * D + i]
+                k[slot, g, t // width, i, t % width] = k_row[g * D + i]
+                v[slot, g, t, i] = v_row[g * D + i]
 
 @jit
 def softmax(row, scale):
@@ -2073,25 +2117,25 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
     scratch: q, out (queries, D), scores (queries, T)"""
     k, v = kv
     D, width = k.shape[3], k.shape[4]
-    share = att.shape[1] // (D * k.shape[1])             # H / G query heads share a key
-    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1         # n tokens are seen
-    m = (r1 - r0) * share
+    per_key = att.shape[1] // (D * k.shape[1])           # H / G query heads share a key
+    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1         # the last row sees n tokens
+    m = (r1 - r0) * per_key                  # queries: i is head i % per_key of row i // per_key
     for i in range(m):
-        start = (g * share + i % share) * D
-        source, to = qkv[r0 + i // share, start:start + D], s.q[i]
+        start = (g * per_key + i % per_key) * D
+        source, to = qkv[r0 + i // per_key, start:start + D], s.q[i]
         for j in range(D):
             to[j] = source[j]
     S = s.scores[:m, :n]
     matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
     for i in range(m):
-        seen = rows.positions[r0 + i // share] + 1
-        softmax(S[i, :seen], S.dtype.type(1 / math.sqrt(D)))
-        for j in range(seen, n):
+        n_seen = rows.positions[r0 + i // per_key] + 1
+        softmax(S[i, :n_seen], S.dtype.type(1 / math.sqrt(D)))
+        for j in range(n_seen, n):
             S[i, j] = 0                      # what this row does not see adds nothing to its sum
     matmul(s.out[:m], S, v[slot, g, :n])
     for i in range(m):
-        start = (g * share + i % share) * D
-        source, to = s.out[i], att[r0 + i // share, start:start + D]
+        start = (g * per_key + i % per_key) * D
+        source, to = s.out[i], att[r0 + i // per_key, start:start + D]
         for j in range(D):
             to[j] = source[j]
 
@@ -2133,7 +2177,7 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
     R, D = len(rows.tokens), cache.k.shape[4]
     x, y, rstd, qkv, att = s.x[:R], s.y[:R], s.rstd[:R], s.qkv[:R], s.att[:R]
     gate_up, swiglu = s.gate_up[:R], s.swiglu[:R]
-    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)
+    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)     # H + 2 G, less G
     no, add = np.int64(0), np.int64(1)
     embed(x, rows.tokens, p.wte, scales.wte)
     for l in range(len(cache.k)):
@@ -2294,7 +2338,9 @@ class Reply:
         self.text = b""                      # of the tokens, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
         need(vocab or not self.stops, "stop texts need a vocabulary")
-        self.drafts, self.slot, self.told = [], 0, 0
+        self.drafts = []                     # guesses, to be read behind pending
+        self.slot = 0
+        self.told = 0                        # bytes of text that `news` has given
 
     def draw(self, logits):
         """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
@@ -2394,6 +2440,7 @@ class Pace:
     offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
     ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
+    # with drafts? -> seconds, tokens
 
     def count(self, tokens, seconds, drafted, reading):
         """A step; one that reads prompts says nothing of either way."""
@@ -2414,9 +2461,8 @@ class Pace:
         most, tried = reader.heads or LOOKED_UP, self.steps % 64
         if tried < 8:
             return most if tried < 4 else 0
-        without, with_drafts = (seconds / max(tokens, 1e-9) for seconds, tokens in
-                                self.ways.values())
-        return most if with_drafts < without else 0
+        each = {way: seconds / max(tokens, 1e-9) for way, (seconds, tokens) in self.ways.items()}
+        return most if each[True] < each[False] else 0
 
     def __str__(self):
         rate = self.tokens / self.seconds if self.seconds else 0.0
@@ -2440,28 +2486,28 @@ def next_tokens(reader, replies, pace, also=()):
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
         del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
     drafted = any(reply.drafts for reply in replies)
-    k = pace.drafts(reader, replies[0].sampling)         # for the next step
+    k = pace.drafts(reader, replies[0].sampling)         # of all replies, for the next step
     logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
                           for reply in replies] + [*also])
-    at, drawn = 0, []
+    first, drawn = 0, []                     # first: of a reply's rows of logits
     for reply in replies:
-        row, drafts, new = at, reply.drafts, []
-        for guess in (*drafts, None):
-            token = reply.draw(logits[row])
+        drafts, accepted, new = reply.drafts, 0, []
+        for guess in (*drafts, None):        # behind the last one any token ends the loop
+            token = reply.draw(logits[first + accepted])
             if token != reply.end:
                 new.append(token)
             if reply.finish or token != guess:
                 break
-            row += 1
-        wrong = len(drafts) - (row - at)
+            accepted += 1
+        wrong = len(drafts) - accepted
         reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
         for i in range(len(drafts)):
             pace.offered[i] += 1
-            pace.accepted[i] += i < row - at
+            pace.accepted[i] += i < accepted
         reply.pending, reply.drafts = [token], []
         if k and not reply.finish:
-            reply.drafts = draft(reader, reply, row, k)
-        at += 1 + len(drafts)
+            reply.drafts = draft(reader, reply, first + accepted, k)
+        first += 1 + len(drafts)
         drawn.append(new)
     pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
     return drawn
@@ -2556,10 +2602,11 @@ class Weights:
         first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
         others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1..: all that there are, if tied
         self.others = packed(others) if cfg.n_mtp > 1 else None
-        matrices, scales = zip((wte[0][0], wte[1][0]), *layers, (first[0][0], first[1][0]))
+        alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # of no layer
+        matrices, scales = zip(alone[0], *layers, alone[1])
         self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
         self.scales = Scales(*scales)
-        self.rounds = weights == "bf16" and HAS_BF16 or quads
+        self.rounds = (weights == "bf16" and HAS_BF16) or quads      # is x rounded, too?
 
 # ---- slots
 class Decoder:
@@ -2674,22 +2721,19 @@ class Decoder:
             7 8 9, the logits of all three  ->  (slot, 7, 7, 1), (slot, 0, 4 5 6 7 8 9, 2)"""
         T, pieces = self.length, []
         slot, ids, wanted = part
-        text, at = self.texts[slot], 0
-        start, kept = len(text), []          # kept: what is read anew
+        text, unread = self.texts[slot], ids
+        start, again = len(text), []         # again: what has to be read anew
         while True:
-            if start + len(kept) == T:
-                kept = [*text[:start], *kept][T - T // 2:]
-                start = 0
-            n = min(len(ids) - at, T - start - len(kept))
-            at += n
-            here = max(0, wanted - (len(ids) - at))      # wanted of these rows
-            here = min(here, n)
-            now = [*kept, *ids[at - n:at]]
-            if here or at == len(ids):
-                pieces.append((slot, start, now, here))
-            if at == len(ids):
+            if start + len(again) == T:      # full: its later half moves to the beginning
+                start, again = 0, [*text[:start], *again][T - T // 2:]
+            n = min(len(unread), T - start - len(again))         # as many as there is room for
+            piece, unread = [*again, *unread[:n]], unread[n:]
+            wanted_here = min(n, max(0, wanted - len(unread)))
+            if wanted_here or not unread:
+                pieces.append((slot, start, piece, wanted_here))
+            if not unread:
                 return pieces
-            text, start, kept = [*text[:start], *now], T, []
+            text, start, again = [*text[:start], *piece], T, []
 
     def read_pieces(self, pieces):
         """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
@@ -4002,6 +4046,8 @@ def resumed(run, out, preset, file, chosen):
     if preset:
         of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
         asked = of_preset | chosen
+    if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # rows made it longer
+        asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
              f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
@@ -4218,6 +4264,7 @@ def llama_config(entries, n_mtp=1):
     return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
 
 # ---- Hugging Face
+WEIGHTS_OF_LLAMA = "model.safetensors", "mtp.safetensors"
 FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
 
 def json_of(path):
@@ -4463,6 +4510,8 @@ def import_llama(source, out, force):
     refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
+    for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
+        need_another(out, path)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
         os.stat(source)                      # is it there?  Before the package gguf is asked for
@@ -4494,6 +4543,8 @@ def export(file, folder, gguf, matrices, force):
         need_another(gguf, file)
         refuse_overwrite(gguf, force)
     if folder:
+        for name in WEIGHTS_OF_LLAMA:
+            need_another(os.path.join(folder, name), file)
         need_folder(c, folder, force)
     if gguf:
         with replacing(gguf, REMEDY) as temporary:
@@ -4712,9 +4763,15 @@ class Speaker:
              f"or let --truncate cut it from the left")
         return ids
 
+    def settings_of_one(self, sampling):
+        """The settings of this speaker, but for some that a call may have of its own"""
+        fixed = sorted({"weights", "template"} & sampling.keys())
+        need(not fixed, f"{' and '.join(fixed)}: chosen once, for all calls, by nanoeuler.load")
+        return replace(self.options, **sampling).check()
+
     def stream(self, prompt, **sampling):
         """Yields the text that follows a prompt by itself, as it comes."""
-        options = replace(self.options, **sampling).check()
+        options = self.settings_of_one(sampling)
         ids = self.shortened(self.ids_of(prompt), False)
         reader = self.decoder.with_slots(1, len(ids) + options.tokens)
         yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
@@ -4722,7 +4779,7 @@ class Speaker:
     def generate(self, prompts, batch=64, truncate=False, **sampling):
         """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
         written at a time.  Reply.answer is its text."""
-        options = replace(self.options, **sampling).check()
+        options = self.settings_of_one(sampling)
         ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
         found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
         replies = [found[i] for i in range(len(ids))]
@@ -4913,8 +4970,11 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
 def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
     need(sys.stdin, "standard input is closed; see generate")
+    talking = Talking(**chosen).check()
+    need(talking.n == 1 and not talking.logprobs, "a chat has one answer to each line, without "
+         "--n and --logprobs; generate has them")
     file = model_to_use(file)
-    speaker = Speaker(file, decoder, Talking(**chosen).check())
+    speaker = Speaker(file, decoder, talking)
     print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
           f"{'answers' if speaker.answers else 'continues'} what you type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
@@ -5877,23 +5937,6 @@ def pack_vectors(typing, row, first, second, mask):
 # ---- threads that share a sequence
 SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
 
-@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
-def shared(team, n, step):
-    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
-    Behind the loop all n are done."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]
-    end = before + (n + size - 1) // size
-    team.passed[0] = end
-    part = next_below(team.progress, TAKEN, end)
-    while part < end:
-        i0 = (part - before) * size
-        yield i0, min(n, i0 + size)
-        fetch_add(team.progress, DONE)
-        part = next_below(team.progress, TAKEN, end)
-    wait_until(team.progress, DONE, end)
-
 @jit
 def counters(n):
     """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
@@ -5918,8 +5961,6 @@ def from_bf16(x):
     """float32 of the bits of bfloat16, uint16; anything else as it is"""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
-# A function without a body of its own for each type is chosen by `overload`: it is given the types
-# of the arguments, and returns what to compile for them.
 def value(x):
     """The number that a stored one stands for: uint16 holds the upper half of a float32."""
     return from_bf16(np.asarray(x))[()]
@@ -6551,7 +6592,7 @@ def add_verbs(add):
         arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
     add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
         arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
-        arg("--gguf", default="", help="GGUF file to write"),
+        arg("--gguf", type=file_name, help="GGUF file to write"),
         arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
     add("import", import_llama, "a Llama of Hugging Face or in a GGUF file becomes a checkpoint",
         arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
