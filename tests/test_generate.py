@@ -280,6 +280,20 @@ def test_several_answers(path):
     assert model.generate([]) == []
 
 
+def test_what_load_has_chosen_no_call_chooses_anew(path):
+    model = ne.load(str(path))
+    for chosen in dict(weights="int8"), dict(template="chatml"):
+        with pytest.raises(ne.UserError, match=f"{[*chosen][0]}: chosen once"):
+            model.generate(["To be"], **chosen)
+        with pytest.raises(ne.UserError, match="nanoeuler.load"):
+            next(model.stream("To be", **chosen))
+
+
+def test_a_chat_refuses_what_it_has_not(path, capsys):
+    for flag in "--n", "--logprobs":
+        refused(capsys, "chat", path, flag, 2, words=["--n and --logprobs", "generate"])
+
+
 def test_messages_are_for_a_chat_model(path):
     with pytest.raises(ne.UserError, match="chat model"):
         ne.load(str(path)).generate([[("user", "Hello")]])

@@ -204,6 +204,24 @@ def test_a_run_does_not_replace_what_it_begins_with(copy, monkeypatch, capsys):
     assert (copy / "nanoeuler.bin").read_bytes() == before
 
 
+def test_interchange_replaces_nothing_that_it_reads(copy, monkeypatch, capsys):
+    """A checkpoint of the name that weights have in a directory, and a shard among those read."""
+    monkeypatch.chdir(copy)
+    (copy / "here").mkdir()
+    shutil.copy("nanoeuler.bin", "here/model.safetensors")
+    run("export", "nanoeuler.bin", "hf")
+    read = [*(copy / "here").iterdir(), *(copy / "hf").iterdir()]
+    before = {path: path.read_bytes() for path in read}
+    refused(capsys, "export", "here/model.safetensors", "here", "--force",
+            words=["here/model.safetensors would replace here/model.safetensors"])
+    for name in "model.safetensors", "config.json":
+        refused(capsys, "import", "hf", f"hf/{name}", "--force",
+                words=[f"hf/{name} would replace hf/{name}"])
+    refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "", words=["--gguf", "empty name"])
+    assert not (copy / "hf2").exists()
+    assert before == {path: path.read_bytes() for path in before}
+
+
 def test_a_link_to_a_checkpoint_stays_one(text, elsewhere):
     (elsewhere / "disk").mkdir()
     (elsewhere / "link.bin").symlink_to(elsewhere / "disk/real.bin")

@@ -422,6 +422,19 @@ def test_epochs_and_a_longer_context(base, tmp_path, monkeypatch):
     assert f"complete: {done} of {done} steps" in told("sft", "--resume", "--epochs", 0.1)
 
 
+def test_a_run_whose_rows_are_longer_goes_on_by_its_own_command(base, tmp_path, monkeypatch,
+                                                                capsys):
+    """The context has grown with the rows, and the command names the one before."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    same = ("--data", "add.json", "--seq-len", 128, "--row-len", 192, *FLAGS)
+    run("sft", "--steps", 1, *same)
+    assert ne.read_checkpoint("nanoeuler_chat.bin").cfg.seq_len == 192
+    run("sft", "--steps", 2, *same, "--resume")
+    assert ne.read_checkpoint("nanoeuler_chat.bin").state.step == 2
+    refused(capsys, "sft", "--steps", 3, *same[:2], "--seq-len", 256, *FLAGS, "--resume",
+            words=["started with seq_len 192, not 256"])
+
+
 def test_a_tuned_model_answers(tuned):
     said = ok(nanoeuler("chat", "nanoeuler_chat.bin", "--temperature", 0, "--threads", 1, cwd=tuned,
                         stdin="Add 3 and 4.\n/quit\n"))
