@@ -93,6 +93,8 @@ def wait(name, program, *modules):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for module in modules:
         importlib.import_module(module)
+    from numba.core.registry import cpu_target
+    cpu_target.target_context.refresh()      # as the first kernel would: a fifth of a second
     sys.path[0] = os.path.dirname(program)   # as Python sets it for a script
     with open(program, "rb") as f:
         code = compile(f.read(), program, "exec")
