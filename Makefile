@@ -61,6 +61,10 @@ serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
 check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)
 
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes, and each would
+# compile a program of 330 kB, pytest's workers all tests.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest $(PARALLEL) -m 'not slow' $(ARGS)
 
