@@ -850,9 +850,13 @@ def test_a_damaged_file_of_the_cache_is_none(how, suffix, tmp_path):
     assert File().load("key") == code and len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_program_runs_with_a_damaged_cache(tmp_path):
+def test_the_program_runs_with_a_damaged_cache(compiled, tmp_path):
     cache = tmp_path / "cache"
     env = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    folder = cache / bpe.caching._CacheLocator.get_suitable_cache_subpath(str(ROOT / "bpe.py"))
+    folder.mkdir(parents=True)
+    for path in compiled:
+        shutil.copy(path, folder)
     bpe.train(b"a b", 257).save(tmp_path / "t.json")
     encode = ("encode", "--tokenizer", tmp_path / "t.json")
     first = run(*encode, data=b"a b", env=env)
