@@ -10,6 +10,7 @@ by an exit code or by a signal, and passes Ctrl-C and SIGTERM on to it; if it is
 fork.  Two things a fork has of the process that waits: hashes of texts, and what its imports read
 of the environment.  Who tests these, or how a program starts, starts one of its own.
 """
+import contextlib
 import json
 import os
 import select
@@ -19,8 +20,9 @@ import sys
 
 
 # ---- who tests
-WAITING = {}                                 # (program, modules) -> (environment, socket's name)
+WAITING = {}                 # (program, modules) -> (environment, socket's name, process)
 LATER = {"PYTEST_CURRENT_TEST", "FAULT"}     # no import reads these: they may change
+PASSED_ON = {signal.SIGINT, signal.SIGTERM}
 
 
 def command(program, *args, modules, env=None):
@@ -28,15 +30,15 @@ def command(program, *args, modules, env=None):
     own imports, were imported in the same one.  Not so on another system than Linux."""
     env = {name: value for name, value in (env or os.environ).items() if name not in LATER}
     if sys.platform == "linux" and (program, modules) not in WAITING:
-        WAITING[program, modules] = env, start(program, modules, env)
-    before, name = WAITING.get((program, modules), (None, None))
+        WAITING[program, modules] = env, *start(program, modules, env)
+    before, name, _ = WAITING.get((program, modules), (None, None, None))
     if before != env:
         return [sys.executable, program, *args]
     return [sys.executable, "-I", "-S", __file__, "call", name, *args]
 
 
 def start(program, modules, env):
-    """The name of the socket at which one waits until this process ends."""
+    """(the name of its socket, the process), which waits until this one ends"""
     import subprocess
     name = f"nanoeuler-{os.getpid()}-{len(WAITING)}"
     theirs, _ = os.pipe()                    # the other end is open as long as this process is
@@ -45,7 +47,7 @@ def start(program, modules, env):
     os.close(theirs)
     with process.stdout:
         assert process.stdout.readline() == b"ready\n"
-    return name
+    return name, process
 
 
 # ---- who calls
@@ -53,14 +55,15 @@ def call(name, *args):
     """Ends as the program does."""
     at = socket.socket(socket.AF_UNIX)
     at.connect(f"\0{name}")
-    ignored = [number for number in (signal.SIGINT, signal.SIGTERM)
-               if signal.getsignal(number) == signal.SIG_IGN]
+    ignored = [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until it is known to whom
     text = json.dumps([os.getcwd(), dict(os.environ), ignored, args]).encode()
     socket.send_fds(at, [len(text).to_bytes(4, "little")], [0, 1, 2])
     at.sendall(text)
     fork = read_number(at)
-    for number in {signal.SIGINT, signal.SIGTERM} - {*ignored}:
+    for number in PASSED_ON - {*ignored}:
         signal.signal(number, lambda number, _: os.kill(fork, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     for fd in 0, 1, 2:                       # they end where the fork's end
         os.close(fd)
     code = os.waitstatus_to_exitcode(read_number(at))
@@ -123,6 +126,7 @@ def keep(at, program):
     """Returns in a fork that is to be the program; its parent waits for its end, and says it."""
     number, files, _, _ = socket.recv_fds(at, 4, 3)
     said = json.loads(read_exactly(at, int.from_bytes(number, "little")))
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     fork = os.fork()
     if fork == 0:
         at.close()
@@ -130,15 +134,15 @@ def keep(at, program):
         return
     for fd in files:
         os.close(fd)
-    at.sendall(fork.to_bytes(4, "little"))
+    with contextlib.suppress(OSError):
+        at.sendall(fork.to_bytes(4, "little"))
     ready, _, _ = select.select([at, ended := os.pidfd_open(fork)], [], [])
     if ended not in ready:                   # who calls was killed
         os.kill(fork, signal.SIGKILL)
     _, status = os.waitpid(fork, 0)
-    try:
+    with contextlib.suppress(OSError):
         at.sendall(status.to_bytes(4, "little"))
-    finally:
-        os._exit(0)
+    os._exit(0)
 
 
 def become(program, files, folder, env, ignored, args):
@@ -149,6 +153,7 @@ def become(program, files, folder, env, ignored, args):
     for number, handler in ((signal.SIGINT, signal.default_int_handler),
                             (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, signal.SIG_IGN if number in ignored else handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     for fd, (name, given) in enumerate(zip(("stdin", "stdout", "stderr"), files)):
         os.dup2(given, fd)
         os.close(given)
