@@ -61,6 +61,12 @@ serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
 check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)
 
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes, and each would
+# compile a program of 330 kB, pytest's workers all tests.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+# Threads of NumPy's products wait for each other, where each of two workers has two of them.
+test test-all: export OPENBLAS_NUM_THREADS := 1
+
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest $(PARALLEL) -m 'not slow' $(ARGS)
 

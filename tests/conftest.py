@@ -135,7 +135,7 @@ def base(tmp_path_factory, text):
 @pytest.fixture(scope="session")
 def compiled():
     """Numba's files of all kernels, compiled once."""
-    ok(nanoeuler("compile", cwd=ROOT))
+    ok(nanoeuler("compile", cwd=ROOT, cold=True))
     kernels = [x.kernel for part in ne.training_kernels(ne.DTYPE).values() for x in part]
     folders = {Path(kernel.stats.cache_path) for kernel in kernels}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")

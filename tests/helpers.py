@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 TEXT = ROOT / "data" / "shakespeare.txt"
 
+import warm
+
 import nanoeuler as ne
 
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
@@ -34,10 +36,19 @@ def command(*args, program="nanoeuler.py"):
     return [sys.executable, str(ROOT / program), *map(str, args)]
 
 
-def nanoeuler(*args, cwd, stdin="", timeout=240, program="nanoeuler.py", **options):
-    """Runs the program as a user does; stdout and stderr as text."""
-    return subprocess.run(command(*args, program=program), cwd=cwd, input=stdin, timeout=timeout,
-                          capture_output=True, encoding="utf-8", errors="replace", **options)
+def warm_command(*args, program="nanoeuler.py", modules=("nanoeuler",), env=None):
+    """The same in a fork of a process that has imported these modules, as the program does."""
+    return warm.command(str(ROOT / program), *map(str, args), modules=modules, env=env)
+
+
+def nanoeuler(*args, cwd, stdin="", timeout=240, program="nanoeuler.py", cold=False, **options):
+    """Runs the program as a user does; stdout and stderr as text.  Where it is cold or gets
+    options, as an environment, it does its imports itself."""
+    started = command(*args, program=program)
+    if program == "nanoeuler.py" and not (cold or options):
+        started = warm_command(*args)
+    return subprocess.run(started, cwd=cwd, input=stdin, timeout=timeout, capture_output=True,
+                          encoding="utf-8", errors="replace", **options)
 
 
 def complains(result, *words):
@@ -147,27 +158,9 @@ def outcome(folder, name="nanoeuler"):
     return Outcome(s.kind, s.step, s.tokens_seen, s.bits_per_byte, s.reference, arrays, log)
 
 
-SIGNALLED = """
-import os, sys
-sys.path.insert(0, {root!r})
-import nanoeuler as ne
-method = ne.Run.{after}
-
-def method_and_signal(run, *args, **options):
-    result = method(run, *args, **options)
-    if run.state.step == {step}:
-        os.kill(os.getpid(), {number})
-    return result
-
-ne.Run.{after} = method_and_signal
-sys.exit(ne.main({args!r}))
-"""
-
-
 def signalled(number, step, *args, cwd, after="advance"):
     """A run that gets a signal, SIGKILL or another one, at a step: as soon as this method of Run
     returns.  After `advance` the step is not recorded, after `record` it is not saved."""
-    code = SIGNALLED.format(root=str(ROOT), step=step, number=int(number), after=after,
-                            args=[*map(str, args)])
-    return subprocess.run([sys.executable, "-c", code], cwd=cwd, timeout=240, capture_output=True,
-                          encoding="utf-8", errors="replace")
+    started = warm_command(after, step, int(number), *args, program="tests/signalled.py")
+    return subprocess.run(started, cwd=cwd, timeout=240, capture_output=True, encoding="utf-8",
+                          errors="replace")

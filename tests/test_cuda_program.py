@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import Dispatcher, blank
-from helpers import FAST, ROOT, TINY, complains, nanoeuler, run
+from helpers import FAST, ROOT, TINY, command, complains, run, warm_command
 from numba import cuda
 from servers import post, serving
 
@@ -229,8 +229,13 @@ HIDDEN = dict(os.environ, CUDA_VISIBLE_DEVICES="")       # an NVIDIA GPU, if the
 HIDDEN.pop("PYTHONPATH", None)
 
 
-def gpu(*args, cwd, env=HIDDEN):
-    return nanoeuler(*args, cwd=cwd, program="nanoeuler_cuda.py", env=env, timeout=100)
+def gpu(*args, cwd, env=None):
+    """In this environment from the first import on, or warm in HIDDEN."""
+    program = "nanoeuler_cuda.py"
+    started = command(*args, program=program) if env else warm_command(
+        *args, program=program, modules=("nanoeuler_cuda",), env=HIDDEN)
+    return subprocess.run(started, cwd=cwd, env=env or HIDDEN, timeout=100, text=True,
+                          capture_output=True)
 
 
 def test_verbs_are_those_of_the_docstring():
@@ -256,7 +261,7 @@ def test_without_a_driver(verb, tmp_path):
 
 
 def test_an_unknown_verb_and_help(tmp_path):
-    result = gpu("dance", cwd=tmp_path)
+    result = gpu("dance", cwd=tmp_path, env=HIDDEN)
     assert result.returncode == 2 and "'doctor'" in result.stderr
     result = gpu("--help", cwd=tmp_path)
     assert result.returncode == 0 and "doctor" in result.stdout and result.stderr == ""

@@ -136,7 +136,7 @@ def test_pairs_stay_together_and_come_in_shuffled_epochs():
 @pytest.fixture(scope="module")
 def tuned(base, tmp_path_factory):
     folder = write_pairs(copy_of(base, tmp_path_factory.mktemp("tuned")))
-    said = ok(nanoeuler(*RUN, cwd=folder))
+    said = ok(nanoeuler(*RUN, cwd=folder, cold=True))
     (folder / "stdout.txt").write_text(said, encoding="utf-8")
     return folder
 

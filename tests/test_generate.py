@@ -2,6 +2,7 @@
 import json
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 from helpers import TINY, nanoeuler, ok, random_flat, refused, run
@@ -10,7 +11,7 @@ from oracles import naive
 
 import nanoeuler as ne
 
-pytestmark = pytest.mark.cli
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
 CFG = replace(TINY, n_embd=16, n_head=4, n_kv_head=2, n_hidden=24, seq_len=40, n_mtp=4)
 PLAIN = dict(speculate=0)
@@ -41,10 +42,17 @@ def prompts_of(n, most=30, seed=1):
 
 
 # ---- a text does not depend on what it is computed beside, nor on drafts
+@pytest.fixture
+def all_threads(one_thread):
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("n_mtp", [1, 4])
-def test_a_thousand_prompts_with_and_without_drafts(temperature, n_mtp):
+def test_a_thousand_prompts_with_and_without_drafts(temperature, n_mtp, request):
     """In batches of 16, from prompts shorter and longer than what slides; one has a stop token."""
+    if temperature and n_mtp > 1:
+        request.getfixturevalue("all_threads")
     cfg = replace(CFG, n_mtp=n_mtp)
     decoder, prompts = ne.Decoder(cfg, repetitive(cfg), slots=16), prompts_of(500)
     sampling = ne.Sampling(temperature=temperature, tokens=18)
@@ -58,7 +66,7 @@ def test_a_thousand_prompts_with_and_without_drafts(temperature, n_mtp):
 
 
 @pytest.mark.parametrize("speculate", [0, 1, 5, -1])
-def test_alone_and_in_a_batch(speculate):
+def test_alone_and_in_a_batch(speculate, all_threads):
     """Long enough that contexts slide, with drafts before them."""
     flat, prompts = repetitive(), prompts_of(9, 45)
     o = ne.Sampling(temperature=0.7, tokens=70, top_p=0.9, presence_penalty=0.3,

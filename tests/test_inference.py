@@ -257,7 +257,8 @@ def test_same_seed_same_text(said):
 
 
 def test_generate(trained):
-    result = nanoeuler("generate", "ROMEO:", "--tokens", 40, "--temperature", 0.5, cwd=trained)
+    result = nanoeuler("generate", "ROMEO:", "--tokens", 40, "--temperature", 0.5, cwd=trained,
+                       cold=True)
     assert ok(result).startswith("ROMEO:") and len(result.stdout) > 40 and result.stderr == ""
 
 
@@ -290,7 +291,7 @@ def test_chat_through_a_pipe(trained):
 
 
 def test_chat_takes_any_text(trained):
-    result = nanoeuler("chat", "--tokens", 5, cwd=trained,
+    result = nanoeuler("chat", "--tokens", 5, cwd=trained, cold=True,
                        stdin="na\u00efve \U0001f600 </s>\n" + "x" * 3000 + "\n")
     assert ok(result) and result.stderr == ""
 
@@ -601,7 +602,7 @@ def test_a_name_with_blanks_is_quoted_in_what_to_type_next(text, tmp_path):
 
 def test_the_program_is_found_from_anywhere(trained, tmp_path):
     complains(nanoeuler("info", cwd=tmp_path), "nanoeuler.bin")
-    ok(nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path))
+    ok(nanoeuler("info", trained / "nanoeuler.bin", cwd=tmp_path, cold=True))
 
 
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])

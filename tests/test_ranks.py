@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY
+from helpers import ROOT, TINY, warm_command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ import nanoeuler_cuda as nc
 from oracles.cpu_ranks import Wide
 
 pytestmark = pytest.mark.cli
-PROGRAM = ROOT / "tests" / "oracles" / "cpu_ranks.py"
+PROGRAM = "tests/oracles/cpu_ranks.py"
 STEPS = ["--optimizer", "adamw", "--dtype", "f32", "--steps", "6", "--batch", "240",
          "--seq-len", "16", "--n-layer", "1", "--n-embd", "16", "--n-head", "2",
          "--n-kv-head", "1", "--head-dim", "8", "--n-hidden", "24", "--vocab-size", "270",
@@ -50,7 +50,8 @@ def free_port():
 def start(size, *args, cwd, **env):
     port = free_port()
     return [subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(rank), str(size), str(port), *map(str, args)], cwd=cwd,
+        warm_command(rank, size, port, *args, program=PROGRAM,
+                     modules=("nanoeuler", "nanoeuler_cuda")), cwd=cwd,
         env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(size)]
 

@@ -704,7 +704,7 @@ def test_sigterm_ends_what_takes_longer(file, tmp_path):
 
 
 def test_what_the_verb_refuses(file, tmp_path):
-    complains(nanoeuler("serve", "none.bin", cwd=tmp_path), "none.bin")
+    complains(nanoeuler("serve", "none.bin", cwd=tmp_path, cold=True), "none.bin")
     complains(nanoeuler("serve", file, "--port", 99999, cwd=tmp_path), "port is 99999")
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]

@@ -367,7 +367,7 @@ RUN = ("sft", "--data", "add.json", "--steps", 60, "--eval-every", 20, "--save-e
 def tuned(base, tmp_path_factory):
     """A directory with nanoeuler_chat.bin, its log, and what the run printed."""
     folder = copy_of(base, tmp_path_factory.mktemp("tuned"))
-    said = ok(nanoeuler(*RUN, cwd=folder))
+    said = ok(nanoeuler(*RUN, cwd=folder, cold=True))
     (folder / "stdout.txt").write_text(said, encoding="utf-8")
     return folder
 
