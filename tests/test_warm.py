@@ -59,8 +59,10 @@ def test_a_signal_reaches_it(number, program, monkeypatch):
     """Nobody holds its output any more: it has ended, too."""
     monkeypatch.setenv("FAULT", "none")
     for started in both(program, "waits"):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)    # a background job
         process = subprocess.Popen(started, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGINT, before)             # ignores it, and a child inherits that
         assert process.stdout.readline().startswith("__main__")
         began = time.monotonic()
         process.send_signal(number)
