@@ -3817,7 +3817,9 @@ pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # l
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
 store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
 
+# Memory to a register, past L1
 load_relaxed = ptx("ld.relaxed.gpu.global.u32 $0, [$1];", u64, result=u32)
+
 # A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
 # written before it was set.
 semaphore_release = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)

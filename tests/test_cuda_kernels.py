@@ -352,6 +352,24 @@ def test_parts_are_merged_alike_alone_and_among_many(request):
     assert merge == proj and len(merge) > 50
 
 
+@pytest.mark.parametrize("groups", [1, nc.MANY])
+def test_a_product_of_rows_takes_each_slice_once(groups):
+    """Also where the turns are no multiple of those whose loads are under way at once, as in F of
+    `large` and C of `xl`: what lies behind K is left."""
+    uneven = 0
+    for K in [8, 40, 264, *range(256, 16_384, 256)]:
+        multiply = nc.row_product(K, 1, groups, False, True).multiply
+        found = SimpleNamespace(**constants(multiply))
+        taken = [(turn0 + i) * 8 + warp for turn0 in range(0, found.TURNS, found.BATCH)
+                 for i in range(found.BATCH) for warp in range(8)]
+        if not found.WHOLE:
+            taken = [at for at in taken if at < found.SLICES]
+        assert sorted(taken) == list(range(-(-K // nc.SLICE))), K
+        assert groups * found.BATCH <= nc.MOST_TURNS
+        uneven += found.TURNS % found.BATCH > 0
+    assert uneven > 10
+
+
 Wide = namedtuple("Wide", "shared memory copies ahead", defaults=(0, 0, 0, 0))
 
 
