@@ -2246,7 +2246,22 @@ class Talking(Sampling):
 def rng_of(seed, prompt=0, answer=0):
     """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
     not depend on what else is generated; a prompt alone has those of the first of many."""
-    return np.random.default_rng([seed, prompt, answer] if prompt or answer else seed)
+    return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
+
+class Uniforms:
+    """The random numbers of a text, one a token, of which some may be seen before they are drawn."""
+
+    def __init__(self, rng):
+        self.rng, self.seen = rng, []
+
+    def random(self):
+        return self.seen.pop(0) if self.seen else self.rng.random()
+
+    def ahead(self, n):
+        """The next n, which `random` will give"""
+        while len(self.seen) < n:
+            self.seen.append(self.rng.random())
+        return self.seen[:n]
 
 def of_the_largest(x, n):
     """Where the n largest of x are; of equal ones those that come first."""
@@ -2282,6 +2297,7 @@ def log_softmax(logits):
 
 # ---- what reads
 Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
+Draw = namedtuple("Draw", "temperature top_k top_p min_p uniform")       # what `sample` goes by
 
 class Reader(Protocol):
     """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
@@ -2291,6 +2307,7 @@ class Reader(Protocol):
     kept_as: str                             # f32, bf16 or int8: what its weights are in memory
     heads: int                               # auxiliary heads that `guesses` has
     wide: bool                               # do a few rows take about as long as one?
+    draws: bool                              # can it draw tokens itself?
 
     @staticmethod
     def ready():
@@ -2308,6 +2325,10 @@ class Reader(Protocol):
         """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
         the last of them the logits are wanted.  A full slot slides.
         Returns these logits (n, V), on the host, valid until the next call."""
+
+    def draw(self, parts, draws):
+        """The same, but returns what `sample` would draw from each line of these logits, a list of
+        ids, by its Draw; or None, and nothing was read: then they have to be asked for."""
 
     def guesses(self, row):
         """(heads, V): for a row of the last logits, those of heads 1 and on"""
@@ -2331,7 +2352,8 @@ class Reply:
         """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
         token that ends it; vocab: bytes of each token, which stop texts need"""
         need(len(ids), NO_TOKEN)
-        self.sampling, self.rng, self.end, self.vocab = sampling, rng, end, vocab
+        self.sampling, self.end, self.vocab = sampling, end, vocab
+        self.rng = rng if isinstance(rng, Uniforms) else Uniforms(rng)
         self.pending = [int(i) for i in ids]             # to be read next
         self.tokens, self.logprobs, self.counts = [], [], {}
         self.finish = "" if sampling.tokens else "length"
@@ -2352,16 +2374,34 @@ class Reply:
             for token, n in self.counts.items():
                 z[token] -= o.presence_penalty + n * o.frequency_penalty
         token = sample(z, self.rng, o)
+        if o.logprobs and token != self.end:
+            logp = log_softmax(logits)
+            top = np.argsort(-logp, kind="stable")[:o.logprobs]
+            self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
+        return self.take(token)
+
+    def draws(self, n):
+        """A Draw for each of the next n tokens, for a Reader that draws them; [] if it must not:
+        their logits are to be changed, or told"""
+        o = self.sampling
+        if o.logprobs or o.presence_penalty or o.frequency_penalty:
+            return []
+        return [Draw(o.temperature, o.top_k, o.top_p, o.min_p, uniform)
+                for uniform in (self.rng.ahead(n) if o.temperature else [0.0] * n)]
+
+    def take_drawn(self, token):
+        """`draw` of a token that was drawn by the first of the Draws"""
+        if self.sampling.temperature:
+            self.rng.random()
+        return self.take(token)
+
+    def take(self, token):
         if token == self.end:
             self.finish = "stop"
             return token
         self.tokens.append(token)
         self.counts[token] = self.counts.get(token, 0) + 1
-        if o.logprobs:
-            logp = log_softmax(logits)
-            top = np.argsort(-logp, kind="stable")[:o.logprobs]
-            self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
-        if len(self.tokens) == o.tokens:
+        if len(self.tokens) == self.sampling.tokens:
             self.finish = "length"
         if self.vocab:
             self.append(self.vocab[token])
@@ -2487,13 +2527,19 @@ def next_tokens(reader, replies, pace, also=()):
         del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
     drafted = any(reply.drafts for reply in replies)
     k = pace.drafts(reader, replies[0].sampling)         # of all replies, for the next step
-    logits = reader.read([Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-                          for reply in replies] + [*also])
+    parts = [Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
+             for reply in replies] + [*also]
+    ids = None                               # drawn by the reader, if it can
+    if reader.draws:
+        draws = [reply.draws(1 + len(reply.drafts)) for reply in replies]
+        ids = reader.draw(parts, sum(draws, [])) if all(draws) else None
+    logits = reader.read(parts) if ids is None else None
     first, drawn = 0, []                     # first: of a reply's rows of logits
     for reply in replies:
         drafts, accepted, new = reply.drafts, 0, []
         for guess in (*drafts, None):        # behind the last one any token ends the loop
-            token = reply.draw(logits[first + accepted])
+            at = first + accepted
+            token = reply.draw(logits[at]) if ids is None else reply.take_drawn(ids[at])
             if token != reply.end:
                 new.append(token)
             if reply.finish or token != guess:
@@ -2611,7 +2657,7 @@ class Weights:
 # ---- slots
 class Decoder:
     """The weights of a model, a cache of keys and values, and the tokens in it."""
-    wide = True
+    wide, draws = True, False
 
     @staticmethod
     def ready():
@@ -4666,7 +4712,7 @@ class Speaker:
         self.template = options.template or c.state.template
         self.answers = c.state.kind == "chat" or options.template != ""
         self.end = c.tokenizer.specials.get(c.state.eos)
-        self.rng = np.random.default_rng(options.seed)
+        self.rng = rng_of(options.seed)
         self.said = []                       # (role, text), user and assistant in turn
         self.last, self.pace = None, None    # the latest Reply, and its Pace
         self.sampled = {}                    # the ids of each answer, by its text

@@ -169,7 +169,7 @@ try:
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
     from numba.cuda.extending import intrinsic
-    from numba.cuda.libdevice import fmul_rn
+    from numba.cuda.libdevice import fast_fdividef, float_as_int, fmul_rn, rsqrtf
 except (NameError, SyntaxError):             # a fault of these files, not of what is installed
     raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
@@ -384,7 +384,8 @@ def transposed(x):
 #                                memory, in one access or a few, and store(x, i, v) writes them
 #     exp(v), exp2(v)            e^v, and 2^v, which the hardware has
 WARP, ALL = 32, 0xFFFFFFFF                   # lanes; the mask of all of them
-f32, i32, u16, u32, u64 = types.float32, types.int32, types.uint16, types.uint32, types.uint64
+f32, f64, u16, u32, u64 = types.float32, types.float64, types.uint16, types.uint32, types.uint64
+i32, i64 = types.int32, types.int64
 LOG2E = 1 / math.log(2)
 
 def width(*sizes):
@@ -1627,7 +1628,7 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
 class Decoder(ne.Decoder):
     """nanoeuler.Decoder with its cache on the device.  With matrices in bfloat16 a step is one of
     9.1; otherwise, or if these cannot take the model, a row is one graph, and a step row by row."""
-    wide = False
+    wide = draws = False
 
     @staticmethod
     def ready():
@@ -1680,6 +1681,7 @@ class Decoder(ne.Decoder):
                 print(f"note: generation row by row, which is slower: {refused}", file=sys.stderr)
             else:
                 self.p, self.heads, self.wide = self.weights, self.cfg.n_mtp - 1, True
+                self.draws = True
                 self.steps = RowSteps(self.cfg, self.weights, len(self.texts), self.length)
                 return
         cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
@@ -1725,6 +1727,20 @@ class Decoder(ne.Decoder):
         for slot, ids, _ in parts:
             self.texts[slot] += map(int, ids)
         return logits
+
+    def draw(self, parts, draws):
+        """`Reader`'s, of parts that take no detour"""
+        parts = [*parts]
+        found = self.plain_rows(parts)
+        if not found:
+            return None
+        drawn, self.final = self.steps.draw(*found, draws), None         # which is on the device
+        if min(drawn) < 0:                   # the likeliest is not finite: let sample say so
+            line = drawn.index(-1)
+            ne.sample(to_host(self.steps.out)[line, :self.cfg.vocab_size], None, ne.Sampling())
+        for slot, ids, _ in parts:
+            self.texts[slot] += map(int, ids)
+        return drawn
 
     def plain_rows(self, parts):
         """(tokens, slots, positions, wanted) of parts that go on with texts, and let none slide,
@@ -1798,7 +1814,7 @@ class Decoder(ne.Decoder):
 
     def guesses(self, row):
         if self.heads:
-            return self.steps.guesses(self.final[row])
+            return self.steps.guesses(row, None if self.final is None else self.final[row])
         return np.zeros((0, self.cfg.vocab_size), np.float32)
 
     def queue(self):
@@ -1845,18 +1861,19 @@ class Decoder(ne.Decoder):
 # ==== 9.1 Rows on tensor cores ====
 # A step of up to AT_ONCE rows (token, slot, position) with matrices in bfloat16, in five kernels a
 # layer, recorded as a graph.  All numbers but the weights are float32.  A few rows cost what it
-# takes to bring the weights from memory; a block reads them once for GROUP rows, or for MANY groups
-# where there are more than one, and others, along y, for the next ones, from L2:
+# takes to bring the weights from memory; a block reads them once for GROUP rows, or for two or four
+# groups where there are more than one, and others, along y, for the next ones, from L2:
 #
 #     take       x = wte[token]                                     a block a row
 #     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
 #     attend     a part of the context, KEYS keys of a head         a block a part of a row
 #     proj       the parts become one, x += W att                   a block 8 columns of x
-#     gate_up    RMSNorm, gate and up, SwiGLU                       a block 8 columns
+#     gate_up    RMSNorm, gate and up, SwiGLU                       a block 16 columns
 #     down       x += W swiglu                                      a block 8 columns of x
-#     logits     of the rows that are wanted: RMSNorm, head         a block 16 tokens
+#     logits     of the rows that are wanted: RMSNorm, head         a block 32 tokens
 #
-# For many rows blocks of gate_up, down and logits have twice as much, where there is room.
+# Blocks of gate_up and logits have half as much where W's rows are so long that there is no room;
+# those of down twice as much for many rows.
 #
 # Each block of proj merges the parts of all rows.  From MERGED rows on that takes longer than one
 # more kernel, merge; the rest of proj is then `down`, of other sizes.
@@ -1874,6 +1891,9 @@ class Decoder(ne.Decoder):
 #         them.  A text has the same bits alone, in a batch and with drafts.  Where the compiler
 #         could round a product and a sum once or twice, fma and fmul_rn say which, since the
 #         kernels for a few rows and for many are compiled one by one.
+# Places  A kernel takes a few microseconds, in which a warp has time for some hundred instructions.
+#         Numba counts places in 64 bits, looks whether they are negative and rounds quotients down;
+#         so all are u32 here, which is half of the instructions that there would be.
 # Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
 #         them before it waits for the kernel in front of it: they arrive while that one computes.
 #         Others load them into registers.
@@ -1889,8 +1909,7 @@ TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, A
 N_ROWS, N_WANTED, FIRST_LINE = range(3)      # places in COUNTS: the last one is of `out`
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MERGED = 4                                   # rows from which on `merge` pays
-MOST_TURNS = 8                               # slices of x that a thread has in registers at once
-MANY = 2                                     # groups that a block of the kernels for many rows has
+TURNS_AT_ONCE = {1: 8, 2: 4, 4: 1}           # slices of x in registers, by groups of a block
 
 def weight_stride(K):
     """Bytes between rows of W in shared memory: the two rows that lanes read at once, 64 bytes of
@@ -1911,12 +1930,13 @@ def lanes_a_key(D):
 @inlined
 def own_row():
     """Which row of x, and of each tile of W, a lane reads: a quad of lanes has one."""
-    return (cuda.threadIdx.x & 31) >> 2
+    return lane_id() >> u32(2)
 
 @inlined
 def entry(rows, line, i):
     """rows[line, i] as it is in L2: what an SM still had of an older table is passed by"""
-    return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(line * AT_ONCE + i)))
+    at = u32(line * AT_ONCE) + u32(i)
+    return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(at)))
 
 @inlined
 def two_parts(a, j, x, y):
@@ -1932,7 +1952,7 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     GAIN, FIRST_GAIN = 4 * K if normed else 0, COUNT * STRIDE // 4 if hopper else 0
     SLICES, FIRST_TILES = cdiv(K, SLICE), cdiv(TILES, 2)
     TURNS = cdiv(SLICES, 8)
-    BATCH = cdiv(TURNS, cdiv(TURNS, MOST_TURNS // GROUPS))       # turns whose loads are under way
+    BATCH = cdiv(TURNS, cdiv(TURNS, TURNS_AT_ONCE[GROUPS]))       # turns whose loads are under way
     WHOLE = K % (8 * SLICE * BATCH) == 0                 # no warp has a slice behind the last one
     XS, B = 8 * BATCH * GROUPS, 4 * TILES
     CHAINS = 1 if normed else 2              # sums that a tile has: one for each half of a slice
@@ -1943,14 +1963,14 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     @inlined
     def row_of(i, w, first, second):
         """The row of W that is the block's i-th, or the last one if W has no more"""
-        row = first + i if i < 8 * FIRST_TILES else second + i - 8 * FIRST_TILES
-        return min(row, w.shape[0] - 1)
+        row = first + i if i < 8 * FIRST_TILES else second + i - u32(8 * FIRST_TILES)
+        return min(u32(row), u32(w.shape[0]) - u32(1))
 
     @inlined
     def ask_for(w, first, second, gain):
         """Asks the copy engine for the block's rows, and behind them for the gain, if x is normed.
         Returns the mbarrier to wait for."""
-        barrier, t = shared_address(cuda.shared.array(1, u64)), cuda.threadIdx.x
+        barrier, t = shared_address(cuda.shared.array(1, u64)), thread_id()
         if hopper and t < WARP:
             smem = shared_address(cuda.shared.array(0, u32, 16))
             if t == 0:
@@ -1970,11 +1990,11 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     def place_in_smem(w, first, second, tile):
         """Where the row of W lies that this lane reads of a tile"""
         smem = shared_address(cuda.shared.array(0, u32, 16))
-        return smem + u32(8 * tile + own_row()) * u32(STRIDE)
+        return smem + (u32(8 * tile) + own_row()) * u32(STRIDE)
 
     @inlined
     def place_in_memory(w, first, second, tile):
-        row = row_of(8 * tile + own_row(), w, first, second)
+        row = row_of(u32(8 * tile) + own_row(), w, first, second)
         return global_address(w) + u64(row) * u64(ROW)
     place_of, Offset = (place_in_smem, u32) if hopper else (place_in_memory, u64)
 
@@ -1983,23 +2003,24 @@ def row_product(K, TILES, GROUPS, normed, hopper):
         """partial[warp, group, tile, r, n] = this warp's share of sum_k W[n, k] gain[k] x[r, k],
         and squares[warp, GROUP group + r] of sum_k x[r, k]^2, for the rows of x that begin at
         x[starts[group]].  The lane that reads row r of x reads row n = r of each tile, too."""
-        q, row, warp = cuda.threadIdx.x & 3, own_row(), cuda.threadIdx.x >> 5
+        q, row, warp = thread_id() & u32(3), own_row(), warp_id()
+        first_k = u32(SLICE) * warp + u32(8) * q
         acc, ss = filled(SUMS, f32(0)), filled(GROUPS, f32(0))           # hi's two, mid's two
         xs, a, b = cuda.local.array(XS, f32), filled(8, u32(0)), cuda.local.array(B, u32)
         gains, gain_of = cuda.shared.array(0, f32, 16) if hopper else gain, filled(8, f32(1))
         for turn0 in range(0, TURNS, BATCH):
             for i in range(BATCH):           # all loads are under way at once
-                k = ((turn0 + i) * 8 + warp) * SLICE + 8 * q
+                k = u32((turn0 + i) * 8 * SLICE) + first_k
                 for group in range(GROUPS):
-                    eight = load_8(x, starts[group] + min(k, K - 8))
+                    eight = load_8(x, starts[group] + (k if WHOLE else min(u32(k), u32(K - 8))))
                     for e in range(8):
                         xs[8 * (GROUPS * i + group) + e] = eight[e] if WHOLE or k < K else f32(0)
             if hopper and turn0 == 0:
                 mbarrier_wait(barrier, u32(0))
             for i in range(BATCH):
-                at = (turn0 + i) * 8 + warp
-                if WHOLE or at < SLICES:     # true for a whole warp
-                    k = min(at * SLICE + 8 * q, K - 8)
+                k = u32((turn0 + i) * 8 * SLICE) + first_k
+                if WHOLE or u32((turn0 + i) * 8) + warp < SLICES:    # true for a whole warp
+                    k = k if WHOLE else min(u32(k), u32(K - 8))
                     for tile in range(TILES):
                         place = place_of(w, first, second, tile)
                         load_weights(b, 4 * tile, place + Offset(2 * k))
@@ -2027,16 +2048,16 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                     hi, mid = acc[i], acc[i + 2]
                     if CHAINS == 2:
                         hi, mid = hi + acc[i + 4], mid + acc[i + 6]
-                    partial[warp, group, tile, row, 2 * q + e] = hi + mid
+                    partial[warp, group, tile, row, u32(2) * q + u32(e)] = hi + mid
             if normed:
                 of_row = quad_sum(ss[group])
                 if q == 0:
-                    squares[warp, GROUP * group + row] = of_row
+                    squares[warp, u32(GROUP * group) + row] = of_row
         cuda.syncthreads()                   # all shares are there
 
     @inlined
     def total(partial, tile, r, n):
-        group, row = r // GROUP, r % GROUP
+        group, row = r >> u32(3), r & u32(GROUP - 1)
         s = partial[0, group, tile, row, n]
         for warp in range(1, 8):
             s += partial[warp, group, tile, row, n]
@@ -2045,9 +2066,10 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total)
 
 def tiles_a_block(tiles, K, groups):
-    """Of W (N, K): `tiles` for a few rows, and twice as many for many, which are read and split
-    half as often then, unless there is no room for several blocks on a multiprocessor."""
-    return 2 * tiles if groups > 1 and 2 * tiles * 8 * weight_stride(K) <= 72 << 10 else tiles
+    """Of W (N, K): twice as many if they are some, or the rows many, so that x is read and split
+    half as often, unless there is no room for several blocks on a multiprocessor."""
+    room = 2 * tiles * 8 * weight_stride(K) <= 72 << 10
+    return 2 * tiles if room and (tiles > 1 or groups > 1) else tiles
 
 def product_smem(K, tiles, normed, hopper):
     """Bytes of dynamic shared memory of a block of a product"""
@@ -2069,8 +2091,9 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
     ALONE, TWO, SHARES, SHARES_OF_SWIGLU = (8, 1, 1, 8, 8), *(
         (8, GROUPS, tiles, 8, 8) for tiles in (2, OF_X, OF_SWIGLU))
     SQUARES, TABLE, HALF, KEYS = (8, ROWS), (5, AT_ONCE), D // 2, keys_a_part(D)
+    OF_TABLE = cdiv(5 * AT_ONCE, 256 - WARP)             # numbers that a thread copies
     ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
-    load_4, store_4 = vector(4)
+    (load_2, _), (load_4, store_4) = vector(2), vector(4)
     take_turn = after_previous if hopper else at_once
     two_at_once = cuda.jit(cache=bpe.CACHE, launch_bounds=(256, 2))
 
@@ -2078,25 +2101,27 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
     def own_table(rows):
         """`rows` in shared memory.  Its copy to the device had ended before `take` began, which is
         launched without overlap: all that follows may read it before `take_turn`, while the kernel
-        in front computes.  Warps 1 to 7 do, for warp 0 asks for W."""
+        in front computes.  Warps 1 and on do, for warp 0 asks for W."""
         table = cuda.shared.array(TABLE, types.int32)
-        if cuda.threadIdx.x >= WARP:
-            for i in range(cuda.threadIdx.x - WARP, 5 * AT_ONCE, cuda.blockDim.x - WARP):
-                table[i // AT_ONCE, i % AT_ONCE] = entry(rows, i // AT_ONCE, i % AT_ONCE)
+        for turn in range(OF_TABLE):
+            i = thread_id() + u32((256 - WARP) * turn) - u32(WARP)
+            if thread_id() >= WARP and i < 5 * AT_ONCE:
+                table[0, i] = entry(rows, 0, i)          # its lines follow each other
         cuda.syncthreads()                   # it is there, as is the mbarrier
         return table
 
     @inlined
     def begin():
         """The first row of the block"""
-        return ROWS * cuda.blockIdx.y
+        return u32(ROWS) * u32(cuda.blockIdx.y)
 
     @inlined
-    def starts_of(x, base, count):
-        """Where the rows of x (rows, n) begin that this lane reads, one of each group"""
-        starts = cuda.local.array(GROUPS, types.int32)
+    def starts_of(base, count, K):
+        """Where the rows of x (rows, K) begin that this lane reads, one of each group"""
+        starts = cuda.local.array(GROUPS, u32)
         for group in range(GROUPS):
-            starts[group] = min(base + GROUP * group + own_row(), count - 1) * x.shape[1]
+            row = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
+            starts[group] = row * u32(K)
         return starts
 
     @inlined
@@ -2104,52 +2129,60 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
         ss = squares[0, r]
         for warp in range(1, 8):
             ss += squares[warp, r]
-        return f32(1) / math.sqrt(ss / f32(C) + eps)
+        return rsqrtf(cuda.fma(ss, f32(1 / C), eps))
 
     @two_at_once
     def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
         """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / ROWS)
         q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
-        G, H = kc.shape[1], HD // D
-        pair0 = cuda.blockIdx.x * 8
-        head, i0 = pair0 // HALF, pair0 % HALF
-        first, second = head * D + i0, head * D + i0 + HALF
+        G, H, block = u32(kc.shape[1]), u32(HD // D), u32(cuda.blockIdx.x)
+        head = u32(block // u32(HALF // 8))
+        i0 = u32(8) * (block - head * u32(HALF // 8))
+        first, second = head * u32(D) + i0, head * u32(D) + i0 + u32(HALF)
         partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array(SQUARES, f32)
         barrier = two_of_x.ask_for(w, first, second, gain)
         table = own_table(rows)
-        take_turn()
-        t, count = cuda.threadIdx.x, table[COUNTS, N_ROWS]
-        n, i = t // 8, i0 + t % 8
-        r = begin() + n
-        pos = table[POSITION, min(r, count - 1)]
+        t, count = thread_id(), u32(table[COUNTS, N_ROWS])
+        n, i = t >> u32(3), i0 + (t & u32(7))
+        r, starts = begin() + n, starts_of(begin(), count, C)
+        mine = n < ROWS and r < count
+        of_mine = r if mine else u32(0)
+        slot, pos = u32(table[SLOT, of_mine]), u32(table[POSITION, of_mine])
         c, s = cos[pos, i], sin[pos, i]
-        two_of_x.multiply(partial, squares, x, starts_of(x, begin(), count), gain, w, first, second,
-                          barrier)
-        if n < ROWS and r < count:
-            rstd, slot = rstd_of(squares, n, eps), table[SLOT, r]
-            u = two_of_x.total(partial, 0, n, t % 8) * rstd
-            v = two_of_x.total(partial, 1, n, t % 8) * rstd
+        take_turn()
+        two_of_x.multiply(partial, squares, x, starts, gain, w, first, second, barrier)
+        if mine:
+            rstd = rstd_of(squares, n, eps)
+            u = two_of_x.total(partial, 0, n, t & u32(7)) * rstd
+            v = two_of_x.total(partial, 1, n, t & u32(7)) * rstd
             if head < H + G:
                 u, v = cuda.fma(u, c, -fmul_rn(v, s)), cuda.fma(v, c, fmul_rn(u, s))
             if head < H:
-                q[r, head * D + i], q[r, head * D + i + HALF] = u, v
+                q[r, first + (t & u32(7))], q[r, second + (t & u32(7))] = u, v
             elif head < H + G:
-                kc[slot, head - H, pos, i], kc[slot, head - H, pos, i + HALF] = u, v
+                kc[slot, head - H, pos, i], kc[slot, head - H, pos, i + u32(HALF)] = u, v
             else:
-                vc[slot, head - H - G, pos, i], vc[slot, head - H - G, pos, i + HALF] = u, v
+                kv = head - H - G
+                vc[slot, kv, pos, i], vc[slot, kv, pos, i + u32(HALF)] = u, v
+
+    @inlined
+    def parts_at(position):
+        """Of the context of a row at this position"""
+        return u32(u32(position) // u32(KEYS)) + u32(1)
 
     @inlined
     def merged(o, ml, row, parts, k):
         """Columns k to k + 3 of att of a row, of all its parts, in their order"""
-        most = o.shape[1]
+        first, head, last = u32(row) * u32(o.shape[1]), u32(k // u32(D)), u32(parts - u32(1))
         top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
         m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
-        for part0 in range(0, parts, 8):
+        for part0 in range(0, i32(parts), 8):
             before = top
             for j in range(8):               # without a branch: all are under way at once
-                part = row * most + min(part0 + j, parts - 1)
-                m_of[j], l_of[j] = ml[part, k // D, 0], ml[part, k // D, 1]
-                four = load_4(o, part * HD + k)
+                part = first + min(u32(part0 + j), last)
+                two = load_2(ml, u64(part * u32(HD // D) + head) * u64(2))
+                m_of[j], l_of[j] = two[0], two[1]
+                four = load_4(o, u64(part) * u64(HD) + u64(k))
                 for e in range(4):
                     o_of[4 * j + e] = four[e]
             for j in range(8):
@@ -2159,207 +2192,228 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
             for e in range(4):
                 sums[e] *= shrink
             for j in range(8):
-                if part0 + j < parts:
+                if u32(part0 + j) <= last:
                     p = exp2(m_of[j] - top)
                     l += p * l_of[j]
                     for e in range(4):
                         sums[e] += p * o_of[4 * j + e]
+        scale = fast_fdividef(f32(1), l)
         for e in range(4):
-            sums[e] /= l
+            sums[e] *= scale
         return sums
 
     @kernel
     def merge(att, o, ml, rows):
         """att (AT_ONCE, HD) of its parts     grid (ceil(HD / 512), rows), 128 threads"""
-        r, k = cuda.blockIdx.y, 4 * (cuda.blockIdx.x * 128 + cuda.threadIdx.x)
-        table = own_table(rows)
+        r, k = u32(cuda.blockIdx.y), u32(4) * (u32(cuda.blockIdx.x) * u32(128) + thread_id())
+        here = i32(r) < entry(rows, COUNTS, N_ROWS) and k < HD
+        parts = parts_at(entry(rows, POSITION, r))
         take_turn()
-        if r < table[COUNTS, N_ROWS] and k < HD:
-            store_4(att, r * HD + k, merged(o, ml, r, table[POSITION, r] // KEYS + 1, k))
+        if here:
+            store_4(att, u64(r) * u64(HD) + u64(k), merged(o, ml, r, parts, k))
 
     @two_at_once
     def proj(x, o, ml, w, rows):
         """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts; of one group.
         grid C / 8
         o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): see `attend`"""
-        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8
+        t, first = thread_id(), u32(8) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(ALONE, f32), cuda.shared.array((1, 1), f32)
         att = cuda.shared.array(0, f32, 16)
         barrier = of_att.ask_for(w, first, first, w)
         table = own_table(rows)
+        count = u32(table[COUNTS, N_ROWS])
+        r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
+        starts = filled(1, u32(ATT) + min(own_row(), u32(count - u32(1))) * u32(ATT_LINE))
         take_turn()
-        count = table[COUNTS, N_ROWS]
-        r, n = t // 8, first + t % 8
-        old = x[r, n] if r < count else f32(0)
-        for i in range(4 * t, count * HD, 4 * 256):
-            row, k = i // HD, i % HD
-            parts = table[POSITION, row] // KEYS + 1
-            store_4(att, ATT + row * ATT_LINE + k, merged(o, ml, row, parts, k))
+        if r < count:
+            old = x[r, n]
+        row = u32(0)
+        while row < count:
+            parts, k = parts_at(table[POSITION, row]), u32(4) * t
+            while k < HD:
+                store_4(att, u32(ATT) + row * u32(ATT_LINE) + k, merged(o, ml, row, parts, k))
+                k += u32(4 * 256)
+            row += u32(1)
         cuda.syncthreads()                   # att is whole
-        starts = filled(1, types.int32(ATT + min(own_row(), count - 1) * ATT_LINE))
         of_att.multiply(partial, squares, att, starts, att, w, first, first, barrier)
         if r < count:
-            x[r, n] = old + of_att.total(partial, 0, r, t % 8)
+            x[r, n] = old + of_att.total(partial, 0, r, t & u32(7))
 
     @two_at_once
     def gate_up(y, x, gain, w, rows, eps):
         """y = silu(gate) * up, of rmsnorm(x).     grid (ceil(F / (4 OF_X)), rows / ROWS)
         y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
-        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8 * HALF_OF_X
+        t, first = thread_id(), u32(8 * HALF_OF_X) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = of_x.ask_for(w, first, first + F, gain)
+        barrier = of_x.ask_for(w, first, first + u32(F), gain)
         table = own_table(rows)
+        count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
+        starts = starts_of(begin(), count, C)
         take_turn()
-        count, r = table[COUNTS, N_ROWS], t // 8
-        of_x.multiply(partial, squares, x, starts_of(x, begin(), count), gain, w, first, first + F,
-                      barrier)
+        of_x.multiply(partial, squares, x, starts, gain, w, first, first + u32(F), barrier)
         if r < ROWS and begin() + r < count:
             rstd = rstd_of(squares, r, eps)
             for tile in range(HALF_OF_X):
-                n = first + 8 * tile + t % 8
-                gate = of_x.total(partial, tile, r, t % 8) * rstd
-                up = of_x.total(partial, HALF_OF_X + tile, r, t % 8) * rstd
+                n = first + u32(8 * tile) + column
+                gate = of_x.total(partial, tile, r, column) * rstd
+                up = of_x.total(partial, HALF_OF_X + tile, r, column) * rstd
                 if n < F:
-                    y[begin() + r, n] = gate * up / (f32(1) + exp(-gate))
+                    y[begin() + r, n] = fast_fdividef(gate * up, f32(1) + exp(-gate))
 
     @two_at_once
     def down(x, y, w, rows):
         """x[r, n] += sum_k W[n, k] y[r, k]     grid (ceil(C / (8 OF_SWIGLU)), rows / ROWS)"""
-        t, first = cuda.threadIdx.x, cuda.blockIdx.x * 8 * OF_SWIGLU
+        t, first = thread_id(), u32(8 * OF_SWIGLU) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(SHARES_OF_SWIGLU, f32), cuda.shared.array((1, 1), f32)
-        barrier = of_swiglu.ask_for(w, first, first + 8, w)
+        barrier = of_swiglu.ask_for(w, first, first + u32(8), w)
         table = own_table(rows)
+        count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
+        mine = r < ROWS and begin() + r < count
+        starts, old = starts_of(begin(), count, F), filled(OF_SWIGLU, f32(0))
         take_turn()
-        count, r, old = table[COUNTS, N_ROWS], begin() + t // 8, filled(OF_SWIGLU, f32(0))
-        mine = t // 8 < ROWS and r < count
         for tile in range(OF_SWIGLU):
-            n = first + 8 * tile + t % 8
+            n = first + u32(8 * tile) + column
             if mine and n < C:
-                old[tile] = x[r, n]
-        of_swiglu.multiply(partial, squares, y, starts_of(y, begin(), count), y, w, first,
-                           first + 8, barrier)
+                old[tile] = x[begin() + r, n]
+        of_swiglu.multiply(partial, squares, y, starts, y, w, first, first + u32(8), barrier)
         for tile in range(OF_SWIGLU):
-            n = first + 8 * tile + t % 8
+            n = first + u32(8 * tile) + column
             if mine and n < C:
-                x[r, n] = old[tile] + of_swiglu.total(partial, tile, t // 8, t % 8)
+                x[begin() + r, n] = old[tile] + of_swiglu.total(partial, tile, r, column)
 
     @two_at_once
     def logits(out, x, gain, w, rows, eps):
         """Logits of the wanted rows, and behind them these rows of x.
         grid (ceil(V / (8 OF_X)), rows / ROWS)
         out (lines, V + C), from line rows[COUNTS, FIRST_LINE] on; w (V, C) bf16"""
-        t, first, V = cuda.threadIdx.x, cuda.blockIdx.x * 8 * OF_X, w.shape[0]
+        t, first, V = thread_id(), u32(8 * OF_X) * u32(cuda.blockIdx.x), u32(w.shape[0])
         partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = of_x.ask_for(w, first, first + 8 * HALF_OF_X, gain)
+        barrier = of_x.ask_for(w, first, first + u32(8 * HALF_OF_X), gain)
         table = own_table(rows)
-        take_turn()
-        count, line, base = table[COUNTS, N_WANTED], table[COUNTS, FIRST_LINE], begin()
-        starts = cuda.local.array(GROUPS, types.int32)
+        count, line, base = u32(table[COUNTS, N_WANTED]), u32(table[COUNTS, FIRST_LINE]), begin()
+        starts, r, column = cuda.local.array(GROUPS, u32), t >> u32(3), t & u32(7)
         for group in range(GROUPS):
-            starts[group] = C * table[WANTED, min(base + GROUP * group + own_row(), count - 1)]
-        of_x.multiply(partial, squares, x, starts, gain, w, first, first + 8 * HALF_OF_X, barrier)
-        r = t // 8
+            wanted = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
+            starts[group] = u32(table[WANTED, wanted]) * u32(C)
+        take_turn()
+        of_x.multiply(partial, squares, x, starts, gain, w, first, first + u32(8 * HALF_OF_X),
+                      barrier)
         if r < ROWS and base + r < count:
             rstd = rstd_of(squares, r, eps)
             for tile in range(OF_X):
-                n = first + 8 * tile + t % 8
+                n = first + u32(8 * tile) + column
                 if n < V:
-                    out[line + base + r, n] = of_x.total(partial, tile, r, t % 8) * rstd
-        step = 256 * cuda.gridDim.x
-        for i in range(base * C + 256 * cuda.blockIdx.x + t, min(count, base + ROWS) * C, step):
-            out[line + i // C, V + i % C] = x[table[WANTED, i // C], i % C]
+                    out[line + base + r, n] = of_x.total(partial, tile, r, column) * rstd
+        i = base * u32(C) + u32(256) * u32(cuda.blockIdx.x) + t
+        while i < u32(min(count, base + u32(ROWS))) * u32(C):
+            r = u32(i // u32(C))
+            c = i - r * u32(C)
+            out[line + r, V + c] = x[u32(table[WANTED, r]), c]
+            i += u32(256) * u32(cuda.gridDim.x)
 
     return ProductKernels(qkv, merge, proj, gate_up, down, logits)
 
 @made_once
-def attend_kernel(D, HEADS, hopper):
-    """Of HEADS query heads that share a head of keys, some KEYS keys of the context."""
+def attend_kernel(D, HEADS, BLOCKS, hopper):
+    """Of HEADS query heads that share a head of keys, some KEYS keys of the context.  BLOCKS: how
+    many such groups of query heads share it."""
     LANES, KEYS, CHUNKS = lanes_a_key(D), keys_a_part(D), D // 4
     EACH = WARP // LANES                     # keys that a warp has at once, four times
-    KV, Q = 4 * 4, HEADS * 4
+    Q = HEADS * 4                            # floats of the queries that a lane has
     SUMS, OF_WARPS = (8, HEADS * D), (8, HEADS)
     load_4, _ = vector(4)
     take_turn = after_previous if hopper else at_once
     steps = LANES.bit_length() - 1
-    sum_of_key = butterfly(operator.add, steps)
 
-    def across_keys(combine):
-        """The device function that combines x over the lanes of different keys"""
+    def butterflies(combine, first, last, count):
+        """The device function that combines x[0], .. x[count - 1] over the lanes that differ in
+        bits first, .. last - 1 of their numbers: step by step, for no butterfly to wait for others"""
         @inlined
         def over(x):
-            for i in range(steps, 5):
-                x = combine(x, cuda.shfl_xor_sync(ALL, x, 1 << i))
-            return x
+            for i in range(first, last):
+                for j in range(count):
+                    x[j] = combine(x[j], cuda.shfl_xor_sync(ALL, x[j], 1 << i))
         return over
-    sum_of_keys, max_of_keys = across_keys(operator.add), across_keys(max)
+    add_over_key = butterflies(operator.add, 0, steps, Q)
+    max_over_keys = butterflies(max, steps, 5, HEADS)
+    add_over_keys, add_all_over_keys = (
+        butterflies(operator.add, steps, 5, count) for count in (HEADS, Q))
 
     @kernel
     def attend(o, ml, q, kc, vc, rows, scale2):
         """o = sum_t 2^(s_t - m) v_t, m = max_t s_t, l = sum_t 2^(s_t - m), s_t = scale2 <q, k_t>
         of a part of the keys.     grid (H / HEADS, parts, rows), 256 threads
-        o (AT_ONCE * parts, HD), ml (AT_ONCE * parts, H, 2): m and l     scale2: of 2^x, not e^x
+        o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): m and l     scale2: of 2^x, not e^x
 
         A group of LANES lanes has a key, a warp EACH * 4, whose loads are all under way at once."""
-        (_, G, T, _), H = kc.shape, ml.shape[1]
-        head, r = cuda.blockIdx.x * HEADS, cuda.blockIdx.z
-        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        n = entry(rows, POSITION, r) + 1 - cuda.blockIdx.y * KEYS
-        plane = (entry(rows, SLOT, r) * G + head * G // H) * T + cuda.blockIdx.y * KEYS
+        t, lane, warp = thread_id(), lane_id(), warp_id()
+        block, part, r = u32(cuda.blockIdx.x), u32(cuda.blockIdx.y), u32(cuda.blockIdx.z)
+        head = u32(HEADS) * block            # the first of them
+        n = entry(rows, POSITION, r) + i32(1) - i32(u32(KEYS) * part)
+        keys = u32(entry(rows, SLOT, r)) * u32(kc.shape[1]) + u32(block // u32(BLOCKS))
+        plane = (u64(keys) * u64(kc.shape[2]) + u64(u32(KEYS) * part)) * u64(D)
         here = r < entry(rows, COUNTS, N_ROWS) and n > 0      # for a whole block
-        if hopper and here and cuda.threadIdx.x == 0:    # all but the newest are long in memory
-            size = u32(4) * u32(min(n, KEYS)) * u32(D)
-            bulk_prefetch(global_address(kc) + u64(4) * u64(plane * D), size)
-            bulk_prefetch(global_address(vc) + u64(4) * u64(plane * D), size)
+        if hopper and here and t == 0:       # all but the newest are long in memory
+            size = u32(min(n, i32(KEYS))) * u32(4 * D)
+            bulk_prefetch(global_address(kc) + u64(4) * plane, size)
+            bulk_prefetch(global_address(vc) + u64(4) * plane, size)
         take_turn()
         if here:
-            mine = lane % LANES < CHUNKS
-            d = min(lane % LANES, CHUNKS - 1) * 4
-            qs, ks, vs = filled(Q, f32(0)), filled(KV, f32(0)), filled(KV, f32(0))
+            mine = (lane & u32(LANES - 1)) < CHUNKS
+            d = u32(4) * u32(min(lane & u32(LANES - 1), u32(CHUNKS - 1)))
+            first = warp * u32(4 * EACH) + (lane >> u32(steps))      # of the lane's four keys
+            qs, scores, sums = filled(Q, f32(0)), filled(Q, f32(0)), filled(Q, f32(0))
+            ks, vs = filled(16, f32(0)), filled(16, f32(0))
+            ms, ls = filled(HEADS, f32(0)), filled(HEADS, f32(0))
             for i in range(4):
-                key = min((warp * 4 + i) * EACH + lane // LANES, n - 1)
-                four = load_4(kc, (plane + key) * D + d)
+                key = u32(min(i32(first + u32(i * EACH)), i32(n - i32(1))))
+                four = load_4(kc, plane + u64(key * u32(D) + d))
                 for e in range(4):
                     ks[4 * i + e] = four[e]
             for i in range(4):
-                key = min((warp * 4 + i) * EACH + lane // LANES, n - 1)
-                four = load_4(vc, (plane + key) * D + d)
+                key = u32(min(i32(first + u32(i * EACH)), i32(n - i32(1))))
+                four = load_4(vc, plane + u64(key * u32(D) + d))
                 for e in range(4):
                     vs[4 * i + e] = four[e]
             for h in range(HEADS):
-                four = load_4(q, (r * H + head + h) * D + d)
+                four = load_4(q, u64(r) * u64(q.shape[1]) + u64((head + u32(h)) * u32(D) + d))
                 for e in range(4):
                     qs[4 * h + e] = four[e] if mine else f32(0)
-            o_smem, m_smem = cuda.shared.array(SUMS, f32), cuda.shared.array(OF_WARPS, f32)
-            l_smem, scores = cuda.shared.array(OF_WARPS, f32), cuda.local.array(4, f32)
+            o_smem, m_smem = cuda.shared.array(SUMS, f32, 16), cuda.shared.array(OF_WARPS, f32)
+            l_smem = cuda.shared.array(OF_WARPS, f32)
             for h in range(HEADS):
-                m = f32(-1e30)               # of a warp without a key: less than any score
                 for i in range(4):
-                    s = f32(0)
                     for e in range(4):
-                        s += qs[4 * h + e] * ks[4 * i + e]
-                    s = sum_of_key(s) * scale2
-                    key = (warp * 4 + i) * EACH + lane // LANES
-                    scores[i] = s if key < n else f32(-math.inf)
-                    m = max(m, scores[i])
-                m = max_of_keys(m)
-                l, sums = f32(0), filled(4, f32(0))
+                        scores[4 * h + i] += qs[4 * h + e] * ks[4 * i + e]
+            add_over_key(scores)
+            for h in range(HEADS):
+                ms[h] = f32(-1e30)           # of a warp without a key: less than any score
                 for i in range(4):
-                    p = exp2(scores[i] - m)
-                    l += p
+                    s = scores[4 * h + i] * scale2
+                    scores[4 * h + i] = s if i32(first + u32(i * EACH)) < n else f32(-math.inf)
+                    ms[h] = max(ms[h], scores[4 * h + i])
+            max_over_keys(ms)
+            for h in range(HEADS):
+                for i in range(4):
+                    p = exp2(scores[4 * h + i] - ms[h])
+                    ls[h] += p
                     for e in range(4):
-                        sums[e] += p * vs[4 * i + e]
-                l = sum_of_keys(l)
-                for e in range(4):
-                    sums[e] = sum_of_keys(sums[e])
+                        sums[4 * h + e] += p * vs[4 * i + e]
+            add_over_keys(ls)
+            add_all_over_keys(sums)
+            for h in range(HEADS):
                 if mine and lane < LANES:
                     for e in range(4):
-                        o_smem[warp, h * D + d + e] = sums[e]
+                        o_smem[warp, u32(h * D) + d + u32(e)] = sums[4 * h + e]
                 if lane == 0:
-                    m_smem[warp, h], l_smem[warp, h] = m, l
+                    m_smem[warp, h], l_smem[warp, h] = ms[h], ls[h]
             cuda.syncthreads()               # the warps' sums are there
-            part = r * cuda.gridDim.y + cuda.blockIdx.y
-            for i in range(cuda.threadIdx.x, HEADS * D, 256):
-                h = i // D
+            i = t
+            while i < u32(HEADS * D):
+                h = u32(0)
+                for later in range(1, HEADS):
+                    h = u32(later) if i >= u32(later * D) else h
                 m, l, s = m_smem[0, h], f32(0), f32(0)
                 for w in range(1, 8):
                     m = max(m, m_smem[w, h])
@@ -2367,9 +2421,10 @@ def attend_kernel(D, HEADS, hopper):
                     p = exp2(m_smem[w, h] - m)
                     l += p * l_smem[w, h]
                     s += p * o_smem[w, i]
-                o[part, head * D + i] = s
-                if i % D == 0:
-                    ml[part, head + h, 0], ml[part, head + h, 1] = m, l
+                o[r, part, head * u32(D) + i] = s
+                if i == h * u32(D):
+                    ml[r, part, head + h, 0], ml[r, part, head + h, 1] = m, l
+                i += u32(256)
     return attend
 
 @made_once
@@ -2386,6 +2441,126 @@ def take_kernel(hopper):
             for c in range(cuda.threadIdx.x, x.shape[1], 128):
                 x[r, c] = value(wte[rows[TOKEN, r], c])
     return take
+
+# ---- drawing tokens
+# `choose` does what nanoeuler.sample does, a block a line of logits: float64, the random number from
+# the host.  Whatever the order, sums are those of float64: by one seed both draw the same tokens as
+# long as their logits agree.
+TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(len(ne.Draw._fields))  # places in a line of draws
+
+@inlined
+def sortable(z):
+    """A float32 as a u32, in the order of numbers; -0 is 0, NaN more than all numbers."""
+    bits = u32(float_as_int(z + f32(0)))
+    if z != z:
+        return u32(0xFFFFFFFF)
+    return u32(bits ^ u32(0xFFFFFFFF)) if bits >> u32(31) else u32(bits | u32(0x80000000))
+
+@inlined
+def likeliest_of(z, V):
+    """Where the first of the largest z[:V] is."""
+    best = i64(0)
+    for i in range(cuda.threadIdx.x, V, 256):
+        best = max(best, i64(sortable(z[i])) << 31 | i64(0x7FFFFFFF - i))
+    return i32(0x7FFFFFFF - (block_max(best) & 0x7FFFFFFF))
+
+@inlined
+def least_of_the_largest(z, odds, V, largest, want, counted):
+    """(key, n): of the largest z that together reach `want`, and are as few as that takes, the
+    least has this key (`sortable`), and n of those with this key are among them.  Together: their
+    odds, or, if counted, their number.  The key is found bit by bit, the highest first."""
+    key = u32(0)
+    for bit in range(32):
+        higher, reached = u32(key | u32(0x80000000) >> u32(bit)), f64(0)
+        for i in range(cuda.threadIdx.x, V, 256):
+            if sortable(z[i]) >= higher:
+                reached += f64(1) if counted else odds[i]
+        reached = block_sum(reached)
+        if reached >= want and higher <= sortable(largest):
+            key = higher
+    above, one = f64(0), f64(0)
+    for i in range(cuda.threadIdx.x, V, 256):
+        each = f64(1) if counted else odds[i]
+        if sortable(z[i]) > key:
+            above += each
+        elif sortable(z[i]) == key:
+            one = each
+    above, one = block_sum(above), block_max(one)
+    return key, max(f64(1), math.ceil((want - above) / one))
+
+@inlined
+def sums_up_to(x):
+    """The sums of x of all threads up to each of the 256"""
+    sums, t = cuda.shared.array(256, f64), cuda.threadIdx.x
+    sums[t] = x
+    cuda.syncthreads()
+    for i in range(8):
+        before = sums[t - (1 << i)] if t >= 1 << i else f64(0)
+        cuda.syncthreads()
+        sums[t] += before
+        cuda.syncthreads()
+    return sums
+
+@inlined
+def draw_one(ids, line, z, odds, V, likeliest, draw):
+    """ids[line] = the token, by a block"""
+    t, largest, total = cuda.threadIdx.x, z[likeliest], f64(0)
+    for i in range(t, V, 256):
+        odds[i] = math.exp((f64(z[i]) - f64(largest)) / max(draw[TEMPERATURE], 1e-99))
+        total += odds[i]
+    total = block_sum(total)                 # its barriers: all odds are there
+    least, n_least = u32(0), f64(V)          # kept are those above, and the first n of key `least`
+    if 0 < draw[TOP_K] < V:
+        least, n_least = least_of_the_largest(z, odds, V, largest, draw[TOP_K], True)
+    if draw[TOP_P] < 1:
+        key, n = least_of_the_largest(z, odds, V, largest, draw[TOP_P] * total, False)
+        if key > least or key == least and n < n_least:
+            least, n_least = key, n
+    each = (V + 255) // 256                  # from here on a thread has neighbours
+    first, last = min(t * each, V), min(t * each + each, V)
+    found = f64(0)                           # of those of key `least`, by the thread
+    for i in range(first, last):
+        found += f64(1) if sortable(z[i]) == least else f64(0)
+    found, kept = sums_up_to(found)[t] - found, f64(0)   # by those before it
+    for i in range(first, last):
+        key = sortable(z[i])
+        found += f64(1) if key == least else f64(0)
+        if key < least or key == least and found > n_least or odds[i] < draw[MIN_P]:
+            odds[i] = f64(0)
+        kept += odds[i]
+    sums = sums_up_to(kept)
+    target = draw[UNIFORM] * sums[255]
+    passed = sums[t] > target or sums[t] == sums[255]    # the latter: where rounding made it all
+    if t == -block_max(-t if passed else -256):          # the first of them: one of its tokens
+        token, s = likeliest, sums[t] - kept
+        for i in range(first, last):
+            if odds[i] > 0 and s <= target:
+                token = i
+            s += odds[i]
+        ids[line] = token
+
+@made_once
+def choose_kernel(hopper):
+    take_turn = after_previous if hopper else at_once
+
+    @kernel
+    def choose(ids, odds, out, draws, rows, V):
+        """ids[line] = what nanoeuler.sample draws from out[line, :V] by draws[line], a Draw; -1 if
+        the largest of them is not finite.     grid lines, 256 threads
+        ids (MOST_ROWS,) int32, draws (MOST_ROWS, 5) float64: in the host's memory
+        out (lines, V + C), odds (AT_ONCE, V) float64: e^((z - max z) / temperature)"""
+        block, line = cuda.blockIdx.x, entry(rows, COUNTS, FIRST_LINE) + cuda.blockIdx.x
+        here = block < entry(rows, COUNTS, N_WANTED)     # for the whole block
+        take_turn()
+        if here:
+            z, draw = out[line], draws[line]
+            likeliest = likeliest_of(z, V)
+            finite = math.isfinite(z[likeliest])
+            if finite and draw[TEMPERATURE] > 0:
+                draw_one(ids, line, z, odds[block], V, likeliest, draw)
+            elif cuda.threadIdx.x == 0:
+                ids[line] = likeliest if finite else i32(-1)
+    return choose
 
 def heads_a_block(H, G):
     """Of the H / G that share keys: as many as divide it, at most four"""
@@ -2413,7 +2588,7 @@ def rows_bytes(cfg):
         return 0
     size, T = ne.dims_of(cfg), cfg.seq_len
     parts = cdiv(T, keys_a_part(size.D))
-    a_row = 4 * (size.C + 2 * size.HD + size.F + parts * (size.HD + 2 * size.H))
+    a_row = 4 * (size.C + 2 * size.HD + size.F + parts * (size.HD + 2 * size.H)) + 8 * size.V
     a_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
     return AT_ONCE * a_row + T * a_token
 
@@ -2444,18 +2619,27 @@ def download(staged, x):
     ok(driver.cuMemcpyDtoHAsync(staged.ctypes.data, int(x.gpu_data.device_pointer), staged.nbytes,
                                 int(stream.handle)))
 
+def row_to(x, out, start):
+    """Queues the copy of a row's numbers, out's from `start` on, to the first row of x."""
+    ok(driver.cuMemcpyDtoDAsync(int(x.gpu_data.device_pointer),
+                                int(out.gpu_data.device_pointer) + start * out.dtype.itemsize,
+                                x.shape[1] * x.dtype.itemsize, int(stream.handle)))
+
 def groups_a_block(count):
-    """Of that many rows: the kernels for a few of them, or for many, which compute the same bits"""
-    return 1 if count <= GROUP else MANY
+    """Of that many rows, for (qkv, gate_up, logits) and for (the rest of proj, down): kernels for a
+    few rows or for many, which compute the same bits"""
+    groups = power_of_two(cdiv(count, GROUP))
+    return min(groups, 4), min(groups, 2)
 
 def power_of_two(n):
     """n, rounded up to one; of 0 it is 0"""
     return 1 << (n - 1).bit_length() if n else 0
 
-# What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; and
-# whether the rows are a whole step: then it also brings their table, and the lines to the host.
-# Without parts they are rows of a prompt that was read, of which only the logits are left to do.
-StepKind = namedtuple("StepKind", "rows parts lines alone")
+# What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; whether
+# the rows are a whole step: then it also brings their table, and the lines to the host; and whether
+# instead of these it draws tokens.  Without parts they are rows of a prompt that was read, of which
+# only the logits are left to do.
+StepKind = namedtuple("StepKind", "rows parts lines alone drawn", defaults=(False,))
 
 class RowSteps:
     """Steps of rows through the weights of a decoder, with its cache and its activations.
@@ -2467,15 +2651,16 @@ class RowSteps:
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.top, self.hopper = highest, has_copy_engine()           # whatever is capped later
         self.size = size
-        self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in (1, MANY)}
+        self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
 
         def products(F, groups):
             return product_kernels(size.C, size.HD, size.D, F, groups, self.hopper)
-        self.kernels = {groups: products(size.F, groups) for groups in (1, MANY)}
-        self.add_att = {groups: products(size.HD, groups).down for groups in (1, MANY)}
+        self.kernels = {groups: products(size.F, groups) for groups in TURNS_AT_ONCE}
+        self.add_att = {groups: products(size.HD, groups).down for groups in (1, 2)}
         self.heads_a_block = heads_a_block(size.H, size.G)
         self.take = take_kernel(self.hopper)
-        self.attend = attend_kernel(size.D, self.heads_a_block, self.hopper)
+        self.attend = attend_kernel(size.D, self.heads_a_block,
+                                    size.H // size.G // self.heads_a_block, self.hopper)
         self.keys = keys_a_part(size.D)
         parts = self.parts_bucket(T)
 
@@ -2490,6 +2675,9 @@ class RowSteps:
         self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
         # a table for each AT_ONCE rows of a step
         self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
+        self.draws = cuda.mapped_array((ne.MOST_ROWS, len(ne.Draw._fields)), np.float64)
+        self.chosen = cuda.mapped_array(ne.MOST_ROWS, np.int32)
+        self.odds, self.choose = new((AT_ONCE, size.V), np.float64), choose_kernel(self.hopper)
         self.under_way = False               # may the device still read what is staged?
         self.graphs, self.prompts = {}, None             # StepKind -> Graph
         self.prepare(GROUP)
@@ -2521,6 +2709,13 @@ class RowSteps:
         self.wait()
         return self.run(tokens, slots, positions, wanted)
 
+    def draw(self, tokens, slots, positions, wanted, draws):
+        """ids of tokens drawn from these logits, by a Draw each"""
+        self.wait()
+        self.draws[:len(draws)] = draws
+        self.run(tokens, slots, positions, wanted, drawn=True)
+        return self.chosen[:len(wanted)].tolist()
+
     def read_prompt(self, slot, ids, wanted):
         """The same of the last `wanted` rows of a prompt, which begins the slot."""
         self.wait()
@@ -2539,8 +2734,9 @@ class RowSteps:
             found.append([x.copy() for x in lines])
         return [np.concatenate(x) for x in zip(*found)]
 
-    def run(self, tokens, slots, positions, wanted, of_prompt=False):
-        """`compute`.  of_prompt: tokens are rows of the prompt."""
+    def run(self, tokens, slots, positions, wanted, of_prompt=False, drawn=False):
+        """`compute`.  of_prompt: tokens are rows of the prompt.  drawn: the lines stay on the device
+        and tokens are drawn from them."""
         if len(wanted) > len(self.out):
             self.prepare(AT_ONCE if len(wanted) <= AT_ONCE else ne.MOST_ROWS)
         self.under_way, lines, alone = True, 0, len(tokens) <= AT_ONCE
@@ -2551,7 +2747,7 @@ class RowSteps:
             self.stage(i, *columns, here, lines)
             kind = StepKind(power_of_two(n),
                             0 if of_prompt else self.parts_bucket(1 + max(columns[2])),
-                            power_of_two(len(here)), alone)
+                            power_of_two(len(here)), alone, drawn)
             if not alone:
                 upload(self.rows, self.staged[i])
             if kind not in self.graphs:
@@ -2559,7 +2755,7 @@ class RowSteps:
             self.graphs[kind](functools.partial(self.queue, kind))
             lines += len(here)
         if lines:
-            if not alone:
+            if not alone and not drawn:
                 download(self.pinned[:lines], self.out)
             self.wait()
         return self.pinned[:lines, :self.size.V], self.pinned[:lines, self.size.V:]
@@ -2589,20 +2785,22 @@ class RowSteps:
             if kind.lines:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
                 self.queue_logits(self.out, head, self.rows, kind.lines)
-        if kind.alone and kind.lines:
+            if kind.drawn and kind.lines:
+                launch(self.choose, self.chosen, self.odds, self.out, self.draws, self.rows,
+                       self.size.V, grid=kind.lines, block=256)
+        if kind.alone and kind.lines and not kind.drawn:
             download(self.pinned[:kind.lines], self.out)
 
     def queue_layers(self, count, parts):
         size, p, rows, x = self.size, self.p, self.rows, self.x
-        groups = groups_a_block(count)
+        groups, of_down = groups_a_block(count)
         k, smem = self.kernels[groups], self.smem[groups]
         eps = np.float32(self.cfg.norm_eps)
         scale2 = np.float32(LOG2E / math.sqrt(size.D))
-        o = view(self.o, 0, (AT_ONCE * parts, size.HD))
-        o_of_rows = view(self.o, 0, (AT_ONCE, parts, size.HD))
-        ml = view(self.ml, 0, (AT_ONCE * parts, size.H, 2))
+        o = view(self.o, 0, (AT_ONCE, parts, size.HD))
+        ml = view(self.ml, 0, (AT_ONCE, parts, size.H, 2))
 
-        def grid(N, tiles, K):
+        def grid(N, tiles, K, groups):
             """Of a product with N outputs a row"""
             return cdiv(N, 8 * tiles_a_block(tiles, K, groups)), cdiv(count, groups * GROUP)
         for l in range(size.L):
@@ -2613,36 +2811,39 @@ class RowSteps:
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=256)
             if count < MERGED:
-                launch(k.proj, x, o_of_rows, ml, p.attn_proj[l], rows, grid=size.C // 8,
+                launch(k.proj, x, o, ml, p.attn_proj[l], rows, grid=size.C // 8,
                        block=256, smem=smem.proj)
             else:
-                launch(k.merge, self.att, o_of_rows, ml, rows, grid=(cdiv(size.HD, 512), count),
+                launch(k.merge, self.att, o, ml, rows, grid=(cdiv(size.HD, 512), count),
                        block=128)
-                launch(self.add_att[groups], x, self.att, p.attn_proj[l], rows,
-                       grid=grid(size.C, 1, size.HD), block=256, smem=smem.add_att)
+                launch(self.add_att[of_down], x, self.att, p.attn_proj[l], rows, block=256,
+                       grid=grid(size.C, 1, size.HD, of_down), smem=self.smem[of_down].add_att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
-                   grid=grid(2 * size.F, 2, size.C), block=256, smem=smem.gate_up)
-            launch(k.down, x, self.y, p.down[l], rows, grid=grid(size.C, 1, size.F), block=256,
-                   smem=smem.down)
+                   grid=grid(2 * size.F, 2, size.C, groups), block=256, smem=smem.gate_up)
+            launch(self.kernels[of_down].down, x, self.y, p.down[l], rows, block=256,
+                   grid=grid(size.C, 1, size.F, of_down), smem=self.smem[of_down].down)
 
     def queue_logits(self, out, head, rows, lines=1):
-        groups = groups_a_block(lines)
+        groups, _ = groups_a_block(lines)
         launch(self.kernels[groups].logits, out, self.x, self.p.final_norm, head, rows,
                np.float32(self.cfg.norm_eps), block=256, smem=self.smem[groups].gate_up,
                grid=(cdiv(len(head), 8 * tiles_a_block(2, self.size.C, groups)),
                      cdiv(lines, groups * GROUP)))
 
-    def guesses(self, x):
-        """(heads, V) for a row of x (C,)"""
+    def guesses(self, line, x=None):
+        """(heads, V) for a row of x (C,), or for that of a line of the last logits"""
         self.wait()
-        self.staged_x[:] = x
+        if x is None:
+            row_to(self.x, self.out, line * self.out.shape[1] + self.size.V)
+        else:
+            self.staged_x[:] = x
+            upload(self.x, self.staged_x)
         self.under_way = True
         self.guess_graph(self.queue_guesses)
         self.wait()
         return self.guessed_host[0, :len(self.others)].reshape(-1, self.size.V).copy()
 
     def queue_guesses(self):
-        upload(self.x, self.staged_x)
         self.queue_logits(self.guessed, self.others, self.first_row)
         download(self.guessed_host, self.guessed)
 
@@ -5339,6 +5540,7 @@ def op_tests(quick):
     add_adamw_tests(ops)
     add_decode_tests(ops)
     add_copy_tests(ops)
+    add_choose_tests(ops)
     if kernel_path() != "portable":
         add_rows_tests(ops)
     return ops.tests
@@ -5490,6 +5692,21 @@ def add_rows_tests(ops):
             ops.tests.setdefault("prompt" + suffix, []).append((
                 [np.array(expected[i]) for i in long], read, ("bf16",)))
 
+def add_choose_tests(ops):
+    """Draws of all kinds from logits of which many are equal, all, or one is not finite"""
+    for V in 1, 61, 4099:
+        z, rng = ops.normal(64, V + 8), ops.rng
+        z[1] = 0
+        z[2, V // 2], z[3, V - 1] = np.nan, np.inf
+        draws = [ne.Draw(*map(float, (
+            rng.choice([0, 0.5, 1, 30]), rng.choice([0, 1, 7, V]), rng.choice([0, 0.3, 0.9, 1]),
+            rng.choice([0, 0, 0.2]), rng.random()))) for _ in z]
+        expected = np.array([-1.0 if not np.isfinite(line).all() else ne.sample(
+            line.astype(np.float32), SimpleNamespace(random=lambda u=draw.uniform: u),
+            draw._replace(top_k=int(draw.top_k))) for line, draw in zip(z[:, :V], draws)])
+        ops.add(choose_test, [np.zeros(64, np.int32)], [z, draws, V], [expected], "choose",
+                ("f32",))
+
 def below(top, test, *args):
     """test(*args) by kernels up to `top`"""
     with at_most(top):
@@ -5542,6 +5759,16 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D):
 
 def matmul_dw_test(dw, semaphores, dy, x):
     matmul_dw(dw, dy, x, semaphores)
+
+def choose_test(ids, out, draws, V):
+    rows = np.zeros((5, AT_ONCE), np.int32)
+    rows[COUNTS, N_WANTED] = len(draws)
+    chosen, odds = new(ne.MOST_ROWS, np.int32), new((AT_ONCE, V), np.float64)
+    table = np.zeros((ne.MOST_ROWS, len(draws[0])))
+    table[:len(draws)] = draws
+    launch(choose_kernel(has_copy_engine()), chosen, odds, out, to_device(table), to_device(rows), V,
+           grid=len(draws), block=256)
+    ids.copy_to_device(view(chosen, 0, (len(draws),)), stream=stream)
 
 def copy_slot_test(cache, source, slot, n):
     launch(copy_slot_kernel, cache, source, slot, n, grid=cache.shape[1], block=256)

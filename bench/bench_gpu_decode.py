@@ -4,10 +4,11 @@
 
 NanoEuler with matrices in bfloat16 and, if PyTorch is there, the same model by torch.compile over a
 static cache in one CUDA graph, with attention written out and by SDPA.  Greedy, whole contexts; a
-figure is the median of three.  "host" is what a caller waits: the step, logits back, the likeliest
-token; of PyTorch, the token back.  "device": the same graphs replayed without the host between
-them.  --kernels: us of each kernel, a graph of 200 in a row at a full context, with and without
-dependent launch.
+figure is the median of three.  "host" is what a caller waits: the step, which chooses the likeliest
+token, and the token back.  "device": the same graphs replayed without the host between them.
+"drawn": the same for the host where tokens are drawn, at temperature 0.8 with top-p 0.9.
+--kernels: us of each kernel, a graph of 200 in a row at a full context, with and without dependent
+launch.
 """
 import argparse
 import contextlib
@@ -34,15 +35,18 @@ def median_ms(call, n=3):
         times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times)
 
-def decode_ms(decoder, batch, T):
-    """ms a step, the host reading the logits of each"""
+GREEDY, DRAWN = ne.Draw(0.0, 0, 1.0, 0.0, 0.5), ne.Draw(0.8, 0, 0.9, 0.0, 0.5)
+
+def decode_ms(decoder, batch, T, draw=GREEDY):
+    """ms a step, the host reading the tokens of each"""
     def context():
         for slot in range(batch):
             decoder.truncate(0, slot)
         tokens = [7 + slot for slot in range(batch)]
-        for _ in range(T):
-            logits = decoder.read([ne.Part(slot, [tokens[slot]]) for slot in range(batch)])
-            tokens = logits.argmax(1).tolist()
+        decoder.read([ne.Part(slot, [tokens[slot]]) for slot in range(batch)])
+        for _ in range(T - 1):
+            tokens = decoder.draw([ne.Part(slot, [tokens[slot]]) for slot in range(batch)],
+                                  [draw] * batch)
     context()                                # each graph is recorded when it is first met again
     return median_ms(context) / T
 
@@ -56,14 +60,14 @@ def device_ms(decoder, batch, T):
             decoder.texts[slot] = [0] * position         # whatever is in the cache
         parts = [ne.Part(slot, [7]) for slot in range(batch)]
         for _ in range(3):
-            decoder.read(parts)
+            decoder.draw(parts, [GREEDY] * batch)
             for slot in range(batch):
                 decoder.truncate(position, slot)
         parts_now = steps.parts_bucket(position + 1)
-        kind = nc.StepKind(nc.AT_ONCE, parts_now, nc.AT_ONCE, False)
+        kind = nc.StepKind(nc.AT_ONCE, parts_now, nc.AT_ONCE, False, True)
         if batch <= nc.AT_ONCE:
             rows = nc.power_of_two(batch)
-            kind = nc.StepKind(rows, parts_now, rows, True)
+            kind = nc.StepKind(rows, parts_now, rows, True, True)
         replay = functools.partial(steps.graphs[kind], None)
 
         def many():
@@ -100,7 +104,7 @@ def kernel_us(decoder, batch):
     T = steps.T
     for slot in range(batch):
         decoder.texts[slot] = [0] * (T - 1)
-    decoder.read([ne.Part(slot, [7]) for slot in range(batch)])      # leaves rows at T - 1
+    decoder.draw([ne.Part(slot, [7]) for slot in range(batch)], [GREEDY] * batch)    # rows at T - 1
     launches, launch = {}, nc.launch
 
     def keep(kernel, *args, **config):
@@ -108,7 +112,8 @@ def kernel_us(decoder, batch):
         launches.setdefault(name, []).append((kernel, args, config))
     nc.launch = keep
     try:
-        steps.queue(nc.StepKind(nc.power_of_two(batch), steps.parts_bucket(T), 1, False))
+        lines = nc.power_of_two(batch)
+        steps.queue(nc.StepKind(lines, steps.parts_bucket(T), lines, False, True))
     finally:
         nc.launch = launch
     out = {}
@@ -212,7 +217,8 @@ def main():
     for batch in args.batches:
         host, device = decode_ms(decoder, batch, T), device_ms(decoder, batch, T)
         print(f"  batch {batch}: {host:.3f} ms a step, host; {device:.3f} device; "
-              f"{1e3 * batch / host:,.0f} tokens/s", flush=True)
+              f"{1e3 * batch / host:,.0f} tokens/s; drawn "
+              f"{decode_ms(decoder, batch, T, DRAWN):.3f} ms, host", flush=True)
     whole = prompt_ms(decoder, T)
     print(f"  prompt of {T}: {whole:.2f} ms, host; {prompt_device_ms(decoder, T):.2f} device",
           flush=True)

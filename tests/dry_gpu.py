@@ -323,25 +323,32 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.product_runs(len(w), 2, C, normed=True)
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
-        (_, G, T, D), (R, HD), H = kc.shape, q.shape, ml.shape[1]
-        heads, parts = constants(self.kernel)["HEADS"], self.grid[1]
+        (_, G, T, D), (R, HD), (_, parts, H, _) = kc.shape, q.shape, ml.shape
+        heads, blocks, count = constants(self.kernel)["HEADS"], *self.grid[1:]
         assert vc.shape == kc.shape and HD == H * D and H // G % heads == 0
-        assert o.shape == (R * parts, HD) and ml.shape == (R * parts, H, 2)
-        assert parts <= tiles(T, nc.keys_a_part(D)) and 1 <= self.grid[2] <= R == nc.AT_ONCE
+        assert o.shape == (R, parts, HD) and ml.shape == (R, parts, H, 2)
+        assert parts <= tiles(T, nc.keys_a_part(D)) and 1 <= count <= R == nc.AT_ONCE
+        assert blocks == parts and constants(self.kernel)["BLOCKS"] == H // G // heads
         self.rows_of(rows, q, kc, vc)
-        self.runs((H // heads, parts, self.grid[2]), 256)
+        self.runs((H // heads, blocks, count), 256)
         apart(o, ml, q, kc, vc)
+
+    def choose_kernel_choose(self, ids, odds, out, draws, rows, V):
+        assert ids.shape == draws.shape[:1] == (ne.MOST_ROWS,) and draws.shape[1] == len(ne.Draw._fields)
+        assert odds.shape == (nc.AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= nc.AT_ONCE
+        self.rows_of(rows)
+        self.runs(self.grid[0], 256)
 
     def product_kernels_merge(self, att, o, ml, rows):
         R, parts, HD = o.shape
-        assert att.shape == (R, HD) and R == nc.AT_ONCE and ml.shape[0] == R * parts
+        assert att.shape == (R, HD) and R == nc.AT_ONCE and ml.shape[:2] == (R, parts)
         self.rows_of(rows, att, o)
         self.runs((tiles(HD, 512), self.grid[1]), 128)
         apart(att, o, ml)
 
     def product_kernels_proj(self, x, o, ml, w, rows):
         (R, parts, HD), C = o.shape, x.shape[1]
-        assert R == nc.AT_ONCE == len(x) and ml.shape[0] == R * parts and w.shape == (C, HD)
+        assert R == nc.AT_ONCE == len(x) and ml.shape[:2] == (R, parts) and w.shape == (C, HD)
         self.rows_of(rows, x, o, w)
         self.product_runs(C, 1, HD, more_smem=4 * nc.GROUP * (HD + 4))
         apart(x, o, ml)
@@ -485,12 +492,13 @@ def dry_run(total=1 << 50):
                 (cuda, "device_array", device.array),
                 (cuda, "to_device", lambda x, **_: device.from_host(x)),
                 (cuda, "pinned_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
+                (cuda, "mapped_array", lambda shape, dtype, **_: np.zeros(shape, dtype)),
                 (cuda, "event", lambda timing: SimpleNamespace(
                     record=lambda stream: None, synchronize=lambda: None)),
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (nc, "tensor_map", device.tensor_map),
-                (nc, "upload", upload), (nc, "download", lambda staged, x: upload(x, staged)),
+                (nc, "upload", upload), (nc, "row_to", row_to), (nc, "download", lambda staged, x: upload(x, staged)),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -509,6 +517,10 @@ def copy_to_device(to, x, stream=0):
 def upload(x, staged):
     assert staged.dtype == x.dtype and staged.flags.c_contiguous and x.is_c_contiguous()
     assert 0 < staged.nbytes <= x.gpu_data.size
+
+
+def row_to(x, out, start):
+    assert x.dtype == out.dtype and start + x.shape[1] <= out.size
 
 
 def blank(cfg, dtype="f32", naive=False, **how):

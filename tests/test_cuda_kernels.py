@@ -27,9 +27,10 @@ ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 
 DOUBLE = {
     "cross_entropy_kernel_fused": "weight of the loss: 1 / count of all targets of a step",
     "adamw_kernel_step": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
-    "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares"}
+    "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares",
+    "choose_kernel_choose": "probabilities, as nanoeuler.sample has them"}
 # those of them that may make a float64 of a float32, because they sum
-WIDENS = {"sum_rows_kernel", "square_sums_kernel"}
+WIDENS = {"sum_rows_kernel", "square_sums_kernel", "choose_kernel_choose"}
 
 # bytes of stack by head size: attention on mma.sync wants more than 255 registers
 SPILLS = {128: 512}
@@ -352,7 +353,7 @@ def test_parts_are_merged_alike_alone_and_among_many(request):
     assert merge == proj and len(merge) > 50
 
 
-@pytest.mark.parametrize("groups", [1, nc.MANY])
+@pytest.mark.parametrize("groups", [*nc.TURNS_AT_ONCE])
 def test_a_product_of_rows_takes_each_slice_once(groups):
     """Also where the turns are no multiple of those whose loads are under way at once, as in F of
     `large` and C of `xl`: what lies behind K is left."""
@@ -365,7 +366,7 @@ def test_a_product_of_rows_takes_each_slice_once(groups):
         if not found.WHOLE:
             taken = [at for at in taken if at < found.SLICES]
         assert sorted(taken) == list(range(-(-K // nc.SLICE))), K
-        assert groups * found.BATCH <= nc.MOST_TURNS
+        assert found.BATCH <= nc.TURNS_AT_ONCE[groups]
         uneven += found.TURNS % found.BATCH > 0
     assert uneven > 10
 
@@ -387,7 +388,7 @@ def test_rows_load_16_bytes_at_once(counts, request):
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
     expected["gate_up"] = expected["logits"] = expected["qkv"]
     if counts == MANY:                       # twice the rows, and of most twice the tiles of W
-        turns = nc.MOST_TURNS // nc.MANY     # of F at once
+        turns = nc.TURNS_AT_ONCE[2]     # of F at once
         expected.update(qkv=Wide(4 * C, 4 * C, 2), gate_up=Wide(6 * C, 4 * C, 2),
                         logits=Wide(6 * C, 4 * C, 2), down=Wide(2 * turns, 4 * turns, 1))
     if counts == MANY:

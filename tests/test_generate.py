@@ -1,6 +1,7 @@
 """Generation: drafts change no text, batches change no text, what an answer may hold, files."""
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -39,6 +40,48 @@ def written(reader, prompts, sampling, **more):
 def prompts_of(n, most=30, seed=1):
     rng = np.random.default_rng(seed)
     return [rng.integers(0, CFG.vocab_size, rng.integers(1, most)).tolist() for _ in range(n)]
+
+
+class Drawing(ne.Decoder):
+    """A decoder that draws tokens, as one on a device does, from numbers that it is told ahead."""
+    draws = True
+
+    def draw(self, parts, draws):
+        if any(not self.texts[slot] for slot, *_ in parts):
+            return None
+        logits = self.read(parts)
+        assert len(draws) == len(logits)
+        self.drawn = getattr(self, "drawn", 0) + 1
+        return [ne.sample(z, SimpleNamespace(random=lambda u=d.uniform: u), d)
+                for z, d in zip(logits, draws)]
+
+
+@pytest.mark.parametrize("o", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9},
+                               {"temperature": 0.7, "logprobs": 2}, {"frequency_penalty": 1.0}], ids=str)
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_a_reader_that_draws_writes_the_same_texts(o, speculate):
+    """A draft that is refused leaves random numbers that were seen and not used: they are the next
+    ones.  Logits that are changed or told are asked for."""
+    prompts, sampling = prompts_of(60), ne.Sampling(tokens=18, speculate=speculate, **o)
+    want, _ = written(ne.Decoder(CFG, repetitive(), slots=16), prompts, sampling, end=7)
+    drawing = Drawing(CFG, repetitive(), slots=16)
+    got, pace = written(drawing, prompts, sampling, end=7)
+    assert got == want and any(pace.offered) == bool(speculate)
+    assert hasattr(drawing, "drawn") != ("logprobs" in o or "frequency_penalty" in o)
+
+
+def test_replies_of_one_stream_of_numbers_go_on_where_the_last_ended():
+    """As those of a chat do, whatever drafts have seen ahead."""
+    found = []
+    for kind, speculate in ((ne.Decoder, 0), (Drawing, 0), (Drawing, 3)):
+        decoder, rng, tokens = kind(CFG, repetitive()), ne.rng_of(5), []
+        for ids in prompts_of(4, 9):
+            reply, pace = ne.Reply(ids, ne.Sampling(tokens=9, speculate=speculate), rng), ne.Pace()
+            while not reply.finish:
+                ne.next_tokens(decoder, [reply], pace)
+            tokens += reply.tokens
+        found.append(tokens)
+    assert found[0] == found[1] == found[2]
 
 
 # ---- a text does not depend on what it is computed beside, nor on drafts

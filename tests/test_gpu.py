@@ -377,6 +377,39 @@ def test_a_prompt_has_the_same_bits_beside_any_others_and_in_pieces():
         assert np.array_equal(got[1], later[i])
 
 
+@pytest.mark.parametrize("o", [{"temperature": 0.0}, {"temperature": 0.8}, {
+    "temperature": 1.2, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01}], ids=str)
+@pytest.mark.parametrize("speculate", [0, 2])
+def test_the_device_draws_what_the_host_would(o, speculate):
+    """Seventy texts of one seed, in 66 slots, from prompts of any length; some end early.  With
+    drafts, whose random numbers are seen before it is known which are needed, too."""
+    rng, cfg = np.random.default_rng(4), ne.replace(ROWS, seq_len=90)
+    decoder = nc.Decoder(cfg, rounded_flat(cfg), "bf16", slots=66)
+    assert decoder.draws
+    prompts = [rng.integers(0, cfg.vocab_size, rng.integers(1, 80)).tolist() for _ in range(70)]
+    sampling, drawn = ne.Sampling(tokens=25, speculate=speculate, **o), []
+
+    def texts():
+        replies = (ne.Reply(ids, sampling, ne.rng_of(3, i), 5) for i, ids in enumerate(prompts))
+        return {i: (reply.tokens, reply.finish) for i, reply in ne.generate_many(decoder, replies)}
+    draw = decoder.draw
+    decoder.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
+    got = texts()
+    assert sum(ids is not None for ids in drawn) > 20
+    decoder.draws = False
+    assert texts() == got
+
+
+def test_a_model_that_has_no_likeliest_token_says_so():
+    flat = rounded_flat(ROWS)
+    ne.views(flat, ne.param_table(ROWS)).final_norm[:] = np.nan
+    decoder = nc.Decoder(ROWS, flat, "bf16")
+    decoder.read([ne.Part(0, [1, 2], 0)])
+    with pytest.raises(ne.UserError, match="the logit of token"):
+        decoder.draw([ne.Part(0, [3], 1)], [ne.Draw(1.0, 0, 1.0, 0.0, 0.5)])
+    assert decoder.tokens == [1, 2]
+
+
 def test_rows_after_a_truncation_a_copy_and_a_slide():
     ids = batch(ROWS, 1, 1, T=400)[0][0].tolist()
     many, want = rows_decoder(slots=3), []
