@@ -2326,9 +2326,10 @@ class Reader(Protocol):
         the last of them the logits are wanted.  A full slot slides.
         Returns these logits (n, V), on the host, valid until the next call."""
 
-    def draw(self, parts, draws):
+    def draw(self, parts, draws, later=()):
         """The same, but returns what `sample` would draw from each line of these logits, a list of
-        ids, by its Draw; or None, and nothing was read: then they have to be asked for."""
+        ids, by its Draw; or None, and nothing was read: then they have to be asked for.
+        later: the Draws of the tokens behind these, if nothing but these tokens will be read next"""
 
     def guesses(self, row):
         """(heads, V): for a row of the last logits, those of heads 1 and on"""
@@ -2531,8 +2532,11 @@ def next_tokens(reader, replies, pace, also=()):
              for reply in replies] + [*also]
     ids = None                               # drawn by the reader, if it can
     if reader.draws:
-        draws = [reply.draws(1 + len(reply.drafts)) for reply in replies]
-        ids = reader.draw(parts, sum(draws, [])) if all(draws) else None
+        draws, later = [reply.draws(1 + len(reply.drafts)) for reply in replies], []
+        if not (k or also or drafted) and all(len(reply.tokens) + 1 < reply.sampling.tokens
+                                   for reply in replies):
+            later = [reply.draws(2 + len(reply.drafts))[-1:] for reply in replies]
+        ids = reader.draw(parts, sum(draws, []), sum(later, [])) if all(draws) else None
     logits = reader.read(parts) if ids is None else None
     first, drawn = 0, []                     # first: of a reply's rows of logits
     for reply in replies:

@@ -63,6 +63,7 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import operator
@@ -1724,34 +1725,42 @@ class Decoder(ne.Decoder):
         if not found:
             return super().read(parts)
         logits, self.final = self.steps.compute(*found)
-        for slot, ids, _ in parts:
-            self.texts[slot] += map(int, ids)
+        for token, slot in zip(*found[:2]):
+            self.texts[slot].append(token)
         return logits
 
-    def draw(self, parts, draws):
+    def draw(self, parts, draws, later=()):
         """`Reader`'s, of parts that take no detour"""
         parts = [*parts]
         found = self.plain_rows(parts)
         if not found:
             return None
-        drawn, self.final = self.steps.draw(*found, draws), None         # which is on the device
+        drawn = self.steps.draw(*found, draws, later)
+        self.final = None                    # it is on the device
         if min(drawn) < 0:                   # the likeliest is not finite: let sample say so
             line = drawn.index(-1)
             ne.sample(to_host(self.steps.out)[line, :self.cfg.vocab_size], None, ne.Sampling())
-        for slot, ids, _ in parts:
-            self.texts[slot] += map(int, ids)
+        for token, slot in zip(*found[:2]):
+            self.texts[slot].append(token)
         return drawn
 
     def plain_rows(self, parts):
         """(tokens, slots, positions, wanted) of parts that go on with texts, and let none slide,
         at most MOST_ROWS of them.  None if they are others, or faulty."""
         tokens, slots, positions, wanted = [], [], [], []
+        texts, unread, length = self.texts, self.unread, self.length
         for slot, ids, n in parts:
-            if slot in self.unread or not 0 <= slot < len(self.texts):
+            if slot in unread or not 0 <= slot < len(texts):
                 return None
-            start, count = len(self.texts[slot]), len(ids)
-            if not (start and 0 < count <= self.length - start and 0 <= n <= count):
+            start, count = len(texts[slot]), len(ids)
+            if not (start and 0 < count <= length - start and 0 <= n <= count):
                 return None
+            if count == n == 1:              # as in most steps
+                wanted.append(len(tokens))
+                tokens.append(int(ids[0]))
+                slots.append(slot)
+                positions.append(start)
+                continue
             tokens += map(int, ids)
             slots += [slot] * count
             positions += range(start, start + count)
@@ -1906,7 +1915,7 @@ class Decoder(ne.Decoder):
 GROUP, AT_ONCE = 8, 64                       # rows of x that `mma` takes; those of a step
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
-N_ROWS, N_WANTED, FIRST_LINE = range(3)      # places in COUNTS: the last one is of `out`
+N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)            # places in COUNTS; FIRST_LINE is of `out`
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MERGED = 4                                   # rows from which on `merge` pays
 TURNS_AT_ONCE = {1: 8, 2: 4, 4: 1}           # slices of x in registers, by groups of a block
@@ -1954,7 +1963,8 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     TURNS = cdiv(SLICES, 8)
     BATCH = cdiv(TURNS, cdiv(TURNS, TURNS_AT_ONCE[GROUPS]))       # turns whose loads are under way
     WHOLE = K % (8 * SLICE * BATCH) == 0                 # no warp has a slice behind the last one
-    XS, B = 8 * BATCH * GROUPS, 4 * TILES
+    LOADED = min(GROUPS, 2)                              # groups whose x is in registers at once
+    XS, B = 8 * BATCH * LOADED, 4 * TILES
     CHAINS = 1 if normed else 2              # sums that a tile has: one for each half of a slice
     SUMS = 4 * CHAINS * TILES * GROUPS
     load_8, _ = vector(8)
@@ -1999,6 +2009,21 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     place_of, Offset = (place_in_smem, u32) if hopper else (place_in_memory, u64)
 
     @inlined
+    def add_product(acc, ss, xs, x0, gain_of, a, b, group):
+        """acc += a slice's product of W, which is b, and eight numbers of x, of a row of a group"""
+        if normed:
+            for e in range(8):
+                ss[group] = cuda.fma(xs[x0 + e], xs[x0 + e], ss[group])
+                xs[x0 + e] = fmul_rn(xs[x0 + e], gain_of[e])
+        for pair in range(4):
+            two_parts(a, 2 * pair, xs[x0 + 2 * pair], xs[x0 + 2 * pair + 1])
+        for tile in range(TILES):
+            for half in range(2):
+                chain = half % CHAINS
+                mma(acc, 4 * (CHAINS * (TILES * group + tile) + chain), a, 4 * half, b,
+                    4 * tile + 2 * half)
+
+    @inlined
     def multiply(partial, squares, x, starts, gain, w, first, second, barrier):
         """partial[warp, group, tile, r, n] = this warp's share of sum_k W[n, k] gain[k] x[r, k],
         and squares[warp, GROUP group + r] of sum_k x[r, k]^2, for the rows of x that begin at
@@ -2009,38 +2034,30 @@ def row_product(K, TILES, GROUPS, normed, hopper):
         xs, a, b = cuda.local.array(XS, f32), filled(8, u32(0)), cuda.local.array(B, u32)
         gains, gain_of = cuda.shared.array(0, f32, 16) if hopper else gain, filled(8, f32(1))
         for turn0 in range(0, TURNS, BATCH):
-            for i in range(BATCH):           # all loads are under way at once
-                k = u32((turn0 + i) * 8 * SLICE) + first_k
-                for group in range(GROUPS):
-                    eight = load_8(x, starts[group] + (k if WHOLE else min(u32(k), u32(K - 8))))
-                    for e in range(8):
-                        xs[8 * (GROUPS * i + group) + e] = eight[e] if WHOLE or k < K else f32(0)
-            if hopper and turn0 == 0:
-                mbarrier_wait(barrier, u32(0))
-            for i in range(BATCH):
-                k = u32((turn0 + i) * 8 * SLICE) + first_k
-                if WHOLE or u32((turn0 + i) * 8) + warp < SLICES:    # true for a whole warp
-                    k = k if WHOLE else min(u32(k), u32(K - 8))
-                    for tile in range(TILES):
-                        place = place_of(w, first, second, tile)
-                        load_weights(b, 4 * tile, place + Offset(2 * k))
-                    if normed:
-                        eight = load_8(gains, FIRST_GAIN + k)
+            for group0 in range(0, GROUPS, LOADED):
+                for i in range(BATCH):       # all loads are under way at once
+                    k = u32((turn0 + i) * 8 * SLICE) + first_k
+                    for group in range(LOADED):
+                        eight = load_8(x, starts[group0 + group] + (
+                            k if WHOLE else min(u32(k), u32(K - 8))))
                         for e in range(8):
-                            gain_of[e] = eight[e]
-                    for group in range(GROUPS):
-                        x0 = 8 * (GROUPS * i + group)
-                        if normed:
-                            for e in range(8):
-                                ss[group] = cuda.fma(xs[x0 + e], xs[x0 + e], ss[group])
-                                xs[x0 + e] = fmul_rn(xs[x0 + e], gain_of[e])
-                        for pair in range(4):
-                            two_parts(a, 2 * pair, xs[x0 + 2 * pair], xs[x0 + 2 * pair + 1])
+                            xs[8 * (LOADED * i + group) + e] = eight[e] if WHOLE or k < K else f32(0)
+                if hopper and turn0 == 0 and group0 == 0:
+                    mbarrier_wait(barrier, u32(0))
+                for i in range(BATCH):
+                    k = u32((turn0 + i) * 8 * SLICE) + first_k
+                    if WHOLE or u32((turn0 + i) * 8) + warp < SLICES:    # true for a whole warp
+                        k = k if WHOLE else min(u32(k), u32(K - 8))
                         for tile in range(TILES):
-                            for half in range(2):
-                                chain = half % CHAINS
-                                mma(acc, 4 * (CHAINS * (TILES * group + tile) + chain), a,
-                                    4 * half, b, 4 * tile + 2 * half)
+                            place = place_of(w, first, second, tile)
+                            load_weights(b, 4 * tile, place + Offset(2 * k))
+                        if normed:
+                            eight = load_8(gains, FIRST_GAIN + k)
+                            for e in range(8):
+                                gain_of[e] = eight[e]
+                        for group in range(LOADED):
+                            add_product(acc, ss, xs, 8 * (LOADED * i + group), gain_of, a, b,
+                                        group0 + group)
         for group in range(GROUPS):
             for tile in range(TILES):
                 for e in range(2):
@@ -2291,7 +2308,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
         partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = of_x.ask_for(w, first, first + u32(8 * HALF_OF_X), gain)
         table = own_table(rows)
-        count, line, base = u32(table[COUNTS, N_WANTED]), u32(table[COUNTS, FIRST_LINE]), begin()
+        count, base = u32(table[COUNTS, N_WANTED]), begin()
         starts, r, column = cuda.local.array(GROUPS, u32), t >> u32(3), t & u32(7)
         for group in range(GROUPS):
             wanted = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
@@ -2299,6 +2316,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
         take_turn()
         of_x.multiply(partial, squares, x, starts, gain, w, first, first + u32(8 * HALF_OF_X),
                       barrier)
+        line = u32(table[COUNTS, FIRST_LINE])
         if r < ROWS and base + r < count:
             rstd = rstd_of(squares, r, eps)
             for tile in range(OF_X):
@@ -2446,7 +2464,8 @@ def take_kernel(hopper):
 # `choose` does what nanoeuler.sample does, a block a line of logits: float64, the random number from
 # the host.  Whatever the order, sums are those of float64: by one seed both draw the same tokens as
 # long as their logits agree.
-TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(len(ne.Draw._fields))  # places in a line of draws
+DRAW = len(ne.Draw._fields)
+TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(DRAW)  # places in a line of draws
 
 @inlined
 def sortable(z):
@@ -2460,8 +2479,10 @@ def sortable(z):
 def likeliest_of(z, V):
     """Where the first of the largest z[:V] is."""
     best = i64(0)
-    for i in range(cuda.threadIdx.x, V, 256):
-        best = max(best, i64(sortable(z[i])) << 31 | i64(0x7FFFFFFF - i))
+    for i in range(cuda.threadIdx.x, V, 4 * 256):
+        for j in range(4):                   # all four are under way at once
+            at = min(i + 256 * j, V - 1)
+            best = max(best, i64(sortable(z[at])) << 31 | i64(0x7FFFFFFF - at))
     return i32(0x7FFFFFFF - (block_max(best) & 0x7FFFFFFF))
 
 @inlined
@@ -2502,8 +2523,8 @@ def sums_up_to(x):
     return sums
 
 @inlined
-def draw_one(ids, line, z, odds, V, likeliest, draw):
-    """ids[line] = the token, by a block"""
+def draw_one(token, z, odds, V, likeliest, draw):
+    """token[0] = the one drawn, by a block"""
     t, largest, total = cuda.threadIdx.x, z[likeliest], f64(0)
     for i in range(t, V, 256):
         odds[i] = math.exp((f64(z[i]) - f64(largest)) / max(draw[TEMPERATURE], 1e-99))
@@ -2532,35 +2553,53 @@ def draw_one(ids, line, z, odds, V, likeliest, draw):
     target = draw[UNIFORM] * sums[255]
     passed = sums[t] > target or sums[t] == sums[255]    # the latter: where rounding made it all
     if t == -block_max(-t if passed else -256):          # the first of them: one of its tokens
-        token, s = likeliest, sums[t] - kept
+        s, token[0] = sums[t] - kept, likeliest
         for i in range(first, last):
             if odds[i] > 0 and s <= target:
-                token = i
+                token[0] = i
             s += odds[i]
-        ids[line] = token
 
 @made_once
 def choose_kernel(hopper):
     take_turn = after_previous if hopper else at_once
 
     @kernel
-    def choose(ids, odds, out, draws, rows, V):
-        """ids[line] = what nanoeuler.sample draws from out[line, :V] by draws[line], a Draw; -1 if
-        the largest of them is not finite.     grid lines, 256 threads
-        ids (MOST_ROWS,) int32, draws (MOST_ROWS, 5) float64: in the host's memory
-        out (lines, V + C), odds (AT_ONCE, V) float64: e^((z - max z) / temperature)"""
+    def choose(ids, latest, odds, out, draws, rows, V):
+        """ids[ring, line] = what nanoeuler.sample draws from out[line, :V] by draws[ring, line], a
+        Draw; -1 if the largest of them is not finite.     grid lines, 256 threads
+        ids (2, MOST_ROWS) int32, draws (2, MOST_ROWS, 5) float64: in the host's memory
+        latest (AT_ONCE,): ids, for `advance`; out (lines, V + C)
+        odds (AT_ONCE, V) float64: e^((z - max z) / temperature)"""
         block, line = cuda.blockIdx.x, entry(rows, COUNTS, FIRST_LINE) + cuda.blockIdx.x
         here = block < entry(rows, COUNTS, N_WANTED)     # for the whole block
+        ring, token = entry(rows, COUNTS, RING), cuda.shared.array(1, types.int32)
+        draw = cuda.local.array(DRAW, f64)
+        for i in range(DRAW):
+            draw[i] = draws[ring, line, i]
         take_turn()
         if here:
-            z, draw = out[line], draws[line]
+            z = out[line]
             likeliest = likeliest_of(z, V)
             finite = math.isfinite(z[likeliest])
             if finite and draw[TEMPERATURE] > 0:
-                draw_one(ids, line, z, odds[block], V, likeliest, draw)
+                draw_one(token, z, odds[block], V, likeliest, draw)
             elif cuda.threadIdx.x == 0:
-                ids[line] = likeliest if finite else i32(-1)
+                token[0] = likeliest if finite else i32(-1)
+            cuda.syncthreads()               # the token is there
+            if cuda.threadIdx.x == 0:
+                ids[ring, line], latest[block] = token[0], token[0]
     return choose
+
+@kernel
+def advance_kernel(rows, latest):
+    """Makes the table of a step of the one before it, whose rows were all wanted: the tokens that
+    were drawn, each behind its row.     AT_ONCE threads"""
+    r = cuda.threadIdx.x
+    if r < rows[COUNTS, N_ROWS]:
+        rows[TOKEN, r] = max(latest[r], 0)
+        rows[POSITION, r] += 1
+    if r == 0:
+        rows[COUNTS, RING] ^= 1
 
 def heads_a_block(H, G):
     """Of the H / G that share keys: as many as divide it, at most four"""
@@ -2626,8 +2665,8 @@ def row_to(x, out, start):
                                 x.shape[1] * x.dtype.itemsize, int(stream.handle)))
 
 def groups_a_block(count):
-    """Of that many rows, for (qkv, gate_up, logits) and for (the rest of proj, down): kernels for a
-    few rows or for many, which compute the same bits"""
+    """Of that many rows, for qkv and gate_up, and for the others: kernels for a few rows or for many,
+    which compute the same bits"""
     groups = power_of_two(cdiv(count, GROUP))
     return min(groups, 4), min(groups, 2)
 
@@ -2636,10 +2675,13 @@ def power_of_two(n):
     return 1 << (n - 1).bit_length() if n else 0
 
 # What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; whether
-# the rows are a whole step: then it also brings their table, and the lines to the host; and whether
-# instead of these it draws tokens.  Without parts they are rows of a prompt that was read, of which
-# only the logits are left to do.
-StepKind = namedtuple("StepKind", "rows parts lines alone drawn", defaults=(False,))
+# the rows are a whole step: then it also brings their table, and the lines to the host; whether
+# instead of these it draws tokens; and whether its table is made of that of the step before, and of
+# the tokens that this one drew.  Without parts they are rows of a prompt that was read, of which only
+# the logits are left to do.
+StepKind = namedtuple("StepKind", "rows parts lines alone drawn ahead", defaults=(False, False))
+# A step that was queued before anyone asked for it, and what it will be asked for
+Ahead = namedtuple("Ahead", "tokens slots positions draws ring")
 
 class RowSteps:
     """Steps of rows through the weights of a decoder, with its cache and its activations.
@@ -2675,9 +2717,13 @@ class RowSteps:
         self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
         # a table for each AT_ONCE rows of a step
         self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
-        self.draws = cuda.mapped_array((ne.MOST_ROWS, len(ne.Draw._fields)), np.float64)
-        self.chosen = cuda.mapped_array(ne.MOST_ROWS, np.int32)
-        self.odds, self.choose = new((AT_ONCE, size.V), np.float64), choose_kernel(self.hopper)
+        # of drawn tokens, of a step that is under way and of one that was queued behind it
+        self.draws = cuda.mapped_array((2, ne.MOST_ROWS, DRAW), np.float64)
+        self.chosen = cuda.mapped_array((2, ne.MOST_ROWS), np.int32)
+        self.done = [cuda.event(False) for _ in range(2)]
+        self.latest, self.odds = new(AT_ONCE, np.int32), new((AT_ONCE, size.V), np.float64)
+        self.choose = choose_kernel(self.hopper)
+        self.ahead, self.drawn_slots, self.steady = None, (), 0
         self.under_way = False               # may the device still read what is staged?
         self.graphs, self.prompts = {}, None             # StepKind -> Graph
         self.prepare(GROUP)
@@ -2709,12 +2755,35 @@ class RowSteps:
         self.wait()
         return self.run(tokens, slots, positions, wanted)
 
-    def draw(self, tokens, slots, positions, wanted, draws):
-        """ids of tokens drawn from these logits, by a Draw each"""
-        self.wait()
-        self.draws[:len(draws)] = draws
-        self.run(tokens, slots, positions, wanted, drawn=True)
-        return self.chosen[:len(wanted)].tolist()
+    def draw(self, tokens, slots, positions, wanted, draws, later=()):
+        """ids of tokens drawn from these logits, by a Draw each
+        later: those of the tokens that come behind these, if it is likely that nothing else will be
+        asked for next.  Then that step is queued at once, and the device works on while the host
+        looks at the tokens of this one.  It costs no bits: whoever asks for another one has it, a
+        step later, which is why the same slots must have gone on for as many steps as there are."""
+        asked = Ahead(tokens, slots, positions, draws, 0)
+        if self.ahead and asked == self.ahead._replace(ring=0):
+            asked = self.ahead               # it is under way, or done
+        else:
+            self.wait()
+            self.steady = self.steady + 1 if slots == self.drawn_slots else 0
+            self.drawn_slots = slots
+            self.tell(asked)
+            self.run(tokens, slots, positions, wanted, drawn=True)
+            self.done[0].record(stream)
+        n, ahead, self.ahead = len(wanted), None, None
+        if later and len(later) == n == len(tokens) <= min(self.steady, AT_ONCE) and max(positions) + 2 <= self.T:
+            ahead = Ahead(None, slots, [p + 1 for p in positions], later, 1 - asked.ring)
+            self.tell(ahead)
+            count = power_of_two(n)
+            self.launch(StepKind(count, self.parts_bucket(max(positions) + 2), count, True, True,
+                                 True))
+            self.done[ahead.ring].record(stream)
+        self.done[asked.ring].synchronize()
+        found = self.chosen[asked.ring, :n].tolist()
+        if ahead:
+            self.ahead = ahead._replace(tokens=found)
+        return found
 
     def read_prompt(self, slot, ids, wanted):
         """The same of the last `wanted` rows of a prompt, which begins the slot."""
@@ -2745,37 +2814,46 @@ class RowSteps:
             n = len(columns[0])
             here = [r - r0 for r in wanted[lines:bisect.bisect_left(wanted, r0 + n)]]
             self.stage(i, *columns, here, lines)
-            kind = StepKind(power_of_two(n),
-                            0 if of_prompt else self.parts_bucket(1 + max(columns[2])),
-                            power_of_two(len(here)), alone, drawn)
             if not alone:
                 upload(self.rows, self.staged[i])
-            if kind not in self.graphs:
-                self.graphs[kind] = Graph()
-            self.graphs[kind](functools.partial(self.queue, kind))
+            self.launch(StepKind(power_of_two(n),
+                                 0 if of_prompt else self.parts_bucket(1 + max(columns[2])),
+                                 power_of_two(len(here)), alone, drawn))
             lines += len(here)
-        if lines:
-            if not alone and not drawn:
+        if lines and not drawn:
+            if not alone:
                 download(self.pinned[:lines], self.out)
             self.wait()
         return self.pinned[:lines, :self.size.V], self.pinned[:lines, self.size.V:]
+
+    def launch(self, kind):
+        if kind not in self.graphs:
+            self.graphs[kind] = Graph()
+        self.graphs[kind](functools.partial(self.queue, kind))
+
+    def tell(self, asked):
+        """Draws, to the device"""
+        numbers = itertools.chain.from_iterable(asked.draws)
+        struct.pack_into(f"{DRAW * len(asked.draws)}d", self.draws[asked.ring], 0, *numbers)
 
     def wait(self):
         """Until the device has done all, and what is staged may be written"""
         if self.under_way:
             stream.synchronize()
-        self.under_way = False
+        self.under_way, self.ahead = False, None
 
     def stage(self, i, tokens, slots, positions, wanted, line):
         """The i-th table of `rows`; what is in it behind the columns nobody uses."""
-        lines = tokens, slots, positions, wanted, (len(tokens), len(wanted), line)
+        lines = tokens, slots, positions, wanted, (len(tokens), len(wanted), line, 0)
         for at, column in enumerate(lines, 5 * i):
             struct.pack_into(f"{len(column)}i", self.staged, 4 * AT_ONCE * at, *column)
 
     def queue(self, kind):
         """A step of rows, or a part of one: see StepKind.  `take` is launched as any kernel: what
         was before it is done when the next one starts, which may read `rows` before it waits."""
-        if kind.alone:
+        if kind.ahead:
+            launch(advance_kernel, self.rows, self.latest, grid=1, block=AT_ONCE)
+        elif kind.alone:
             upload(self.rows, self.staged[0])
         source = self.p.wte if kind.parts else self.prompts.x
         launch(self.take, self.x, self.rows, source, grid=kind.rows, block=128)
@@ -2786,8 +2864,8 @@ class RowSteps:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
                 self.queue_logits(self.out, head, self.rows, kind.lines)
             if kind.drawn and kind.lines:
-                launch(self.choose, self.chosen, self.odds, self.out, self.draws, self.rows,
-                       self.size.V, grid=kind.lines, block=256)
+                launch(self.choose, self.chosen, self.latest, self.odds, self.out, self.draws,
+                       self.rows, self.size.V, grid=kind.lines, block=256)
         if kind.alone and kind.lines and not kind.drawn:
             download(self.pinned[:kind.lines], self.out)
 
@@ -2824,7 +2902,7 @@ class RowSteps:
                    grid=grid(size.C, 1, size.F, of_down), smem=self.smem[of_down].down)
 
     def queue_logits(self, out, head, rows, lines=1):
-        groups, _ = groups_a_block(lines)
+        _, groups = groups_a_block(lines)
         launch(self.kernels[groups].logits, out, self.x, self.p.final_norm, head, rows,
                np.float32(self.cfg.norm_eps), block=256, smem=self.smem[groups].gate_up,
                grid=(cdiv(len(head), 8 * tiles_a_block(2, self.size.C, groups)),
@@ -5763,12 +5841,12 @@ def matmul_dw_test(dw, semaphores, dy, x):
 def choose_test(ids, out, draws, V):
     rows = np.zeros((5, AT_ONCE), np.int32)
     rows[COUNTS, N_WANTED] = len(draws)
-    chosen, odds = new(ne.MOST_ROWS, np.int32), new((AT_ONCE, V), np.float64)
-    table = np.zeros((ne.MOST_ROWS, len(draws[0])))
-    table[:len(draws)] = draws
-    launch(choose_kernel(has_copy_engine()), chosen, odds, out, to_device(table), to_device(rows), V,
-           grid=len(draws), block=256)
-    ids.copy_to_device(view(chosen, 0, (len(draws),)), stream=stream)
+    rows[COUNTS, RING] = 1
+    chosen, odds = new((2, ne.MOST_ROWS), np.int32), new((AT_ONCE, V), np.float64)
+    table = np.full((2, ne.MOST_ROWS, DRAW), np.nan)
+    table[1, :len(draws)] = draws
+    launch(choose_kernel(has_copy_engine()), chosen, ids, odds, out, to_device(table),
+           to_device(rows), V, grid=len(draws), block=256)
 
 def copy_slot_test(cache, source, slot, n):
     launch(copy_slot_kernel, cache, source, slot, n, grid=cache.shape[1], block=256)

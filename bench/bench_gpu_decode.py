@@ -46,7 +46,7 @@ def decode_ms(decoder, batch, T, draw=GREEDY):
         decoder.read([ne.Part(slot, [tokens[slot]]) for slot in range(batch)])
         for _ in range(T - 1):
             tokens = decoder.draw([ne.Part(slot, [tokens[slot]]) for slot in range(batch)],
-                                  [draw] * batch)
+                                  [draw] * batch, [draw] * batch)
     context()                                # each graph is recorded when it is first met again
     return median_ms(context) / T
 

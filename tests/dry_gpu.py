@@ -333,8 +333,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((H // heads, blocks, count), 256)
         apart(o, ml, q, kc, vc)
 
-    def choose_kernel_choose(self, ids, odds, out, draws, rows, V):
-        assert ids.shape == draws.shape[:1] == (ne.MOST_ROWS,) and draws.shape[1] == len(ne.Draw._fields)
+    def advance_kernel(self, rows, latest):
+        assert latest.shape == (nc.AT_ONCE,)
+        self.rows_of(rows)
+        self.runs(1, nc.AT_ONCE)
+
+    def choose_kernel_choose(self, ids, latest, odds, out, draws, rows, V):
+        assert ids.shape == draws.shape[:2] == (2, ne.MOST_ROWS) and latest.shape == (nc.AT_ONCE,)
+        assert draws.shape[2] == len(ne.Draw._fields)
         assert odds.shape == (nc.AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= nc.AT_ONCE
         self.rows_of(rows)
         self.runs(self.grid[0], 256)
@@ -577,6 +583,11 @@ def everything_of(decoder, T):
     assert decoder.decode(0, 0).shape == (V,)
     many, n = decoder.with_slots(3), min(T, 11)
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
+    if decoder.draws:                        # and the steps that are queued before they are asked for
+        draws = [ne.Draw(1.0, 3, 0.9, 0.0, 0.5)] * 2
+        for _ in range(4):
+            many.draw([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)
+        many.truncate(n, 2), many.truncate(1, 0)
     assert many.guesses(n).shape == (many.heads, V)
     many.copy(2, 1, n)
     if many.steps:                           # a prompt, and a step of more rows than a graph has

@@ -145,7 +145,7 @@ def test_rows_of_a_step(dry):
     found = grids("attend_kernel_attend", (3, [0] * (cfg.seq_len - 19), 1))
     assert found == [(1, 64), (2, 64), (2, 64), (2, 64)]
     decoder.truncate(19, 3)
-    assert grids("product_kernels_qkv", (3, [0] * 65, 0)) == [(4, 1), (1, 1)]
+    assert grids("product_kernels_qkv", (3, [0] * 65, 0)) == [(2, 1), (1, 1)]
     decoder.truncate(19, 3)
     assert grids("product_kernels_logits", (3, [0] * 75, 70)) == [(4, 1), (1, 1)]
 

@@ -46,11 +46,11 @@ class Drawing(ne.Decoder):
     """A decoder that draws tokens, as one on a device does, from numbers that it is told ahead."""
     draws = True
 
-    def draw(self, parts, draws):
+    def draw(self, parts, draws, later=()):
         if any(not self.texts[slot] for slot, *_ in parts):
             return None
         logits = self.read(parts)
-        assert len(draws) == len(logits)
+        assert len(draws) == len(logits) and len(later) in (0, len(parts))
         self.drawn = getattr(self, "drawn", 0) + 1
         return [ne.sample(z, SimpleNamespace(random=lambda u=d.uniform: u), d)
                 for z, d in zip(logits, draws)]
