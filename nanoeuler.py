@@ -2249,7 +2249,7 @@ def rng_of(seed, prompt=0, answer=0):
     return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
 
 class Uniforms:
-    """The random numbers of a text, one a token, of which some may be seen before they are drawn."""
+    """The random numbers of a text, one a token; some may be seen before they are drawn."""
 
     def __init__(self, rng):
         self.rng, self.seen = rng, []
@@ -2329,7 +2329,8 @@ class Reader(Protocol):
     def draw(self, parts, draws, later=()):
         """The same, but returns what `sample` would draw from each line of these logits, a list of
         ids, by its Draw; or None, and nothing was read: then they have to be asked for.
-        later: the Draws of the tokens behind these, if nothing but these tokens will be read next"""
+        later: the Draws of the tokens behind these, if nothing else than these will be read next;
+        then nobody must ask for guesses"""
 
     def guesses(self, row):
         """(heads, V): for a row of the last logits, those of heads 1 and on"""
@@ -2350,8 +2351,9 @@ class Reply:
     """A text that is being written: what its prompt is, what was drawn, and why it ends."""
 
     def __init__(self, ids, sampling, rng, end=None, vocab=None):
-        """ids: the prompt's, of those in the decoder's slot only what it has not read; end: the
-        token that ends it; vocab: bytes of each token, which stop texts need"""
+        """ids: the prompt's, of those in the decoder's slot only what it has not read; rng: its
+        own, or Uniforms whose last Reply has ended; end: the token that ends it; vocab: bytes of
+        each token, which stop texts need"""
         need(len(ids), NO_TOKEN)
         self.sampling, self.end, self.vocab = sampling, end, vocab
         self.rng = rng if isinstance(rng, Uniforms) else Uniforms(rng)
@@ -2379,7 +2381,7 @@ class Reply:
             logp = log_softmax(logits)
             top = np.argsort(-logp, kind="stable")[:o.logprobs]
             self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
-        return self.take(token)
+        return self.append_token(token)
 
     def draws(self, n):
         """A Draw for each of the next n tokens, for a Reader that draws them; [] if it must not:
@@ -2394,9 +2396,9 @@ class Reply:
         """`draw` of a token that was drawn by the first of the Draws"""
         if self.sampling.temperature:
             self.rng.random()
-        return self.take(token)
+        return self.append_token(token)
 
-    def take(self, token):
+    def append_token(self, token):
         if token == self.end:
             self.finish = "stop"
             return token
@@ -2533,9 +2535,9 @@ def next_tokens(reader, replies, pace, also=()):
     ids = None                               # drawn by the reader, if it can
     if reader.draws:
         draws, later = [reply.draws(1 + len(reply.drafts)) for reply in replies], []
-        if not (k or also or drafted) and all(len(reply.tokens) + 1 < reply.sampling.tokens
-                                   for reply in replies):
-            later = [reply.draws(2 + len(reply.drafts))[-1:] for reply in replies]
+        goes_on = all(len(reply.tokens) + 1 < reply.sampling.tokens for reply in replies)
+        if goes_on and not (k or drafted or also):
+            later = [reply.draws(2)[1:] for reply in replies]
         ids = reader.draw(parts, sum(draws, []), sum(later, [])) if all(draws) else None
     logits = reader.read(parts) if ids is None else None
     first, drawn = 0, []                     # first: of a reply's rows of logits

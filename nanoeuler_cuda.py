@@ -1738,8 +1738,8 @@ class Decoder(ne.Decoder):
         drawn = self.steps.draw(*found, draws, later)
         self.final = None                    # it is on the device
         if min(drawn) < 0:                   # the likeliest is not finite: let sample say so
-            line = drawn.index(-1)
-            ne.sample(to_host(self.steps.out)[line, :self.cfg.vocab_size], None, ne.Sampling())
+            logits, _ = self.steps.compute(*found)
+            ne.sample(logits[drawn.index(-1)], None, ne.Sampling(temperature=0))
         for token, slot in zip(*found[:2]):
             self.texts[slot].append(token)
         return drawn
@@ -1880,6 +1880,7 @@ class Decoder(ne.Decoder):
 #     gate_up    RMSNorm, gate and up, SwiGLU                       a block 16 columns
 #     down       x += W swiglu                                      a block 8 columns of x
 #     logits     of the rows that are wanted: RMSNorm, head         a block 32 tokens
+#     choose     the token of a line of logits, if one is drawn     a block a line
 #
 # Blocks of gate_up and logits have half as much where W's rows are so long that there is no room;
 # those of down twice as much for many rows.
@@ -1906,6 +1907,8 @@ class Decoder(ne.Decoder):
 # Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
 #         them before it waits for the kernel in front of it: they arrive while that one computes.
 #         Others load them into registers.
+# Ahead   Where tokens are drawn here and texts just go on, the next step is queued before the host
+#         has looked at the tokens of this one: `advance` makes its table, and no time is lost.
 # Prompts What begins a slot and is longer than a step, mostly a prompt, or the half that a full
 #         slot keeps, is read at once, as a sequence is in training: activations between the
 #         kernels are bfloat16, as PyTorch has them, keys and values are rounded to it, and the
@@ -1915,10 +1918,13 @@ class Decoder(ne.Decoder):
 GROUP, AT_ONCE = 8, 64                       # rows of x that `mma` takes; those of a step
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
-N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)            # places in COUNTS; FIRST_LINE is of `out`
+# Places in COUNTS: FIRST_LINE is of `out`; RING, 0 or 1: which half of `draws` and `ids` is its
+N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)
 SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
 MERGED = 4                                   # rows from which on `merge` pays
-TURNS_AT_ONCE = {1: 8, 2: 4, 4: 1}           # slices of x in registers, by groups of a block
+# Groups of rows that a block may have, and turns whose x is loaded together, of at most two groups
+# at a time: of four the sums take the registers
+TURNS_AT_ONCE = {1: 8, 2: 4, 4: 1}
 
 def weight_stride(K):
     """Bytes between rows of W in shared memory: the two rows that lanes read at once, 64 bytes of
@@ -1946,6 +1952,11 @@ def entry(rows, line, i):
     """rows[line, i] as it is in L2: what an SM still had of an older table is passed by"""
     at = u32(line * AT_ONCE) + u32(i)
     return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(at)))
+
+@inlined
+def told(draws, i):
+    """The i-th number of draws as it is in the host's memory"""
+    return load_relaxed_f64(global_address(draws) + u64(8) * u64(i))
 
 @inlined
 def two_parts(a, j, x, y):
@@ -2041,7 +2052,8 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                         eight = load_8(x, starts[group0 + group] + (
                             k if WHOLE else min(u32(k), u32(K - 8))))
                         for e in range(8):
-                            xs[8 * (LOADED * i + group) + e] = eight[e] if WHOLE or k < K else f32(0)
+                            x_e = eight[e] if WHOLE or k < K else f32(0)
+                            xs[8 * (LOADED * i + group) + e] = x_e
                 if hopper and turn0 == 0 and group0 == 0:
                     mbarrier_wait(barrier, u32(0))
                 for i in range(BATCH):
@@ -2346,7 +2358,7 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
 
     def butterflies(combine, first, last, count):
         """The device function that combines x[0], .. x[count - 1] over the lanes that differ in
-        bits first, .. last - 1 of their numbers: step by step, for no butterfly to wait for others"""
+        bits first, .. last - 1 of their numbers: step by step, that none waits for another"""
         @inlined
         def over(x):
             for i in range(first, last):
@@ -2461,9 +2473,8 @@ def take_kernel(hopper):
     return take
 
 # ---- drawing tokens
-# `choose` does what nanoeuler.sample does, a block a line of logits: float64, the random number from
-# the host.  Whatever the order, sums are those of float64: by one seed both draw the same tokens as
-# long as their logits agree.
+# `choose` does what nanoeuler.sample does, a block a line of logits, in float64 and with the random
+# number of the host: by one seed both draw the same tokens as long as their logits agree.
 DRAW = len(ne.Draw._fields)
 TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(DRAW)  # places in a line of draws
 
@@ -2486,28 +2497,32 @@ def likeliest_of(z, V):
     return i32(0x7FFFFFFF - (block_max(best) & 0x7FFFFFFF))
 
 @inlined
+def reached(z, odds, V, key, counted):
+    """By all z[:V] of this key or more together: the sum of their odds, or their number"""
+    s = f64(0)
+    for i in range(cuda.threadIdx.x, V, 4 * 256):
+        for j in range(4):                   # all four are under way at once
+            at = min(i + 256 * j, V - 1)
+            each = f64(1) if counted else odds[at]
+            s += each if i + 256 * j < V and sortable(z[at]) >= key else f64(0)
+    return block_sum(s)
+
+@inlined
 def least_of_the_largest(z, odds, V, largest, want, counted):
-    """(key, n): of the largest z that together reach `want`, and are as few as that takes, the
-    least has this key (`sortable`), and n of those with this key are among them.  Together: their
-    odds, or, if counted, their number.  The key is found bit by bit, the highest first."""
+    """Of z in descending order as many are kept as it takes to reach `want`: with the sum of their
+    odds, or, if counted, with their number.  Returns the key (`sortable`) of the last one that is
+    kept, which is found bit by bit, the highest first, and how many of this key are kept."""
     key = u32(0)
     for bit in range(32):
-        higher, reached = u32(key | u32(0x80000000) >> u32(bit)), f64(0)
-        for i in range(cuda.threadIdx.x, V, 256):
-            if sortable(z[i]) >= higher:
-                reached += f64(1) if counted else odds[i]
-        reached = block_sum(reached)
-        if reached >= want and higher <= sortable(largest):
+        higher = u32(key | u32(0x80000000) >> u32(bit))
+        if reached(z, odds, V, higher, counted) >= want and higher <= sortable(largest):
             key = higher
-    above, one = f64(0), f64(0)
+    of_each = f64(0)                         # that has this key
     for i in range(cuda.threadIdx.x, V, 256):
-        each = f64(1) if counted else odds[i]
-        if sortable(z[i]) > key:
-            above += each
-        elif sortable(z[i]) == key:
-            one = each
-    above, one = block_sum(above), block_max(one)
-    return key, max(f64(1), math.ceil((want - above) / one))
+        if sortable(z[i]) == key:
+            of_each = f64(1) if counted else odds[i]
+    of_each, above = block_max(of_each), reached(z, odds, V, u32(key + u32(1)), counted)
+    return key, max(f64(1), math.ceil((want - above) / of_each))
 
 @inlined
 def sums_up_to(x):
@@ -2539,25 +2554,28 @@ def draw_one(token, z, odds, V, likeliest, draw):
             least, n_least = key, n
     each = (V + 255) // 256                  # from here on a thread has neighbours
     first, last = min(t * each, V), min(t * each + each, V)
-    found = f64(0)                           # of those of key `least`, by the thread
+    mine = f64(0)                            # how many of them have the key `least`
     for i in range(first, last):
-        found += f64(1) if sortable(z[i]) == least else f64(0)
-    found, kept = sums_up_to(found)[t] - found, f64(0)   # by those before it
+        mine += f64(1) if sortable(z[i]) == least else f64(0)
+    seen, kept = sums_up_to(mine)[t] - mine, f64(0)      # how many of the threads before
     for i in range(first, last):
         key = sortable(z[i])
-        found += f64(1) if key == least else f64(0)
-        if key < least or key == least and found > n_least or odds[i] < draw[MIN_P]:
+        seen += f64(1) if key == least else f64(0)
+        if key < least or key == least and seen > n_least or odds[i] < draw[MIN_P]:
             odds[i] = f64(0)
         kept += odds[i]
     sums = sums_up_to(kept)
     target = draw[UNIFORM] * sums[255]
     passed = sums[t] > target or sums[t] == sums[255]    # the latter: where rounding made it all
-    if t == -block_max(-t if passed else -256):          # the first of them: one of its tokens
-        s, token[0] = sums[t] - kept, likeliest
+    first_thread = -block_max(-t if passed else -256)    # of those that passed: one of its tokens
+    if t == first_thread:
+        s, token[0] = sums[t] - kept, -1
         for i in range(first, last):
-            if odds[i] > 0 and s <= target:
+            if odds[i] > 0 and (token[0] < 0 or s <= target):
                 token[0] = i
             s += odds[i]
+        if token[0] < 0:                     # where rounding made nothing more of the thread's
+            token[0] = likeliest
 
 @made_once
 def choose_kernel(hopper):
@@ -2575,7 +2593,7 @@ def choose_kernel(hopper):
         ring, token = entry(rows, COUNTS, RING), cuda.shared.array(1, types.int32)
         draw = cuda.local.array(DRAW, f64)
         for i in range(DRAW):
-            draw[i] = draws[ring, line, i]
+            draw[i] = told(draws, (ring * draws.shape[1] + line) * DRAW + i)
         take_turn()
         if here:
             z = out[line]
@@ -2615,11 +2633,22 @@ def rows_refused(cfg):
             return f"{name} is {n}, no multiple of {unit}"
     if size.D > 128:
         return f"head_dim is {size.D}, more than 128"
-    smem = max(rows_smem(size, 1, has_copy_engine()))
-    room = gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN - (8 << 10)
+    smem, room = whole_smem(size, 1), gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     if smem > room:
         return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
     return ""
+
+def whole_smem(size, groups):
+    """Bytes of shared memory of the largest block of the kernels for so many groups, or fewer: what
+    a launch asks for, and its shares, squares, table and mbarrier"""
+    smem, others = rows_smem(size, groups, has_copy_engine()), min(groups, 2)
+
+    def with_shares(asked, groups, tiles):
+        return asked + 8 * groups * (tiles * 8 * 8 + 8) * 4 + 5 * AT_ONCE * 4 + 8
+    return max(with_shares(smem.qkv, groups, 2), with_shares(smem.proj, 1, 1),
+               with_shares(smem.gate_up, groups, tiles_a_block(2, size.C, groups)),
+               with_shares(smem.add_att, others, tiles_a_block(1, size.HD, others)),
+               with_shares(smem.down, others, tiles_a_block(1, size.F, others)))
 
 def rows_bytes(cfg):
     """What RowSteps has beside its cache, and Prompts, if slots are as long as the context"""
@@ -2627,7 +2656,7 @@ def rows_bytes(cfg):
         return 0
     size, T = ne.dims_of(cfg), cfg.seq_len
     parts = cdiv(T, keys_a_part(size.D))
-    a_row = 4 * (size.C + 2 * size.HD + size.F + parts * (size.HD + 2 * size.H)) + 8 * size.V
+    a_row = 4 * (2 * size.C + 2 * size.HD + size.F + parts * (size.HD + 2 * size.H)) + 12 * size.V
     a_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
     return AT_ONCE * a_row + T * a_token
 
@@ -2664,24 +2693,27 @@ def row_to(x, out, start):
                                 int(out.gpu_data.device_pointer) + start * out.dtype.itemsize,
                                 x.shape[1] * x.dtype.itemsize, int(stream.handle)))
 
-def groups_a_block(count):
-    """Of that many rows, for qkv and gate_up, and for the others: kernels for a few rows or for many,
-    which compute the same bits"""
-    groups = power_of_two(cdiv(count, GROUP))
-    return min(groups, 4), min(groups, 2)
+# Groups of a block of qkv and gate_up, and of the others.  Kernels for a few rows and for many
+# compute the same bits.
+Groups = namedtuple("Groups", "normed others")
+
+def groups_a_block(count, most):
+    """Of so many rows, at most `most`"""
+    groups = min(power_of_two(cdiv(count, GROUP)), most)
+    return Groups(groups, min(groups, 2))
 
 def power_of_two(n):
     """n, rounded up to one; of 0 it is 0"""
     return 1 << (n - 1).bit_length() if n else 0
 
-# What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; whether
-# the rows are a whole step: then it also brings their table, and the lines to the host; whether
-# instead of these it draws tokens; and whether its table is made of that of the step before, and of
-# the tokens that this one drew.  Without parts they are rows of a prompt that was read, of which only
-# the logits are left to do.
+# What a graph of RowSteps is for: up to so many rows, parts of the context, lines of logits; and
+# alone    the rows are a whole step: it also brings their table, and the lines to the host
+# drawn    tokens are drawn from the lines, which stay on the device
+# ahead    the table is made of that of the step before, and of the tokens that this one drew
+# Without parts they are rows of a prompt that was read, of which only the logits are left to do.
 StepKind = namedtuple("StepKind", "rows parts lines alone drawn ahead", defaults=(False, False))
-# A step that was queued before anyone asked for it, and what it will be asked for
-Ahead = namedtuple("Ahead", "tokens slots positions draws ring")
+# What a step is asked for, and which half of `draws` and `chosen` is its
+Asked = namedtuple("Asked", "tokens slots positions draws ring")
 
 class RowSteps:
     """Steps of rows through the weights of a decoder, with its cache and its activations.
@@ -2693,6 +2725,8 @@ class RowSteps:
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.top, self.hopper = highest, has_copy_engine()           # whatever is capped later
         self.size = size
+        room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.groups = max(groups for groups in TURNS_AT_ONCE if whole_smem(size, groups) <= room)
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
 
         def products(F, groups):
@@ -2723,10 +2757,11 @@ class RowSteps:
         self.done = [cuda.event(False) for _ in range(2)]
         self.latest, self.odds = new(AT_ONCE, np.int32), new((AT_ONCE, size.V), np.float64)
         self.choose = choose_kernel(self.hopper)
-        self.ahead, self.drawn_slots, self.steady = None, (), 0
+        self.ahead = None                    # what the step that is queued ahead will be asked for
+        self.drawn_slots, self.steady = [], 0            # which drew last, how often in a row
         self.under_way = False               # may the device still read what is staged?
         self.graphs, self.prompts = {}, None             # StepKind -> Graph
-        self.prepare(GROUP)
+        self.prepare(AT_ONCE)
         if others := size.P - 1:             # of `guesses`: the first row of x, all further heads
             head = weights.lm_head
             V, first = others * size.V, head.size - others * size.V * size.C
@@ -2753,16 +2788,14 @@ class RowSteps:
         """(lines of logits, rows of x) of the wanted rows, on the host, valid until the next call
         tokens, slots, positions of each row, lists; wanted: of which rows, ascending"""
         self.wait()
+        self.steady = 0
         return self.run(tokens, slots, positions, wanted)
 
     def draw(self, tokens, slots, positions, wanted, draws, later=()):
         """ids of tokens drawn from these logits, by a Draw each
-        later: those of the tokens that come behind these, if it is likely that nothing else will be
-        asked for next.  Then that step is queued at once, and the device works on while the host
-        looks at the tokens of this one.  It costs no bits: whoever asks for another one has it, a
-        step later, which is why the same slots must have gone on for as many steps as there are."""
-        asked = Ahead(tokens, slots, positions, draws, 0)
-        if self.ahead and asked == self.ahead._replace(ring=0):
+        later: those of the tokens behind these, if nothing else is likely to be asked for next"""
+        asked = Asked(tokens, slots, positions, draws, 0)
+        if self.ahead and self.ahead[:4] == asked[:4]:
             asked = self.ahead               # it is under way, or done
         else:
             self.wait()
@@ -2771,19 +2804,27 @@ class RowSteps:
             self.tell(asked)
             self.run(tokens, slots, positions, wanted, drawn=True)
             self.done[0].record(stream)
-        n, ahead, self.ahead = len(wanted), None, None
-        if later and len(later) == n == len(tokens) <= min(self.steady, AT_ONCE) and max(positions) + 2 <= self.T:
-            ahead = Ahead(None, slots, [p + 1 for p in positions], later, 1 - asked.ring)
-            self.tell(ahead)
-            count = power_of_two(n)
-            self.launch(StepKind(count, self.parts_bucket(max(positions) + 2), count, True, True,
-                                 True))
-            self.done[ahead.ring].record(stream)
+        ahead = self.queue_ahead(asked, later) if len(later) == len(wanted) == len(tokens) else None
         self.done[asked.ring].synchronize()
-        found = self.chosen[asked.ring, :n].tolist()
-        if ahead:
-            self.ahead = ahead._replace(tokens=found)
+        found = self.chosen[asked.ring, :len(wanted)].tolist()
+        self.ahead = ahead and ahead._replace(tokens=found)
         return found
+
+    def queue_ahead(self, asked, later):
+        """Queues the step after this one, in which each text goes on with the token that is drawn
+        in this one: the device works on while the host looks at these.  If something else is asked
+        for then, it was in vain, and that waits until it is done.  So it is queued only after the
+        same n slots have drawn for n steps in a row: texts that end by chance then waste few.
+        Returns what it will be asked for, without the tokens, which nobody knows yet, or None."""
+        count, longest = len(later), max(asked.positions) + 2
+        if count > min(self.steady, AT_ONCE) or longest > self.T:
+            return None
+        ahead = Asked([], asked.slots, [p + 1 for p in asked.positions], later, 1 - asked.ring)
+        self.tell(ahead)
+        rows = power_of_two(count)
+        self.launch(StepKind(rows, self.parts_bucket(longest), rows, True, True, True))
+        self.done[ahead.ring].record(stream)
+        return ahead
 
     def read_prompt(self, slot, ids, wanted):
         """The same of the last `wanted` rows of a prompt, which begins the slot."""
@@ -2804,10 +2845,10 @@ class RowSteps:
         return [np.concatenate(x) for x in zip(*found)]
 
     def run(self, tokens, slots, positions, wanted, of_prompt=False, drawn=False):
-        """`compute`.  of_prompt: tokens are rows of the prompt.  drawn: the lines stay on the device
-        and tokens are drawn from them."""
+        """`compute`.  of_prompt: tokens are rows of the prompt.  drawn: it only queues the step, in
+        which tokens are drawn."""
         if len(wanted) > len(self.out):
-            self.prepare(AT_ONCE if len(wanted) <= AT_ONCE else ne.MOST_ROWS)
+            self.prepare(ne.MOST_ROWS)
         self.under_way, lines, alone = True, 0, len(tokens) <= AT_ONCE
         for i, r0 in enumerate(range(0, len(tokens), AT_ONCE)):
             columns = [column[r0:r0 + AT_ONCE] for column in (tokens, slots, positions)]
@@ -2835,6 +2876,10 @@ class RowSteps:
         """Draws, to the device"""
         numbers = itertools.chain.from_iterable(asked.draws)
         struct.pack_into(f"{DRAW * len(asked.draws)}d", self.draws[asked.ring], 0, *numbers)
+
+    def __del__(self):
+        with contextlib.suppress(Exception): # a step that was queued ahead writes what goes now
+            self.wait()
 
     def wait(self):
         """Until the device has done all, and what is staged may be written"""
@@ -2871,7 +2916,7 @@ class RowSteps:
 
     def queue_layers(self, count, parts):
         size, p, rows, x = self.size, self.p, self.rows, self.x
-        groups, of_down = groups_a_block(count)
+        groups, others = groups_a_block(count, self.groups)
         k, smem = self.kernels[groups], self.smem[groups]
         eps = np.float32(self.cfg.norm_eps)
         scale2 = np.float32(LOG2E / math.sqrt(size.D))
@@ -2894,15 +2939,15 @@ class RowSteps:
             else:
                 launch(k.merge, self.att, o, ml, rows, grid=(cdiv(size.HD, 512), count),
                        block=128)
-                launch(self.add_att[of_down], x, self.att, p.attn_proj[l], rows, block=256,
-                       grid=grid(size.C, 1, size.HD, of_down), smem=self.smem[of_down].add_att)
+                launch(self.add_att[others], x, self.att, p.attn_proj[l], rows, block=256,
+                       grid=grid(size.C, 1, size.HD, others), smem=self.smem[others].add_att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
                    grid=grid(2 * size.F, 2, size.C, groups), block=256, smem=smem.gate_up)
-            launch(self.kernels[of_down].down, x, self.y, p.down[l], rows, block=256,
-                   grid=grid(size.C, 1, size.F, of_down), smem=self.smem[of_down].down)
+            launch(self.kernels[others].down, x, self.y, p.down[l], rows, block=256,
+                   grid=grid(size.C, 1, size.F, others), smem=self.smem[others].down)
 
     def queue_logits(self, out, head, rows, lines=1):
-        _, groups = groups_a_block(lines)
+        groups = groups_a_block(lines, self.groups).others
         launch(self.kernels[groups].logits, out, self.x, self.p.final_norm, head, rows,
                np.float32(self.cfg.norm_eps), block=256, smem=self.smem[groups].gate_up,
                grid=(cdiv(len(head), 8 * tiles_a_block(2, self.size.C, groups)),
@@ -2910,6 +2955,7 @@ class RowSteps:
 
     def guesses(self, line, x=None):
         """(heads, V) for a row of x (C,), or for that of a line of the last logits"""
+        need(self.ahead is None, "guesses of a step behind which another one was queued")
         self.wait()
         if x is None:
             row_to(self.x, self.out, line * self.out.shape[1] + self.size.V)
@@ -2927,9 +2973,10 @@ class RowSteps:
 
     def copy(self, source, slot, n):
         """The first n keys and values of a slot to another"""
+        self.ahead = None                    # it may be of another text, though of the same tokens
         for cache in self.kc, self.vc:
-            for l in range(self.size.L):
-                launch(copy_slot_kernel, cache[l], source, slot, n, grid=self.size.G, block=256)
+            launch(copy_slot_kernel, cache, source, slot, n, grid=(self.size.G, self.size.L),
+                   block=256)
 
 class Prompts:
     """Reads what begins a slot with the functions of section 4, as `Model.forward` reads a sequence
@@ -3004,10 +3051,12 @@ def keep_kernel(kc, vc, qkv, given):
 
 @kernel
 def copy_slot_kernel(cache, source, slot, n):
-    """cache[slot, g, t] = cache[source, g, t] of t < n     cache (slots, G, T, D)     grid G"""
-    g, D = cuda.blockIdx.x, cache.shape[3]
-    for i in range(cuda.threadIdx.x, n * D, 256):
-        cache[slot, g, i // D, i % D] = cache[source, g, i // D, i % D]
+    """cache[l, slot, g, t] = cache[l, source, g, t] of t < n     cache (L, slots, G, T, D)
+    grid (G, L)"""
+    g, l = cuda.blockIdx.x, cuda.blockIdx.y
+    to, of = cache[l, slot, g], cache[l, source, g]
+    for i in range(cuda.threadIdx.x, n * cache.shape[4], 256):
+        to[0, i] = of[0, i]                  # keys follow each other
 
 # ==== 11 Several GPUs ====
 # A process a GPU.  Each is a rank, has the whole model, and computes the gradient of its share of a
@@ -3969,7 +4018,7 @@ def ptx(text, *operands, result=types.void):
     """The instruction `text` as a device function: $0 is its result if it has one, its operands
     follow.  Without a result it counts as one that reads and writes any memory: the compiler moves
     no access to memory across it."""
-    letters = {u32: "r", u64: "l", f32: "f"}
+    letters = {u32: "r", u64: "l", f32: "f", f64: "d"}
     constraints = [letters[t] for t in operands]
     if result == types.void:
         constraints = [*constraints, "~{memory}"]
@@ -4098,6 +4147,7 @@ store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
 
 # Memory to a register, past L1
 load_relaxed = ptx("ld.relaxed.gpu.global.u32 $0, [$1];", u64, result=u32)
+load_relaxed_f64 = ptx("ld.relaxed.sys.global.f64 $0, [$1];", u64, result=f64)
 
 # A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
 # written before it was set.
@@ -5731,10 +5781,10 @@ def add_decode_tests(ops):
 
 def add_copy_tests(ops):
     """What moves numbers between slots and GPUs"""
-    for slots, G, T, D, n in ((2, 1, 1, 2, 1), (3, 4, 70, 64, 69)):
-        cache = ops.normal(slots, G, T, D)
+    for L, slots, G, T, D, n in ((1, 2, 1, 1, 2, 1), (2, 3, 4, 70, 64, 69)):
+        cache = ops.normal(L, slots, G, T, D)
         copied = cache.copy()
-        copied[0, :, :n] = cache[1, :, :n]
+        copied[:, 0, :, :n] = cache[:, 1, :, :n]
         ops.add(copy_slot_test, [cache], [1, 0, n], [copied], "copy_slot", ("f32",))
     for ranks, n in ((2, 1), (3, 300_001)):
         all_g = ops.normal(ranks, n)
@@ -5849,7 +5899,8 @@ def choose_test(ids, out, draws, V):
            to_device(rows), V, grid=len(draws), block=256)
 
 def copy_slot_test(cache, source, slot, n):
-    launch(copy_slot_kernel, cache, source, slot, n, grid=cache.shape[1], block=256)
+    launch(copy_slot_kernel, cache, source, slot, n, block=256,
+           grid=(cache.shape[2], cache.shape[0]))
 
 def add_in_order_test(g, others, rank):
     launch(add_in_order_kernel, g, others, rank, grid=1024, block=256)

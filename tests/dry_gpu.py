@@ -393,9 +393,9 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(kc, vc, qkv)
 
     def copy_slot_kernel(self, cache, source, slot, n):
-        slots, G, T, D = cache.shape
+        L, slots, G, T, D = cache.shape
         assert source < slots > slot and n <= T
-        self.runs(G, 256)
+        self.runs((G, L), 256)
 
     def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, scale):
         (G, T, D), H = kc.shape, len(scores)
@@ -504,7 +504,8 @@ def dry_run(total=1 << 50):
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (nc, "tensor_map", device.tensor_map),
-                (nc, "upload", upload), (nc, "row_to", row_to), (nc, "download", lambda staged, x: upload(x, staged)),
+                (nc, "upload", upload), (nc, "download", lambda staged, x: upload(x, staged)),
+                (nc, "row_to", row_to),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -583,7 +584,7 @@ def everything_of(decoder, T):
     assert decoder.decode(0, 0).shape == (V,)
     many, n = decoder.with_slots(3), min(T, 11)
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
-    if decoder.draws:                        # and the steps that are queued before they are asked for
+    if decoder.draws:                        # and steps that are queued before they are asked for
         draws = [ne.Draw(1.0, 3, 0.9, 0.0, 0.5)] * 2
         for _ in range(4):
             many.draw([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)

@@ -36,7 +36,7 @@ WIDENS = {"sum_rows_kernel", "square_sums_kernel", "choose_kernel_choose"}
 SPILLS = {128: 512}
 # the same of the product of many rows, 128 registers a thread, where the addresses of W's rows take
 # two each: Hopper's copy engine brings W to shared memory instead
-SPILLS_OF_ROWS = {"product_kernels_gate_up": 16}
+SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_down": 8}
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
@@ -338,7 +338,7 @@ def rows_launches(preset, *counts):
     return {x.name: x for x in device.launches}
 
 
-FEW, MANY = (nc.MERGED, 1), (nc.GROUP + 1,)
+FEW, MANY, MOST = (nc.MERGED, 1), (nc.GROUP + 1,), (4 * nc.GROUP,)
 
 
 def test_parts_are_merged_alike_alone_and_among_many(request):
@@ -378,7 +378,7 @@ PATTERNS = (r"ld\.shared\S*\.v4\.\S+", r"ld\.global\S*\.v4\.\S+", r"cp\.async\.b
             r"cp\.async\.bulk\.prefetch", r"ld\.local")
 
 
-@pytest.mark.parametrize("counts", [FEW, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("counts", [FEW, MANY, MOST], ids=["few", "many", "most"])
 def test_rows_load_16_bytes_at_once(counts, request):
     """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention.  And
     what the copy engine is asked for."""
@@ -387,11 +387,13 @@ def test_rows_load_16_bytes_at_once(counts, request):
     expected = {"qkv": Wide(4 * C, 2 * C, 2), "down": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
     expected["gate_up"] = expected["logits"] = Wide(6 * C, 2 * C, 2)
-    if counts == MANY:                       # twice the rows, and of most twice the tiles of W
+    if counts != FEW:                        # twice the rows, and of down twice the tiles of W
         turns = nc.TURNS_AT_ONCE[2]     # of F at once
         expected.update(qkv=Wide(4 * C, 4 * C, 2), gate_up=Wide(6 * C, 4 * C, 2),
                         logits=Wide(6 * C, 4 * C, 2), down=Wide(2 * turns, 4 * turns, 1))
-    if counts == MANY:
+    if counts == MOST:                       # four times the rows, W once for two, a loop of turns
+        expected.update(qkv=Wide(8, 8, 2), gate_up=Wide(12, 8, 2))
+    if counts != FEW:
         del expected["proj"]
 
     def loads():

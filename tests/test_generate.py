@@ -56,8 +56,8 @@ class Drawing(ne.Decoder):
                 for z, d in zip(logits, draws)]
 
 
-@pytest.mark.parametrize("o", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9},
-                               {"temperature": 0.7, "logprobs": 2}, {"frequency_penalty": 1.0}], ids=str)
+@pytest.mark.parametrize("o", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}, {
+    "temperature": 0.7, "logprobs": 2}, {"frequency_penalty": 1.0}], ids=str)
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_reader_that_draws_writes_the_same_texts(o, speculate):
     """A draft that is refused leaves random numbers that were seen and not used: they are the next

@@ -390,24 +390,69 @@ def test_the_device_draws_what_the_host_would(o, speculate):
     sampling, drawn = ne.Sampling(tokens=25, speculate=speculate, **o), []
 
     def texts():
-        replies = (ne.Reply(ids, sampling, ne.rng_of(3, i), 5) for i, ids in enumerate(prompts))
-        return {i: (reply.tokens, reply.finish) for i, reply in ne.generate_many(decoder, replies)}
+        replies = [ne.Reply(ids, sampling, ne.rng_of(3, i), 5) for i, ids in enumerate(prompts)]
+        ended = [*ne.generate_many(decoder, replies[:-1])]
+        ended += ne.generate_many(decoder, replies[-1:])             # alone: steps are queued ahead
+        return [(i, reply.tokens, reply.finish) for i, reply in ended]
     draw = decoder.draw
     decoder.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
     got = texts()
-    assert sum(ids is not None for ids in drawn) > 20
+    assert sum(ids is not None for ids in drawn) > 10
+    assert any(kind.ahead for kind in decoder.steps.graphs) == (not speculate)
     decoder.draws = False
     assert texts() == got
 
 
-def test_a_model_that_has_no_likeliest_token_says_so():
-    flat = rounded_flat(ROWS)
-    ne.views(flat, ne.param_table(ROWS)).final_norm[:] = np.nan
+def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
+    """Of tokens, slots, positions, random numbers; logits, and copies, after which the same tokens
+    at the same places have another text before them."""
+    flat, later = rounded_flat(ROWS), [ne.Draw(1.0, 0, 1.0, 0.0, 0.7)] * 2
+    plain, ahead = (nc.Decoder(ROWS, flat, "bf16", slots=3) for _ in range(2))
+
+    def steps(decoder, later):
+        found, tokens = [], [1, 2]
+        decoder.read([ne.Part(0, [3, 4, 5], 1), ne.Part(1, [6], 0), ne.Part(2, [7], 0)])
+        for step in range(40):
+            slots = (2, 1) if step % 12 == 9 else (0, 1)
+            if step % 13 == 6:
+                tokens = [8, 9]
+            if step % 11 == 5:
+                decoder.truncate(len(decoder.texts[0]) - 2, 0)
+            if step % 7 == 5:
+                decoder.copy(0, 2, len(decoder.texts[0]) - 1)
+                decoder.copy(2, 1, min(map(len, decoder.texts[1:])))
+            draws = [ne.Draw(1.0, 0, 1.0, 0.0, 0.3 if step % 10 == 8 else 0.7)] * 2
+            parts = [ne.Part(slot, [token]) for slot, token in zip(slots, tokens)]
+            tokens = decoder.draw(parts, draws, later)
+            found.append(tokens)
+            if not later and step % 9 == 7:
+                decoder.guesses(1)
+            if step % 15 == 12:
+                found.append(decoder.read([ne.Part(0, [5, 6], 2)]).tolist())
+        return found, decoder.texts
+    assert steps(ahead, later) == steps(plain, [])
+    assert any(kind.ahead for kind in ahead.steps.graphs)
+    assert not any(kind.ahead for kind in plain.steps.graphs)
+
+
+def test_a_token_without_a_likeliest_successor_is_an_error():
+    """The embedding of one is NaN: when it is read, a step behind it is queued already."""
+    flat, draw = rounded_flat(ROWS), [ne.Draw(1.0, 0, 1.0, 0.0, 0.37)]
     decoder = nc.Decoder(ROWS, flat, "bf16")
-    decoder.read([ne.Part(0, [1, 2], 0)])
+
+    def tokens(n):
+        decoder.read([ne.Part(0, [1], 0)])
+        found = [2]
+        for _ in range(n):
+            found += decoder.draw([ne.Part(0, found[-1:], 1)], draw, draw)
+        return found
+    found = tokens(20)
+    i = next(i for i in range(5, 20) if found[i] not in [1, *found[:i]])
+    ne.views(flat, ne.param_table(ROWS)).wte[found[i]] = np.nan
+    decoder = nc.Decoder(ROWS, flat, "bf16")
     with pytest.raises(ne.UserError, match="the logit of token"):
-        decoder.draw([ne.Part(0, [3], 1)], [ne.Draw(1.0, 0, 1.0, 0.0, 0.5)])
-    assert decoder.tokens == [1, 2]
+        tokens(20)
+    assert decoder.tokens == [1, *found[:i]]
 
 
 def test_rows_after_a_truncation_a_copy_and_a_slide():
