@@ -411,7 +411,7 @@ def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
 
     def steps(decoder, later):
         found, tokens = [], [1, 2]
-        decoder.read([ne.Part(0, [3, 4, 5], 1), ne.Part(1, [6], 0), ne.Part(2, [7], 0)])
+        decoder.read([ne.Part(0, [3, 4, 5]), ne.Part(1, [6]), ne.Part(2, [7])])
         for step in range(40):
             slots = (2, 1) if step % 12 == 9 else (0, 1)
             if step % 13 == 6:
@@ -441,7 +441,7 @@ def test_a_token_without_a_likeliest_successor_is_an_error():
     decoder = nc.Decoder(ROWS, flat, "bf16")
 
     def tokens(n):
-        decoder.read([ne.Part(0, [1], 0)])
+        decoder.read([ne.Part(0, [1])])
         found = [2]
         for _ in range(n):
             found += decoder.draw([ne.Part(0, found[-1:], 1)], draw, draw)
