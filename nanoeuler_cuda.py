@@ -5798,11 +5798,11 @@ def add_rows_tests(ops):
     """Texts in slots, read in pieces of different lengths, so that steps are of any mixture; those
     that are long enough also as prompts."""
     plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
-    for sizes in (dict(),
-                  dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
-                  dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
-                  dict(n_embd=2568, head_dim=48, n_layer=1), dict(n_hidden=1536),
-                  dict(n_embd=1280, n_hidden=2816, n_layer=1)):    # slices in uneven turns
+    for i, sizes in enumerate((
+            dict(), dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
+            dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
+            dict(n_embd=2568, head_dim=48, n_layer=1), dict(n_hidden=1536),
+            dict(n_embd=1280, n_hidden=2816, n_layer=1))):         # slices in uneven turns
         cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
         flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))
         n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.GAINS])
@@ -5812,7 +5812,9 @@ def add_rows_tests(ops):
         expected = [as_sum(model.logits(np.array([text], np.int32))[0, 0].copy())
                     for text in texts]
         long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
-        paths = [("", highest)] + [(", mma", "mma")] * has_copy_engine()
+        paths = [("", highest)]
+        if has_copy_engine() and i % 3 == 1: # compiling takes longest; only where W lies differs
+            paths.append((", mma", "mma"))
         for suffix, top in paths:
             read = functools.partial(below, top, rows_test, cfg, flat, texts)
             ops.tests.setdefault("rows" + suffix, []).append((expected, read, ("bf16",)))

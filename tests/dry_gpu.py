@@ -584,12 +584,12 @@ def everything_of(decoder, T):
     assert decoder.decode(0, 0).shape == (V,)
     many, n = decoder.with_slots(3), min(T, 11)
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
+    assert many.guesses(n).shape == (many.heads, V)
     if decoder.draws:                        # and steps that are queued before they are asked for
         draws = [ne.Draw(1.0, 3, 0.9, 0.0, 0.5)] * 2
         for _ in range(4):
             many.draw([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)
         many.truncate(n, 2), many.truncate(1, 0)
-    assert many.guesses(n).shape == (many.heads, V)
     many.copy(2, 1, n)
     if many.steps:                           # a prompt, and a step of more rows than a graph has
         many.truncate(0, 1)
