@@ -2484,6 +2484,8 @@ class Pace:
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
     ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
     # with drafts? -> seconds, tokens
+    trial: int = 0                           # the step in which both were last tried
+    rest: int = 64                           # and how many later they are again
 
     def count(self, tokens, seconds, drafted, reading):
         """A step; one that reads prompts says nothing of either way."""
@@ -2497,15 +2499,20 @@ class Pace:
 
     def drafts(self, reader, sampling):
         """How many to make for the next step: where nobody says, as many as have paid of late.
-        Each way is tried in a few of 64 steps.  The clock decides, and yet no text depends on it:
-        a draft changes when a token comes, never which."""
+        Each way is tried in four steps, and again after 64; after twice as many each time that
+        drafts did not pay.  The clock decides, and yet no text depends on it: a draft changes when
+        a token comes, never which."""
         if sampling.speculate >= 0 or not reader.wide:
             return max(0, sampling.speculate) if reader.wide else 0
-        most, tried = reader.heads or LOOKED_UP, self.steps % 64
+        most, tried = reader.heads or LOOKED_UP, self.steps - self.trial
         if tried < 8:
             return most if tried < 4 else 0
         each = {way: seconds / max(tokens, 1e-9) for way, (seconds, tokens) in self.ways.items()}
-        return most if each[True] < each[False] else 0
+        pays = each[True] < each[False]
+        if tried < self.rest:
+            return most if pays else 0
+        self.trial, self.rest = self.steps, 64 if pays else min(2 * self.rest, 1024)
+        return most
 
     def __str__(self):
         rate = self.tokens / self.seconds if self.seconds else 0.0

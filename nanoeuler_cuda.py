@@ -2497,32 +2497,26 @@ def likeliest_of(z, V):
     return i32(0x7FFFFFFF - (block_max(best) & 0x7FFFFFFF))
 
 @inlined
-def reached(z, odds, V, key, counted):
-    """By all z[:V] of this key or more together: the sum of their odds, or their number"""
-    s = f64(0)
-    for i in range(cuda.threadIdx.x, V, 4 * 256):
-        for j in range(4):                   # all four are under way at once
-            at = min(i + 256 * j, V - 1)
-            each = f64(1) if counted else odds[at]
-            s += each if i + 256 * j < V and sortable(z[at]) >= key else f64(0)
-    return block_sum(s)
-
-@inlined
 def least_of_the_largest(z, odds, V, largest, want, counted):
     """Of z in descending order as many are kept as it takes to reach `want`: with the sum of their
     odds, or, if counted, with their number.  Returns the key (`sortable`) of the last one that is
     kept, which is found bit by bit, the highest first, and how many of this key are kept."""
-    key = u32(0)
-    for bit in range(32):
-        higher = u32(key | u32(0x80000000) >> u32(bit))
-        if reached(z, odds, V, higher, counted) >= want and higher <= sortable(largest):
-            key = higher
-    of_each = f64(0)                         # that has this key
-    for i in range(cuda.threadIdx.x, V, 256):
-        if sortable(z[i]) == key:
-            of_each = f64(1) if counted else odds[i]
-    of_each, above = block_max(of_each), reached(z, odds, V, u32(key + u32(1)), counted)
-    return key, max(f64(1), math.ceil((want - above) / of_each))
+    key, above, of_each = u32(0), f64(0), f64(0)
+    for bit in range(33):                    # the last time: what those above it reach
+        higher = u32(key | u32(0x80000000) >> u32(bit)) if bit < 32 else u32(key + u32(1))
+        reached = f64(0)
+        for i in range(cuda.threadIdx.x, V, 4 * 256):
+            for j in range(4):               # all four are under way at once
+                at = min(i + 256 * j, V - 1)
+                found, each = sortable(z[at]), f64(1) if counted else odds[at]
+                reached += each if i + 256 * j < V and found >= higher else f64(0)
+                of_each = each if found == key else of_each
+        reached = block_sum(reached)
+        if bit == 32:
+            above = reached
+        elif reached >= want and higher <= sortable(largest):
+            key, of_each = higher, f64(0)
+    return key, max(f64(1), math.ceil((want - above) / block_max(of_each)))
 
 @inlined
 def sums_up_to(x):
@@ -2546,12 +2540,12 @@ def draw_one(token, z, odds, V, likeliest, draw):
         total += odds[i]
     total = block_sum(total)                 # its barriers: all odds are there
     least, n_least = u32(0), f64(V)          # kept are those above, and the first n of key `least`
-    if 0 < draw[TOP_K] < V:
-        least, n_least = least_of_the_largest(z, odds, V, largest, draw[TOP_K], True)
-    if draw[TOP_P] < 1:
-        key, n = least_of_the_largest(z, odds, V, largest, draw[TOP_P] * total, False)
-        if key > least or key == least and n < n_least:
-            least, n_least = key, n
+    for counted in (True, False):            # by top-k, and by top-p
+        want = draw[TOP_K] if counted else draw[TOP_P] * total
+        if (0 < want < V) if counted else draw[TOP_P] < 1:
+            key, n = least_of_the_largest(z, odds, V, largest, want, counted)
+            if key > least or key == least and n < n_least:
+                least, n_least = key, n
     each = (V + 255) // 256                  # from here on a thread has neighbours
     first, last = min(t * each, V), min(t * each + each, V)
     mine = f64(0)                            # how many of them have the key `least`
@@ -2590,21 +2584,22 @@ def choose_kernel(hopper):
         odds (AT_ONCE, V) float64: e^((z - max z) / temperature)"""
         block, line = cuda.blockIdx.x, entry(rows, COUNTS, FIRST_LINE) + cuda.blockIdx.x
         here = block < entry(rows, COUNTS, N_WANTED)     # for the whole block
-        ring, token = entry(rows, COUNTS, RING), cuda.shared.array(1, types.int32)
-        draw = cuda.local.array(DRAW, f64)
-        for i in range(DRAW):
-            draw[i] = told(draws, (ring * draws.shape[1] + line) * DRAW + i)
+        ring, t = entry(rows, COUNTS, RING), cuda.threadIdx.x
+        token, draw = cuda.shared.array(1, types.int32), cuda.shared.array(DRAW, f64)
+        if t < DRAW:
+            draw[t] = told(draws, (ring * draws.shape[1] + line) * DRAW + t)
         take_turn()
+        cuda.syncthreads()                   # draw is there
         if here:
             z = out[line]
             likeliest = likeliest_of(z, V)
             finite = math.isfinite(z[likeliest])
             if finite and draw[TEMPERATURE] > 0:
                 draw_one(token, z, odds[block], V, likeliest, draw)
-            elif cuda.threadIdx.x == 0:
+            elif t == 0:
                 token[0] = likeliest if finite else i32(-1)
             cuda.syncthreads()               # the token is there
-            if cuda.threadIdx.x == 0:
+            if t == 0:
                 ids[ring, line], latest[block] = token[0], token[0]
     return choose
 
@@ -5799,9 +5794,10 @@ def add_rows_tests(ops):
     that are long enough also as prompts."""
     plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
     for i, sizes in enumerate((
-            dict(), dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
+            dict(n_hidden=1536),
+            dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
             dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
-            dict(n_embd=2568, head_dim=48, n_layer=1), dict(n_hidden=1536),
+            dict(n_embd=2568, head_dim=48, n_layer=1),
             dict(n_embd=1280, n_hidden=2816, n_layer=1))):         # slices in uneven turns
         cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
         flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))

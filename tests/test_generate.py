@@ -174,6 +174,11 @@ def test_drafts_that_do_not_pay_are_left_out():
     pace.count(1, 2.0, drafted=True, reading=False)
     assert pace.drafts(reader, o) == 0
     assert pace.drafts(reader, replace(o, speculate=2)) == 2
+    tried = []                               # they never pay: trials become rare
+    for pace.steps in range(64, 4000):
+        if pace.drafts(reader, o):
+            tried.append(pace.steps)
+    assert tried[::4] == [64, 64 + 128, 64 + 384, 64 + 896, 64 + 1920, 64 + 2944]
     reader.wide = False
     assert pace.drafts(reader, replace(o, speculate=2)) == 0
 
