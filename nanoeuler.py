@@ -2484,16 +2484,19 @@ class Pace:
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
     ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
     # with drafts? -> seconds, tokens
+    last_way: object = None                  # of the last step: True, False, or None, if it read
     trial: int = 0                           # the step in which both were last tried
     rest: int = 64                           # and how many later they are again
 
     def count(self, tokens, seconds, drafted, reading):
-        """A step; one that reads prompts says nothing of either way."""
+        """A step.  One that reads prompts says nothing of either way, nor does the first of a way:
+        on a GPU the others are queued before they are asked for."""
         self.seconds = time.perf_counter() - self.began
         self.first = self.first or self.seconds
         self.tokens += tokens
         self.steps += 1
-        if not reading:
+        goes_on, self.last_way = self.last_way == drafted, None if reading else drafted
+        if not reading and goes_on:
             way = self.ways[drafted]
             way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
 

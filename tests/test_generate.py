@@ -168,8 +168,9 @@ def test_drafts_that_do_not_pay_are_left_out():
     reader, o = ne.Decoder(CFG, repetitive()), ne.Sampling()
     pace = ne.Pace()
     pace.steps = 8
-    pace.count(1, 1.0, drafted=False, reading=False)
-    pace.count(3, 2.0, drafted=True, reading=False)      # 0.67 s a token
+    for drafted, tokens, seconds in ((False, 1, 1.0), (True, 3, 2.0)):     # 0.67 s a token
+        pace.count(tokens, 9 * seconds, drafted, reading=False)      # the first says nothing
+        pace.count(tokens, seconds, drafted, reading=False)
     assert pace.drafts(reader, o) == 3
     pace.count(1, 2.0, drafted=True, reading=False)
     assert pace.drafts(reader, o) == 0
