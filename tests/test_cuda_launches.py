@@ -256,6 +256,25 @@ def test_launches_of_any_shape(data, kind, naive, B):
         everything(cfg, B, T, dtype, naive)
 
 
+def test_a_block_has_fewer_rows_where_shared_memory_is_short(dry):
+    """Two groups of them where four do not fit; a model for which one does not goes row by row."""
+    dry.gpu.compute_capability = (9, 0)
+    cfg = replace(SMALL, n_embd=1024, n_layer=1, seq_len=64)
+    flat, size = np.zeros(ne.n_params(cfg), np.float32), ne.dims_of(cfg)
+    need = [nc.whole_smem(size, groups) for groups in nc.TURNS_AT_ONCE]
+    assert need == sorted({*need})
+    for room, groups in ((need[2], 4), (need[2] - 1, 2), (need[1] - 1, 1)):
+        dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = room
+        decoder = nc.Decoder(cfg, flat, "bf16")
+        dry.launches.clear()
+        decoder.read([ne.Part(0, [0] * 64, 1)])
+        blocks = {x.grid[1] for x in dry.launches if x.name == "product_kernels_qkv"}
+        assert decoder.steps.groups == groups and blocks == {8 // groups}
+    dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = need[0] - 1
+    assert "bytes of shared memory" in nc.rows_refused(cfg)
+    assert not nc.Decoder(cfg, flat, "bf16").steps
+
+
 def test_every_kernel_is_launched(dry):
     for naive in (False, True):
         everything(SMALL, 2, 64, naive=naive)
