@@ -1637,12 +1637,13 @@ FEWEST = 8           # rows: of fewer a validation says little
 WORSE = 1.01         # times the best validation: the model learns by heart
 
 class StepClock:
-    """Seconds that the steps of this sitting took.  The first one compiles what no cache has, and
-    counts only while it is alone."""
+    """Seconds that the steps of this sitting took.  On a GPU the first one compiles what no cache
+    has, and counts only while it is alone; so does the first validation, which does not count."""
 
     def __init__(self):
         self.done = 0                        # steps
         self.seconds = {False: [], True: []}             # True: of those whose heads rest
+        self.first_validation = 0.0
 
     def count(self, seconds, resting, elapsed):
         """A step, and when it ended"""
@@ -1652,10 +1653,14 @@ class StepClock:
         else:
             self.seconds[resting].append(seconds)
 
+    def count_validation(self, seconds):
+        """One on the way, with its sample"""
+        self.first_validation = self.first_validation or seconds
+
     def with_the_rest(self, mean, elapsed):
         """A mean of steps, and what lies between two: validations, samples, checkpoints"""
         in_steps = sum(self.seconds[False] + self.seconds[True])
-        return mean * (elapsed - self.first_ended) / in_steps
+        return mean * (elapsed - self.first_ended - self.first_validation) / in_steps
 
     def is_due(self, step):
         """Is it time to say how long the rest will take?"""
@@ -1691,7 +1696,9 @@ class TrainingLoop:
                 self.report(r, step_time)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
+                    began = self.elapsed()
                     estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
+                    clock.count_validation(self.elapsed() - began)
                     self.record(step=s.step, sample=sample)
                     print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
                           flush=True)

@@ -406,6 +406,17 @@ def clock(monkeypatch):
     return slow
 
 
+def test_a_validation_that_compiles_says_nothing_of_those_to_come():
+    clock = ne.StepClock()
+    clock.count(22.0, False, 22.0)           # a step that compiled
+    for i in range(10):
+        clock.count(0.1, False, 22.1 + 0.1 * i)
+    clock.count_validation(28.0)
+    assert clock.with_the_rest(0.1, 23.0 + 28.0) == pytest.approx(0.1)
+    clock.count_validation(0.5)
+    assert clock.with_the_rest(0.1, 23.0 + 28.5) == pytest.approx(0.15)
+
+
 @pytest.mark.parametrize("seconds, late", [(0.1, 0), (0.2, 1.2)])
 def test_minutes_end_a_run(seconds, late, clock, text, elsewhere):
     """6 seconds with the validation at the end, a third of a step a token.  A plan by the first
