@@ -74,7 +74,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from typing import NamedTuple, Protocol, get_args
@@ -2479,6 +2479,9 @@ def looked_up(tokens, k):
     return []
 
 # ---- generation
+TRIAL = 4, 8         # steps for which drafts are asked for, and steps for which they are not
+CHANCE = 0.6         # after n steps with drafts a token may cost 1 + CHANCE / sqrt(n) times as much
+
 @dataclass
 class Pace:
     """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
@@ -2489,39 +2492,51 @@ class Pace:
     steps: int = 0
     offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    ways: dict = field(default_factory=lambda: {False: [0.0, 0.0], True: [0.0, 0.0]})
-    # with drafts? -> seconds, tokens
-    last_way: object = None                  # of the last step: True, False, or None, if it read
-    trial: int = 0                           # the step in which both were last tried
-    rest: int = 64                           # and how many later they are again
+    asked: int = 0                           # drafts, for the next step
+    lately: dict = field(default_factory=lambda: {False: deque(maxlen=8), True: deque(maxlen=16)})
+    # were drafts asked for? -> (seconds, tokens, were some found?) of the last steps of that kind
+    pays: bool = True                        # to ask for drafts, as far as is known
+    trial: int = 0                           # the step in which the last trial began
+    rest: int = 64                           # and how many later the next one does
 
-    def count(self, tokens, seconds, drafted, reading):
-        """A step.  One that reads prompts says nothing of either way, nor does the first of a way:
-        on a GPU the others are queued before they are asked for."""
+    def count(self, tokens, seconds, asked, found, reading):
+        """A step, were drafts asked for, and were some found.  One that reads prompts says nothing
+        of what a token costs."""
         self.seconds = time.perf_counter() - self.began
         self.first = self.first or self.seconds
         self.tokens += tokens
         self.steps += 1
-        goes_on, self.last_way = self.last_way == drafted, None if reading else drafted
-        if not reading and goes_on:
-            way = self.ways[drafted]
-            way[:] = 0.9 * way[0] + seconds, 0.9 * way[1] + tokens
+        if not reading:
+            self.lately[asked].append((seconds, tokens, found))
+
+    def seconds_a_token(self, asked):
+        """Of late, if drafts are asked for, or if not: every step at the median of those that are
+        like it, as some wait for others.  The first two without drafts after some with do, too, on
+        a GPU, where nothing was queued; and so do those for which drafts are asked in vain."""
+        steps, total = self.lately[asked], 0.0
+        for found in False, True:
+            seconds = sorted(step[0] for step in steps if step[2] == found)
+            total += len(seconds) * seconds[len(seconds) // 2] if seconds else 0.0
+        return total / max(1, sum(step[1] for step in steps))
 
     def drafts(self, reader, sampling):
-        """How many to make for the next step: where nobody says, as many as have paid of late.
-        Each way is tried in four steps, and again after 64; after twice as many each time that
-        drafts did not pay.  The clock decides, and yet no text depends on it: a draft changes when
-        a token comes, never which."""
+        """How many to ask for, for the next step: where nobody says, as many as pay.
+        After a trial drafts are asked for until they cost more, and more than by chance: the mean
+        of n steps errs as 1 / sqrt(n).  The next trial comes after 64 steps, or after twice as many
+        each time that they did.  The clock decides, and yet no text depends on it: a draft changes
+        when a token comes, never which."""
         if sampling.speculate >= 0 or not reader.wide:
             return max(0, sampling.speculate) if reader.wide else 0
         most, tried = reader.heads or LOOKED_UP, self.steps - self.trial
-        if tried < 8:
-            return most if tried < 4 else 0
-        each = {way: seconds / max(tokens, 1e-9) for way, (seconds, tokens) in self.ways.items()}
-        pays = each[True] < each[False]
+        if tried < sum(TRIAL):
+            return most if tried < TRIAL[0] else 0
+        if self.pays:
+            dearer = 1 + CHANCE / math.sqrt(max(1, len(self.lately[True])))
+            self.pays = self.seconds_a_token(True) < dearer * self.seconds_a_token(False)
         if tried < self.rest:
-            return most if pays else 0
-        self.trial, self.rest = self.steps, 64 if pays else min(2 * self.rest, 1024)
+            return most if self.pays else 0
+        self.trial, self.rest = self.steps, 64 if self.pays else min(2 * self.rest, 1024)
+        self.pays = True
         return most
 
     def __str__(self):
@@ -2545,8 +2560,8 @@ def next_tokens(reader, replies, pace, also=()):
         held = len(reader.texts[reply.slot]) + len(reply.pending)
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
         del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
-    drafted = any(reply.drafts for reply in replies)
-    k = pace.drafts(reader, replies[0].sampling)         # of all replies, for the next step
+    asked, drafted = pace.asked > 0, any(reply.drafts for reply in replies)
+    k = pace.asked = pace.drafts(reader, replies[0].sampling)        # of each reply, next time
     parts = [Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
              for reply in replies] + [*also]
     ids = None                               # drawn by the reader, if it can
@@ -2578,7 +2593,8 @@ def next_tokens(reader, replies, pace, also=()):
             reply.drafts = draft(reader, reply, first + accepted, k)
         first += 1 + len(drafts)
         drawn.append(new)
-    pace.count(sum(map(len, drawn)), time.perf_counter() - began, drafted, reading)
+    pace.count(sum(map(len, drawn)), time.perf_counter() - began, asked, drafted,
+               reading)
     return drawn
 
 def generate(decoder, prompt, n, rng, sampling, end=None):

@@ -164,16 +164,21 @@ def test_look_up(tokens, k, want):
 
 
 def test_drafts_that_do_not_pay_are_left_out():
-    """By the clock: of a step with drafts and one without, the cheaper a token."""
+    """By the clock: of asking for drafts and not asking, the cheaper a token."""
     reader, o = ne.Decoder(CFG, repetitive()), ne.Sampling()
     pace = ne.Pace()
-    pace.steps = 8
-    for drafted, tokens, seconds in ((False, 1, 1.0), (True, 3, 2.0)):     # 0.67 s a token
-        pace.count(tokens, 9 * seconds, drafted, reading=False)      # the first says nothing
-        pace.count(tokens, seconds, drafted, reading=False)
+    pace.steps = 12                          # a trial has ended
+    for slow in (9, 9, 1, 1, 1, 1, 1):       # some steps had to wait
+        pace.count(1, slow * 1.0, False, False, reading=False)
+        pace.count(3, slow * 2.0, True, True, reading=False)         # 0.67 s a token
+        pace.count(1, slow * 1.0, True, False, reading=False)        # in vain, which costs nothing
+    pace.count(1, 99.0, False, False, reading=True)                  # which says nothing
     assert pace.drafts(reader, o) == 3
-    pace.count(1, 2.0, drafted=True, reading=False)
+    for _ in range(16):
+        pace.count(1, 2.0, True, True, reading=False)
     assert pace.drafts(reader, o) == 0
+    pace.count(9, 1.0, True, True, reading=False)
+    assert pace.drafts(reader, o) == 0       # until the next trial
     assert pace.drafts(reader, replace(o, speculate=2)) == 2
     tried = []                               # they never pay: trials become rare
     for pace.steps in range(64, 4000):
@@ -182,6 +187,27 @@ def test_drafts_that_do_not_pay_are_left_out():
     assert tried[::4] == [64, 64 + 128, 64 + 384, 64 + 896, 64 + 1920, 64 + 2944]
     reader.wide = False
     assert pace.drafts(reader, replace(o, speculate=2)) == 0
+
+
+def test_what_is_asked_in_vain_can_cost_too():
+    """As on a GPU, which waits for the answer."""
+    reader, pace = ne.Decoder(CFG, repetitive()), ne.Pace()
+    pace.steps = 12
+    for _ in range(4):
+        pace.count(1, 1.0, False, False, reading=False)
+        pace.count(2, 2.0, True, True, reading=False)
+        pace.count(1, 1.9, True, False, reading=False)
+    assert pace.seconds_a_token(False) == 1.0 and pace.seconds_a_token(True) == pytest.approx(1.3)
+    assert pace.drafts(reader, ne.Sampling()) == 0
+
+
+def test_a_step_without_a_draft_is_counted_by_what_was_asked_for(monkeypatch):
+    """Asked for behind the first four steps, of which one reads the prompt, and never found: four
+    steps say what that costs, and four what one costs without asking."""
+    monkeypatch.setattr(ne, "draft", lambda *_: [])
+    _, pace = written(ne.Decoder(CFG, repetitive()), [[5, 6]], ne.Sampling(tokens=9))
+    assert not any(pace.offered) and pace.steps == 9
+    assert [len(pace.lately[way]) for way in (False, True)] == [4, 4]
 
 
 # ---- the distribution
