@@ -4996,7 +4996,7 @@ def model_to_use(file=None, told=False):
     return file
 
 def need_prompt_first(prompt, file):
-    need(file is None or os.path.exists(file) or not os.path.isfile(prompt),
+    need(file is None or os.path.exists(file) or not os.path.isfile(in_box(prompt)),
          f"{file}: No such file; the prompt comes first, and then the checkpoint, {prompt}")
 
 def load(file=None, decoder=Decoder, **sampling):

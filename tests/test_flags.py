@@ -114,10 +114,11 @@ def test_files_may_stand_behind_flags(copy, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("verb", ["generate", "lens"])
-def test_a_checkpoint_before_the_prompt_is_told(verb, copy, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["nanoeuler.bin", "box"])
+def test_a_checkpoint_before_the_prompt_is_told(name, verb, copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
-    refused(capsys, verb, "nanoeuler.bin", "ROMEO:", words=[
-        "ROMEO:: No such file", "the prompt comes first", "nanoeuler.bin"])
+    refused(capsys, verb, name, "ROMEO:", words=[
+        "ROMEO:: No such file", "the prompt comes first", name])
 
 
 def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
