@@ -2,18 +2,23 @@
 
     python bench/bench_drafts.py [MODEL.bin] [--gpu]     a minute; prints a table
     python bench/bench_drafts.py MODEL.bin --equal 1000  of random prompts: are texts equal?
+    python bench/bench_drafts.py MODEL.bin --prices 69 130 142           where steps take so long
 
 Prompts are 16 tokens from random places of the text that was held out, or of Shakespeare if the
 model's text is not there, a hundred tokens follow;
 the ways take turns, medians over rounds.  The ceiling is what drafting would bring if Python took
 no time: tokens a step, times a step of one row, over a step of as many rows as there are drafts
 and one, and the guesses.
+
+With --prices the clock is another machine's: us of a step that was queued ahead, of one that was
+not, and of one with drafts.  The texts are real, and so is what the program decides by that clock.
 """
 import argparse
 import pathlib
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +39,22 @@ class Way(NamedTuple):
     accepted: list                           # shares, by position
 
 
+@dataclass
+class PricedPace(ne.Pace):
+    """Counts the seconds of another machine, on which a step is queued ahead as the GPU's `draw`
+    does it: if no drafts were asked for, from the third step on that has none."""
+    prices: tuple = ()                       # seconds: queued ahead, not, with drafts
+    without: int = 0                         # steps without drafts, in a row
+    taken: float = 0.0
+
+    def count(self, tokens, seconds, asked, found, reading):
+        queued, waited, drafted = self.prices
+        self.without = 0 if found else self.without + 1
+        seconds = drafted if found else queued if self.without > 2 and not asked else waited
+        self.taken += seconds
+        super().count(tokens, seconds, asked, found, reading)
+
+
 def prompts_of(c, n, rng):
     """n of PROMPT tokens each, from the tail that was held out"""
     path = ROOT / c.state.options.get("data", "")
@@ -45,15 +66,16 @@ def prompts_of(c, n, rng):
     return [ids[i:i + PROMPT].tolist() for i in starts]
 
 
-def write(decoder, prompts, temperature, drafts):
+def write(decoder, prompts, temperature, drafts, prices=None):
     """A Way: prompts one after another, or as many at once as the decoder has slots"""
     sampling = ne.Sampling(temperature=temperature, tokens=TOKENS, speculate=drafts)
     replies = [ne.Reply(ids, sampling, ne.rng_of(1, i)) for i, ids in enumerate(prompts)]
-    pace, began = ne.Pace(), time.perf_counter()
+    pace, began = PricedPace(prices=prices) if prices else ne.Pace(), time.perf_counter()
     for _ in ne.generate_many(decoder, replies, pace):
         pass
+    seconds = pace.taken if prices else time.perf_counter() - began
     shares = [a / n for a, n in zip(pace.accepted, pace.offered) if n]
-    return Way(time.perf_counter() - began, [reply.tokens for reply in replies],
+    return Way(seconds, [reply.tokens for reply in replies],
                pace.tokens / pace.steps, shares)
 
 
@@ -129,6 +151,20 @@ def show(temperature, k, found, steps, guesses):
           f"{', '.join(f'{share:.0%}' for share in way.accepted)} | {ceiling} |", flush=True)
 
 
+def report_prices(c, weights, prices):
+    decoder = new_decoder(c, weights, gpu=False)
+    prompts = prompts_of(c, 30, np.random.default_rng(1))
+    print(f"| temperature | drafts | ms for {TOKENS} tokens | against none | tokens a step |\n"
+          "|---|---:|---:|---:|---:|")
+    for temperature in (0.0, 0.8):
+        ways = {k: write(decoder, prompts, temperature, k, prices)
+                for k in (0, decoder.heads or ne.LOOKED_UP, -1)}
+        for k, way in ways.items():
+            print(f"| {temperature:g} | {'as many as pay' if k < 0 else k} | "
+                  f"{1e3 * way.seconds / len(prompts):.2f} | {ways[0].seconds / way.seconds:.2f} | "
+                  f"{way.tokens_a_step:.2f} |", flush=True)
+
+
 def compare(c, weights, n, gpu):
     """n prompts of 1 to 40 random tokens: are the texts equal, with drafts and without?"""
     rng = np.random.default_rng(2)
@@ -153,11 +189,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--equal", type=int, default=0, metavar="N", help="prompts to compare")
+    parser.add_argument("--prices", type=float, nargs=3, metavar="US", help="of another machine")
     args = parser.parse_args()
     ne.set_num_threads(args.threads)
     c = ne.read_checkpoint(args.model, moments=False)
     if args.equal:
         compare(c, args.weights, args.equal, args.gpu)
+    elif args.prices:
+        report_prices(c, args.weights, tuple(1e-6 * us for us in args.prices))
     else:
         report(c, args.weights, args.rounds, args.gpu)
 

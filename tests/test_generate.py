@@ -193,12 +193,24 @@ def test_what_is_asked_in_vain_can_cost_too():
     """As on a GPU, which waits for the answer."""
     reader, pace = ne.Decoder(CFG, repetitive()), ne.Pace()
     pace.steps = 12
+    for waited in (9, 9, 0, 0, 0):           # behind drafts nothing is queued
+        pace.count(1, 1.0 + waited, False, False, reading=False)
     for _ in range(4):
-        pace.count(1, 1.0, False, False, reading=False)
         pace.count(2, 2.0, True, True, reading=False)
         pace.count(1, 1.9, True, False, reading=False)
     assert pace.seconds_a_token(False) == 1.0 and pace.seconds_a_token(True) == pytest.approx(1.3)
     assert pace.drafts(reader, ne.Sampling()) == 0
+
+
+@pytest.mark.parametrize("n, seconds, pays", [
+    (4, 1.25, True), (4, 1.35, False), (16, 1.1, True), (16, 1.25, False)])
+def test_a_few_steps_say_less_than_many(n, seconds, pays):
+    reader, pace = ne.Decoder(CFG, repetitive()), ne.Pace()
+    pace.steps = 12
+    for _ in range(n):
+        pace.count(1, 1.0, False, False, reading=False)
+        pace.count(1, seconds, True, True, reading=False)
+    assert bool(pace.drafts(reader, ne.Sampling())) == pays
 
 
 def test_a_step_without_a_draft_is_counted_by_what_was_asked_for(monkeypatch):

@@ -417,6 +417,17 @@ def test_a_validation_that_compiles_says_nothing_of_those_to_come():
     assert clock.with_the_rest(0.1, 23.0 + 28.5) == pytest.approx(0.15)
 
 
+def test_the_time_left_has_no_validation_that_compiles(text, elsewhere, monkeypatch):
+    """A run of 40 steps, 0.1 s each, and of 1,000 s in its first validation, after step 10."""
+    validate, validated = ne.Run.validate, []
+    monkeypatch.setattr(ne.Run, "validate", lambda *a: (validate(*a), validated.append(1))[0])
+    monkeypatch.setattr(ne.Run, "elapsed",
+                        lambda run: 0.1 * run.state.step + 1000 * bool(validated))
+    said = told("train", "--data", text, *ALIKE, "--steps", 40, "--eval-every", 10)
+    [line] = [line for line in said.splitlines() if line.startswith("step    20/")]
+    assert line.endswith(("ETA 0:01", "ETA 0:02")), said
+
+
 @pytest.mark.parametrize("seconds, late", [(0.1, 0), (0.2, 1.2)])
 def test_minutes_end_a_run(seconds, late, clock, text, elsewhere):
     """6 seconds with the validation at the end, a third of a step a token.  A plan by the first
