@@ -5470,6 +5470,9 @@ class Serving(Settings):
     api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
     origin: list = field(default_factory=list, metadata={
         "help": "a site whose pages may ask, as https://example.org; may be given several times"})
+    allow_host: list = field(default_factory=list, metadata={
+        "help": "another name by which the server may be called, as mybox.example.org; needed only "
+                "without an API key; may be given several times"})
     log: list = field(default_factory=list, metadata={
         "help": "a log for /learn beside those in this folder; may be given several times"})
     slots: int = setting(8, 1, 1 << 12, "answers written at a time")
@@ -6349,12 +6352,17 @@ SPEECH = {"compile_speech()": [Compiled(decode_step, "p.wte", types.float32),
                                Compiled(decode_step, "p.wte", INT8),
                                Compiled(bpe.encode_range, "byte_id", types.int32)]}
 
+PANELS = {"f32": types.float32, "bf16": types.int32}     # Numba's type of packed matrices
+
+def gradient_kernels(dtype):
+    """The kernels of the forward and backward pass in this dtype, a key of PRECISIONS"""
+    return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", PANELS[dtype])]}
+
 def training_kernels(dtype):
-    """What a run in this dtype, a key of PRECISIONS, needs, and whoever talks to its model."""
-    panels = {"f32": types.float32, "bf16": types.int32}[dtype]
-    return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", panels)],
+    """The kernels that a run in this dtype needs, and then a chat with its model"""
+    return {**gradient_kernels(dtype),
             f"compile_rest({dtype!r})": [Compiled(adamw_update, "p", types.float32),
-                                         Compiled(muon, "scratch.pairs", panels),
+                                         Compiled(muon, "scratch.pairs", PANELS[dtype]),
                                          *SPEECH["compile_speech()"]]}
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -3,6 +3,9 @@
     engine.py      continuous batching: who is in which slot, and what is read in a step
     protocol.py    what a request may say, and the bodies of answers
     app.py         routes, streams, and who may ask
+    names.py       the hosts and origins that are allowed
+    connections.py time limits of connections, and how many there may be
+    workers.py     threads for work that would hold up the event loop
     explain.py     rivals of a token, guesses of the heads, the Euler trajectory
     runs.py        logs of training runs
     metrics.py     what Prometheus reads
@@ -10,21 +13,26 @@
 
 It needs starlette and uvicorn, the extra `serve`; the engines know nothing of it but the verb."""
 import asyncio
+import contextlib
 import os
 import pathlib
 import signal
 import socket
 import sys
+import threading
 from dataclasses import asdict
+from functools import partial
 
 import nanoeuler as ne
 import uvicorn
 from numba import get_num_threads
 
-from .app import LOOPBACK, Server
+from .app import Server
+from .connections import Connection
 from .engine import CACHE_BYTES, Engine
 from .explain import Explainer
 from .metrics import Stats
+from .names import Names, is_loopback
 from .protocol import Reader
 from .runs import Runs
 
@@ -65,48 +73,86 @@ def build(file, decoder, options):
     """The Server of a checkpoint, whose engine runs."""
     speaker = ne.Speaker(file, decoder, ne.Sampling(weights=options.weights,
                                                     template=options.template).check())
-    ne.Model.ready()                         # for trajectories: later it would hold up streams
     length = context_of(speaker.cfg, options)
     engine = Engine(lambda: speaker.decoder.with_slots(options.slots, length), Stats(),
                     options.queue, get_num_threads())
     engine.start()
-    name = os.path.basename(file).removesuffix(".bin")
+    name = name_of(file)
     reader = Reader(name, speaker, length, options.tokens, options.seconds, options.speculate)
     logs = [file.removesuffix(".bin") + ".jsonl", *options.log]
     return Server(options, engine, reader, Explainer(speaker, file),
-                  Runs(pathlib.Path.cwd(), [p for p in logs if os.path.exists(p)]),
-                  card_of(name, speaker, options, length))
+                  Runs(pathlib.Path.cwd(), logs), card_of(name, speaker, options, length))
+
+
+def name_of(file):
+    """What clients see as the model's name"""
+    if os.path.realpath(file) == os.path.realpath(ne.beside_program(ne.SHIPPED)):
+        return ne.BOX
+    return os.path.basename(file).removesuffix(".bin")
 
 
 def listening(options):
     """The socket, bound before anything is promised"""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    s = socket.socket(family, socket.SOCK_STREAM)
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        s.bind((options.host, options.port))
-        s.listen(1024)                       # who comes before all is ready waits
-    except OSError as e:
-        s.close()
-        raise ne.UserError(f"{options.host}:{options.port}: {e.strerror}; choose another --port or "
-                           f"--host") from None
+    with contextlib.ExitStack() as undo:
+        try:
+            s = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind((options.host, options.port))
+            s.listen(1024)                   # requests wait until the model is loaded
+        except (OSError, ValueError) as e:   # ValueError: a name that no host can have
+            said = getattr(e, "strerror", None) or "not the name of a host"
+            raise ne.UserError(f"{ne.printable(options.host)}:{options.port}: {said}; choose "
+                               f"another --port or --host") from None
+        undo.pop_all()
     return s
 
 
 class Uvicorn(uvicorn.Server):
-    """Which tells the engine that the end has begun."""
+    """uvicorn, which ends as this server should: answers have --drain seconds left, and then
+    whatever still runs is cut off."""
 
     def __init__(self, server):
-        self.engine = server.engine
+        self.engine, self.drain = server.engine, server.options.drain
+        most = CONNECTIONS + server.options.slots + server.options.queue
         super().__init__(uvicorn.Config(
             server.application(), log_level="warning", access_log=False, server_header=False,
-            timeout_graceful_shutdown=server.options.drain, timeout_keep_alive=30, backlog=1024,
-            h11_max_incomplete_event_size=1 << 16, lifespan="on", ws="none", http="h11",
-            limit_concurrency=CONNECTIONS + server.options.slots + server.options.queue))
+            timeout_graceful_shutdown=self.drain + 2, backlog=1024, lifespan="on", ws="none",
+            h11_max_incomplete_event_size=1 << 16, http=partial(Connection, most)))
 
-    def handle_exit(self, sig, frame):
+    @contextlib.contextmanager
+    def capture_signals(self):
+        """SIGINT and SIGTERM begin the end.  uvicorn's own method would raise them once more
+        afterwards, and the program would end by a signal."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = signal.SIGINT, signal.SIGTERM
+        before = [signal.signal(number, self.handle_exit) for number in signals]
+        try:
+            yield
+        finally:
+            for number, handler in zip(signals, before):
+                signal.signal(number, handler)
+
+    def handle_exit(self, number, frame):
         self.engine.draining = True
-        super().handle_exit(sig, frame)
+        super().handle_exit(number, frame)
+
+    async def shutdown(self, sockets=None):
+        if n := self.engine.unfinished():
+            print(f"ending: {ne.counted(n, 'answer')} may take {self.drain} s more; Ctrl-C ends "
+                  f"now", flush=True)
+        loop = asyncio.get_running_loop()
+        timers = [loop.call_later(self.drain, self.engine.close),        # which tells the clients
+                  loop.call_later(self.drain + 1, self.cut_off)]
+        await super().shutdown(sockets)
+        for timer in timers:
+            timer.cancel()
+
+    def cut_off(self):
+        for connection in [*self.server_state.connections]:
+            connection.abort()
 
 
 def run(file, decoder, options):
@@ -115,6 +161,11 @@ def run(file, decoder, options):
     key = options.api_key or os.environ.get("NANOEULER_API_KEY", "")
     options.api_key = key
     need_ascii(key)
+    Names(options)
+    for path in options.log:
+        if not os.path.exists(path):
+            print(f"note: --log {ne.printable(path)} does not exist yet; the training page shows "
+                  f"it as soon as it does", file=sys.stderr)
     with listening(options) as s:
         server = build(file, decoder, options)
         address = f"[{options.host}]" if ":" in options.host else options.host
@@ -123,17 +174,26 @@ def run(file, decoder, options):
               f"{server.card['context']:,} tokens, {server.card['cache_mib']:,.0f} MiB\n"
               f"http://{address}:{port}/ to talk, "
               f"http://{address}:{port}/learn to watch a run; Ctrl-C ends it", flush=True)
-        if options.host not in LOOPBACK:
+        if not is_loopback(options.host):
             print(f"note: {options.host} lets other machines in, "
                   f"{'with the key' if key else 'and there is no --api-key: whoever reaches it'}"
                   f"{'' if key else ' may use it'}; nothing is encrypted", file=sys.stderr)
-        signal.signal(signal.SIGTERM, lambda *_: None)   # uvicorn raises it again at its end
         try:
             asyncio.run(Uvicorn(server).serve(sockets=[s]))
         finally:
             server.engine.close()
+    print(f"ended after {ne.counted(server.stats.answered(), 'request')}", flush=True)
+    if not (server.engine.ended(1) and server.ended()):
+        end_now()
+
+
+def end_now():
+    """Ends the process without waiting for a thread that computes or compiles."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
 
 
 def need_ascii(key):
     ne.need(key.isascii() and key.isprintable() and " " not in key,
-            "the key of --api-key is not of letters, digits and signs of ASCII")
+            "--api-key: expected printable ASCII characters without blanks")

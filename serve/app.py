@@ -2,21 +2,22 @@
 import asyncio
 import contextlib
 import hmac
-import json
 import pathlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import nanoeuler as ne
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from .connections import WRITE_SECONDS
 from .engine import Busy
-from .protocol import Refusal, Voice, Writer, parse, refuse_unless
+from .names import Names
+from .protocol import Gone, Refusal, Voice, Writer, encoded, parse, refuse_unless
+from .workers import Worker, disconnected, until_gone
 
 PAGES = pathlib.Path(__file__).parent / "pages"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
@@ -28,12 +29,11 @@ POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'sel
 HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff",
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
-BODY_SECONDS = 30            # in which a body must have come
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+BODY_SECONDS = 30            # within which a body must have come
 
 
 def as_json(body, status=200, headers=None):
-    return JSONResponse(body, status, headers)
+    return Response(encoded(body), status, headers, media_type="application/json")
 
 
 def refused(problem):
@@ -41,16 +41,15 @@ def refused(problem):
 
 
 class Guard:
-    """What every request passes: whose page it comes from, by which name the server was called
-    (a name that another leads to 127.0.0.1 is not ours), the key, and what is counted.
+    """What every request passes: the page that it comes from, the name by which the server was
+    called, the key, and what is counted.
 
     app: an ASGI application     options: nanoeuler.Serving     stats: metrics.Stats"""
 
     def __init__(self, app, options, stats, paths):
         self.app, self.options, self.stats, self.paths = app, options, stats, paths
         self.open = {p for p in paths if not p.startswith(("/v1", "/api", "/metrics"))}
-        self.origins = {origin.rstrip("/") for origin in options.origin}
-        self.names = {urlsplit(origin).hostname for origin in self.origins}
+        self.names = Names(options)
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
@@ -58,7 +57,7 @@ class Guard:
             return
         path, status = scope["path"], []
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
-        allowed = headers.get("origin") if headers.get("origin") in self.origins else None
+        allowed = self.names.allowed_origin(headers.get("origin", ""))
 
         async def send_guarded(message):
             if message["type"] == "http.response.start":
@@ -90,10 +89,9 @@ class Guard:
     def problem(self, scope, path, headers, allowed):
         """Why it is refused, or None"""
         host = headers.get("host", "")
-        with contextlib.suppress(ValueError):            # of a port, or brackets
-            name = urlsplit(f"//{host}").hostname
-            if self.options.host in LOOPBACK and name not in LOOPBACK | self.names:
-                return Refusal(403, "the server was not called by a name of this machine")
+        if not self.names.allows_host(host):
+            return Refusal(403, f"the server was called {ne.printable(host)[:200]!r}, which is not "
+                           f"a name of this machine; start it with --allow-host to allow the name")
         origin = headers.get("origin")
         own = origin is None or urlsplit_netloc(origin) == host
         if not (own or allowed):
@@ -109,7 +107,8 @@ class Guard:
             said = headers.get("authorization", "")
             wanted = f"Bearer {key}".encode()
             if not hmac.compare_digest(said.encode("latin-1", "replace"), wanted):
-                return Refusal(401, "the key is missing or wrong: Authorization: Bearer KEY",
+                found = "the API key is wrong" if said else "the API key is missing"
+                return Refusal(401, f"{found}; expected the header Authorization: Bearer KEY",
                                code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return None
 
@@ -132,11 +131,15 @@ class Talk(Response):
 
     async def __call__(self, scope, receive, send):
         speak = self.stream if self.asked.stream else self.at_once
-        tasks = [asyncio.ensure_future(self.gone(receive)), asyncio.ensure_future(speak(send))]
+        tasks = [asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(speak(send))]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED,
+                                         timeout=self.server.options.seconds + WRITE_SECONDS)
             if tasks[1].done():
                 tasks[1].result()
+            elif not done:                   # the client reads too slowly to be told why
+                scope["state"]["abort"]()
+                await tasks[0]
         except OSError:                      # it left while we wrote
             pass
         finally:
@@ -146,10 +149,6 @@ class Talk(Response):
             if left:
                 self.server.engine.cancel(left)
                 self.server.stats.count("left", len(left))
-
-    async def gone(self, receive):
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
     async def each(self):
         """(voice, text, places) until all answers have ended; a Refusal where one could not"""
@@ -175,11 +174,16 @@ class Talk(Response):
             async for voice, text, _ in self.each():
                 texts[voice.answer.index] += text
         except Refusal as e:
-            await send_whole(send, e.status, e.body())
+            await send_whole(send, e.status, encoded(e.body()))
             return
-        choices = [self.writer.choice(v, texts[v.answer.index], range(v.drawn), True, False)
-                   for v in self.voices]
-        await send_whole(send, 200, self.writer.whole(choices))
+
+        def body():
+            choices = [self.writer.choice(v, texts[v.answer.index], range(v.drawn), True, False)
+                       for v in self.voices]
+            return encoded(self.writer.whole(choices))
+
+        # Log-probabilities of long prompts make it large: other streams go on meanwhile
+        await send_whole(send, 200, await asyncio.to_thread(body))
 
     async def stream(self, send):
         begun = set()
@@ -188,9 +192,9 @@ class Talk(Response):
             (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]})
 
         async def event(body):
-            data = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+            data = body if isinstance(body, bytes) else encoded(body)
             await send({"type": "http.response.body", "more_body": True,
-                        "body": f"data: {data}\n\n".encode()})
+                        "body": b"data: " + data + b"\n\n"})
 
         try:
             async for voice, text, places in self.each():
@@ -203,14 +207,13 @@ class Talk(Response):
                     await asyncio.sleep(0)
             if self.asked.usage or self.asked.tokens:
                 await event(self.writer.chunk([], self.writer.usage()))
-            await event("[DONE]")
+            await event(b"[DONE]")
         except Refusal as e:
             await event(e.body())
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send_whole(send, status, body):
-    raw = json.dumps(body, ensure_ascii=False).encode()
+async def send_whole(send, status, raw):
     await send({"type": "http.response.start", "status": status, "headers": [
         (b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]})
     await send({"type": "http.response.body", "body": raw})
@@ -224,9 +227,18 @@ class Server:
         self.options, self.engine, self.stats = options, engine, engine.stats
         self.reader, self.explainer, self.runs, self.card = reader, explainer, runs, card
         self.name, self.began = reader.name, int(time.time())
-        self.cutter = ThreadPoolExecutor(1, "tokenizer")   # cuts texts into tokens, beside streams
+        # Each has a thread of its own: none waits for the work of another
+        self.tokenizer, self.disk, self.weights = map(Worker, ("tokenizer", "disk", "weights"))
+        self.weights.begin(explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
         self.files |= {"/": PAGES / "chat.html", "/learn": PAGES / "learn.html"}
+
+    def workers(self):
+        return self.tokenizer, self.disk, self.weights
+
+    def ended(self):
+        """Whether no worker computes any more"""
+        return not any(worker.busy for worker in self.workers())
 
     def application(self):
         post = [("/v1/completions", self.completions), ("/v1/chat/completions", self.chat),
@@ -239,7 +251,7 @@ class Server:
         routes += [Route(path, call, methods=["GET"]) for path, call in get]
         app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={
             HTTPException: self.http_error, Refusal: self.refusal, Busy: self.busy,
-            ne.UserError: self.user_error, Exception: self.fault})
+            Gone: self.gone, ne.UserError: self.user_error, Exception: self.fault})
         paths = {path for path, _ in (*post, *get) if "{" not in path}
         return Guard(app, self.options, self.stats, paths)
 
@@ -258,7 +270,8 @@ class Server:
         self.engine.tell = tell
         yield
         self.engine.close()
-        self.cutter.shutdown(wait=False, cancel_futures=True)
+        for worker in self.workers():
+            worker.close()
 
     # ---- errors, all in OpenAI's shape
     async def http_error(self, request, e):
@@ -275,16 +288,19 @@ class Server:
     async def busy(self, request, e):
         return refused(Refusal(503, str(e), code="overloaded", headers={"retry-after": "1"}))
 
+    async def gone(self, request, e):
+        return Response(status_code=499)     # which nobody reads
+
     async def fault(self, request, e):
         return refused(Refusal(500, "an internal error; the server's log has more"))
 
     # ---- OpenAI's
     async def body(self, request):
-        """The object that was sent"""
+        """The bytes that were sent"""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refusal(415, f"the content type is {kind[:100] or 'not said'}, expected "
-                          f"application/json")
+            raise Refusal(415, f"expected the header Content-Type: application/json, found "
+                          f"{kind[:100] or 'none'}; add it to the request")
         most, raw = self.options.body, bytearray()
         too_large = Refusal(413, f"the body has more than {most:,} bytes")
         if (said := request.headers.get("content-length", "")).isdigit() and int(said) > most:
@@ -299,13 +315,15 @@ class Server:
             raise Refusal(408, f"the body took more than {BODY_SECONDS} s") from None
         except ClientDisconnect:
             raise Refusal(400, "the body was not sent to its end") from None
-        return parse(bytes(raw))
-
-    async def in_cutter(self, function, *args):
-        return await asyncio.get_running_loop().run_in_executor(self.cutter, function, *args)
+        return bytes(raw)
 
     async def talk(self, request, understand):
-        asked = await self.in_cutter(understand, await self.body(request))
+        raw = await self.body(request)
+        try:
+            asked = await self.tokenizer.call(request, understand, raw)
+        except Gone:
+            self.stats.count("left")
+            raise
         news = asyncio.Queue()
         for answer in asked.answers:
             answer.owner = news
@@ -353,7 +371,7 @@ class Server:
 
     async def explain(self, request):
         """{"tokens": ids, "chosen": the id behind them, "trajectory": is it wanted, too?}"""
-        body = await self.body(request)
+        body = parse(await self.body(request))
         for name in body:
             refuse_unless(name in ("tokens", "chosen", "trajectory"),
                           f"there is no parameter {name[:60]!r}", name[:100])
@@ -362,35 +380,23 @@ class Server:
         if chosen is not None:
             self.explainer.check([chosen], 1)
         wanted = body.get("trajectory", False)
-        refuse_unless(type(wanted) is bool, "trajectory is neither true nor false", "trajectory")
+        refuse_unless(type(wanted) is bool, "trajectory: expected true or false", "trajectory")
+        if wanted:
+            await self.weights.call(request, self.explainer.load)
         work = (self.explainer.trajectory(ids, chosen) if wanted else
                 self.explainer.rivals(self.reader.length, ids, chosen))
-        found, gone = self.engine.later(work), asyncio.ensure_future(self.gone(request))
-        answer = asyncio.wrap_future(found)
-        try:
-            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():            # nobody waits: the engine need not go on
-                answer.cancel()
-                return Response(status_code=499)
-            return as_json(answer.result())
-        finally:
-            gone.cancel()
-
-    async def gone(self, request):
-        """Returns when the client has left."""
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        return as_json(await until_gone(request, self.engine.later(work)))
 
     async def list_runs(self, request):
-        return as_json({"runs": await self.in_cutter(self.runs.listed)})
+        return as_json({"runs": await self.disk.call(request, self.runs.listed)})
 
     async def run(self, request):
         """The records of log `name` from byte `from` on"""
         start = request.query_params.get("from", "0")
         refuse_unless(start.isascii() and start.isdigit() and len(start) < 16,
-                      "from is no number of bytes", "from")
+                      f"from is {start[:40]!r}, expected a number of bytes", "from")
         name = request.query_params.get("name", "")
-        found = await self.in_cutter(self.runs.read, name, int(start))
+        found = await self.disk.call(request, self.runs.read, name, int(start))
         if found is None:
             raise Refusal(404, "there is no such log")
         return as_json(found)

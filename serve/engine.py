@@ -126,12 +126,20 @@ class Engine:
         return future
 
     def close(self):
-        """Ends the thread; what runs is not finished."""
+        """Ends the thread after its current step.  Answers that are not complete get an error.
+        Returns at once: see `ended`."""
         with self.changed:
             self.draining = self.closing = True
             self.changed.notify()
-        if self.thread.is_alive():
-            self.thread.join(60)
+
+    def ended(self, seconds):
+        """Whether the thread has ended, after waiting for it for so long."""
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def unfinished(self):
+        """The number of answers that are being written or wait for a slot"""
+        return len(self.active) + len(self.waiting)
 
     # ---- the engine's thread
     def run(self):
@@ -156,6 +164,10 @@ class Engine:
         with self.changed:
             for _, future in self.jobs:
                 future.cancel()
+            answers = [*self.active.values(), *self.waiting]
+        problem = "the server ended before this answer was complete"
+        self.news += [(answer, News(finish="error", problem=problem)) for answer in answers]
+        self.report()
 
     def wait(self):
         """Until there is something to do; False: it is to end"""

@@ -18,7 +18,7 @@ class Explainer:
 
     def __init__(self, speaker, file):
         self.speaker, self.file = speaker, file
-        self.decoder, self.model = None, None
+        self.decoder, self.model = None, None            # made when they are first needed
         self.vocab = speaker.tokenizer.vocab
 
     def check(self, ids, most):
@@ -56,15 +56,28 @@ class Explainer:
             return found
         return work
 
+    def prepare(self, gone=None):
+        """Compiles what `trajectory` runs, in another process, unless Numba's cache has it."""
+        ne.fill_cache(ne.gradient_kernels("f32"))
+
+    def load(self, gone):
+        """Reads the weights for `trajectory`, unless they are there.  This and compiling take a
+        while, so both run beside the engine's thread.  The file may have been replaced since the
+        server started: weights of another model would explain nothing."""
+        if self.model is None:
+            self.prepare()
+            c, mine = ne.read_checkpoint(self.file, moments=False), self.speaker
+            same = c.cfg == mine.cfg and c.state == mine.state and c.tokenizer.vocab == self.vocab
+            refuse_unless(same, f"{self.file} has changed since the server started; restart the "
+                          f"server to load it")
+            self.model = ne.Model(c.cfg, c.flat)
+
     def trajectory(self, ids, chosen):
         """x[s + 1] = x[s] + f(x[s]) at the last of ids: |f| / |x|, the angle between both, and what
-        head 0 would say if the integration stopped there.  In float32, by the forward pass."""
+        head 0 would say if the integration stopped there.  In float32, by the forward pass of
+        training.  `load` comes first."""
         def work():
             yield
-            if self.model is None:
-                c = ne.read_checkpoint(self.file, moments=False)
-                self.model = ne.Model(c.cfg, c.flat)
-                yield
             seen = ids[-min(LONGEST_TRAJECTORY, self.model.cfg.seq_len):]
             steps = []
             for name, ratio, angle, p in ne.euler_steps(self.model, np.array(seen, np.int32)):

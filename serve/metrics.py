@@ -46,6 +46,11 @@ class Stats:
         with self.lock:
             self.requests[path, status] += 1
 
+    def answered(self):
+        """How many requests have been answered"""
+        with self.lock:
+            return self.requests.total()
+
     def text(self, gauges):
         """gauges: {name: (help, value)} of this moment"""
         lines = []

@@ -7,6 +7,7 @@ a conversation that is longer than the context), all of which the page uses.
 """
 import codecs
 import json
+import math
 import time
 import uuid
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from .engine import Answer
 MOST_CHOICES = 128           # answers to one request
 MOST_LOGPROBS = 20
 MOST_STOPS, LONGEST_STOP = 16, 256
+MOST_MESSAGES = 2048
+MOST_SCORES = 1 << 18        # log-probabilities in the answers to one request
 
 
 class Refusal(Exception):
@@ -40,10 +43,40 @@ def refuse_unless(ok, message, param=None, code=None):
         raise Refusal(400, message, param, code)
 
 
+class Gone(Exception):
+    """The client has left, so nobody waits for the work that it asked for."""
+
+
+def need_client(gone):
+    """Raises Gone once the client has left.  gone: threading.Event"""
+    if gone.is_set():
+        raise Gone
+
+
+# ---- JSON
+def encoded(body):
+    """A body as JSON, UTF-8.  Whatever it holds can be sent: NaN and infinities become null, and
+    half a surrogate pair, as in the name of a file that is not UTF-8, becomes its escape."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:                       # UnicodeEncodeError is one
+        text = json.dumps(finite(body), ensure_ascii=False, allow_nan=False)
+        return text.encode(errors="backslashreplace")
+
+
+def finite(x):
+    """The same object with None in place of NaN and infinities"""
+    if isinstance(x, dict):
+        return {key: finite(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
 def parse(raw):
     """The object of a request's body"""
     def no_number(name):
-        raise ValueError(f"{name} is no number of JSON")
+        raise ValueError(f"{name} is not a JSON number")
 
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_number)
@@ -56,8 +89,8 @@ def parse(raw):
     except RecursionError:
         raise Refusal(400, "the body is nested too deeply") from None
     except ValueError as e:
-        raise Refusal(400, f"the body is no JSON: {e}") from None
-    refuse_unless(isinstance(body, dict), "the body is no JSON object")
+        raise Refusal(400, f"the body is not JSON: {e}") from None
+    refuse_unless(isinstance(body, dict), "the body is not a JSON object")
     return body
 
 
@@ -161,7 +194,9 @@ class Asked:
 
 class Reader:
     """Understands requests to a model.
-    speaker: nanoeuler.Speaker     length: of the context, tokens     most: tokens of an answer"""
+    speaker: nanoeuler.Speaker     length: of the context, tokens     most: tokens of an answer
+    Methods that may take long are given `gone`, a threading.Event: it is set when the client
+    leaves, and they then raise Gone."""
 
     def __init__(self, name, speaker, length, most, seconds, speculate):
         self.name, self.speaker, self.length, self.most = name, speaker, length, most
@@ -169,23 +204,23 @@ class Reader:
         self.vocab = speaker.tokenizer.vocab
         self.longest = max(map(len, self.vocab))         # bytes of a token
 
-    def completion(self, body):
-        said = checked(body, OF_COMPLETION)
-        self.need_model(said)
+    def completion(self, raw, gone):
+        """Asked of the body of a request to /v1/completions"""
+        said = checked(parse(raw), OF_COMPLETION)
         refuse_unless("prompt" in said, "there is no prompt", "prompt")
-        prompts = self.prompts(said["prompt"])
+        prompts = self.prompts(said["prompt"], gone)
         echo, logprobs = said.get("echo", False), said.get("logprobs")
         answers = self.answers(prompts, said, said.get("max_tokens", 16), logprobs,
                                echo and logprobs is not None)
         return Asked(False, answers, echo=echo, logprobs=logprobs, **self.how(said))
 
-    def chat(self, body):
-        said = checked(body, OF_CHAT)
-        self.need_model(said)
+    def chat(self, raw, gone):
+        """Asked of the body of a request to /v1/chat/completions"""
+        said = checked(parse(raw), OF_CHAT)
         refuse_unless(self.speaker.answers, "this model continues texts and was not taught to "
                       "answer: use /v1/completions, or start with --template", "messages")
         refuse_unless("messages" in said, "there are no messages", "messages")
-        ids, forgotten = self.conversation(said["messages"], said.get("forget", False))
+        ids, forgotten = self.conversation(said["messages"], said.get("forget", False), gone)
         most = said.get("max_completion_tokens", said.get("max_tokens"))
         both = {"max_tokens", "max_completion_tokens"} <= {*said}
         refuse_unless(not both or said["max_tokens"] == most,
@@ -200,15 +235,10 @@ class Reader:
         answers = self.answers([ids], said, most, logprobs, False)
         return Asked(True, answers, logprobs=logprobs, forgotten=forgotten, **self.how(said))
 
-    def need_model(self, said):
-        if said.get("model", self.name) != self.name:
-            raise Refusal(404, f"there is no model {shown(said['model'])}, but {self.name!r}",
-                          "model", "model_not_found")
-
     def how(self, said):
         usage = said.get("stream_options", False)
         refuse_unless("stream_options" not in said or said.get("stream"),
-                      "stream_options are for a stream", "stream_options")
+                      "stream_options needs stream: true", "stream_options")
         return dict(stream=said.get("stream", False), usage=usage,
                     tokens=said.get("return_tokens", False))
 
@@ -219,6 +249,11 @@ class Reader:
                       f"each are more than {MOST_CHOICES}", "n")
         refuse_unless(most <= self.most, f"max_tokens is {most}, and this server writes at most "
                       f"{self.most} in one answer", "max_tokens")
+        if logprobs is not None:
+            scores = n * sum(most + scored * len(ids) for ids in prompts) * (1 + logprobs)
+            refuse_unless(scores <= MOST_SCORES, f"expected at most {MOST_SCORES:,} log-"
+                          f"probabilities, found {scores:,}; ask for fewer tokens or answers, or "
+                          f"a smaller logprobs", "logprobs")
         options = ne.Sampling(
             tokens=most, stop=said.get("stop", []), speculate=self.speculate,
             logprobs=0 if logprobs is None else max(1, logprobs),
@@ -230,7 +265,7 @@ class Reader:
                 for i, ids in enumerate(prompts) for j in range(n)]
 
     # ---- prompts
-    def prompts(self, prompt):
+    def prompts(self, prompt, gone):
         """Ids of each: a text, ids, or a list of either"""
         wrong = "prompt is neither a text, nor a list of token ids, nor a list of either"
         if isinstance(prompt, str) or (prompt and isinstance(prompt, list) and
@@ -239,11 +274,12 @@ class Reader:
         refuse_unless(isinstance(prompt, list), wrong, "prompt")
         refuse_unless(0 < len(prompt) <= MOST_CHOICES,
                       f"there are {len(prompt)} prompts, expected 1 to {MOST_CHOICES}", "prompt")
-        return [self.ids_of(x, wrong) for x in prompt]
+        return [self.ids_of(x, wrong, gone) for x in prompt]
 
-    def ids_of(self, prompt, wrong):
+    def ids_of(self, prompt, wrong, gone):
+        need_client(gone)
         if isinstance(prompt, str):
-            self.need_room(prompt, "prompt")
+            self.need_room(len(prompt), "prompt")
             ids = self.speaker.tokenizer.encode(prompt).tolist()
         else:
             refuse_unless(isinstance(prompt, list) and all(type(x) is int for x in prompt), wrong,
@@ -253,10 +289,10 @@ class Reader:
                           f"a token of prompt is none of 0 to {V - 1}", "prompt")
         return self.fitting(ids, "prompt")
 
-    def need_room(self, said, name):
-        """A text that must be too long is refused before it is cut into tokens."""
-        if len(said) > self.length * self.longest:
-            raise self.too_long(f"{len(said):,} characters are more", name)
+    def need_room(self, characters, name):
+        """Rejects a text that must be too long before it is cut into tokens."""
+        if characters > self.length * self.longest:
+            raise self.too_long(f"{characters:,} characters are more", name)
 
     def too_long(self, what, name):
         return Refusal(400, f"{what} than the context of {self.length:,} tokens", name,
@@ -268,29 +304,59 @@ class Reader:
             raise self.too_long(f"{len(ids):,} tokens are more", name)
         return ids
 
-    def conversation(self, messages, forget):
-        """(ids, messages that were forgotten for them to fit): then a quarter of the context is
-        left for the answer."""
+    def conversation(self, messages, forget, gone):
+        """(ids, how many messages are left out).  With `forget`, as few of the oldest exchanges
+        are left out as leave a quarter of the context for the answer."""
         said = [self.message(i, m) for i, m in enumerate(self.list_of(messages))]
         refuse_unless(said[-1][0] == "user", "the last message is not the user's; an answer is "
                       "continued by /v1/completions, from its tokens", "messages")
-        room = self.length - self.length // 4 if forget else self.length
         system = [m for m in said[:1] if m[0] == "system"]
-        rest, forgotten = said[len(system):], 0
-        while forget and len(rest) > 1 and sum(len(t) for _, t in rest) > room * self.longest:
-            rest, forgotten = rest[1:], forgotten + 1
-        for _, content in [*system, *rest]:
-            self.need_room(content, "messages")
-        while True:
-            ids = self.ids_of_messages(system + rest)
-            if len(ids) <= room or len(rest) < 3 or not forget:
-                return self.fitting(ids, "messages"), forgotten
-            gone = next((i for i, m in enumerate(rest[1:], 1) if m[0] == "user"), len(rest) - 1)
-            rest, forgotten = rest[gone:], forgotten + gone
+        if forget:
+            return self.newest_exchanges(system, said[len(system):], gone)
+        for _, content in said:
+            self.need_room(len(content), "messages")
+        return self.fitting(self.ids_of_messages(said), "messages"), 0
+
+    def newest_exchanges(self, system, rest, gone):
+        """The same for a conversation that may be cut: (ids, how many messages are left out).
+
+        An exchange begins at each message of the user.  If not all n of them fit, the last 1, 2,
+        4, ... are tried until they are too long, and bisection finds the most that fit: about
+        2 log2(n) texts are rendered, each at most twice as long as the one that is found.  This
+        assumes that a text with more exchanges is not shorter.  If a template breaks this rule,
+        the result still fits, but it may leave out more than it must."""
+        starts = [0, *(i for i in range(1, len(rest)) if rest[i][0] == "user")]
+        room, N, found = self.length - self.length // 4, len(starts), {}
+
+        def fits(n):
+            """Renders the last n exchanges.  A text with too many characters is not rendered."""
+            need_client(gone)
+            kept = system + rest[starts[N - n]:]
+            if sum(len(content) for _, content in kept) <= room * self.longest:
+                found[n] = self.ids_of_messages(kept)
+            return n in found and len(found[n]) <= room
+
+        most, too_many = (N, N + 1) if fits(N) else (0, N)
+        n = 1
+        while most < n < too_many:
+            most, too_many = (n, too_many) if fits(n) else (most, n)
+            n *= 2
+        while too_many - most > 1:
+            n = (most + too_many) // 2
+            most, too_many = (n, too_many) if fits(n) else (most, n)
+        most = max(1, most)                  # one alone may take all of the context
+        if most not in found:
+            found[most] = self.last_exchange(system + rest[starts[N - 1]:])
+        return self.fitting(found[most], "messages"), starts[N - most]
+
+    def last_exchange(self, kept):
+        self.need_room(sum(len(content) for _, content in kept), "messages")
+        return self.ids_of_messages(kept)
 
     def list_of(self, messages):
-        refuse_unless(isinstance(messages, list) and messages,
-                      "messages is no list of messages, or an empty one", "messages")
+        refuse_unless(isinstance(messages, list) and 0 < len(messages) <= MOST_MESSAGES,
+                      f"messages is {shown(messages)}, expected a list of 1 to {MOST_MESSAGES:,} "
+                      f"messages", "messages")
         return messages
 
     def message(self, i, m):

@@ -1,12 +1,46 @@
-"""The logs of training runs, for the page /learn: those of a folder, and those that are named."""
+"""The logs of training runs, for the training page: those of a folder, and those that are named.
+
+Whatever is in the folder is untrusted.  Only regular files are opened, a bounded part of them is
+read, and only records of the form that a run writes are passed on."""
 import json
 import os
 import pathlib
+import stat
 
 import nanoeuler as ne
 
+MOST_LOGS = 500              # the newest ones
 MOST_BYTES = 1 << 20         # of a log, at a time
-LONGEST_HEADER = 1 << 26
+LONGEST_HEADER = 1 << 26     # bytes: that of a checkpoint holds its tokenizer
+LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
+
+
+def opened(path):
+    """A regular file, opened to read its bytes; OSError if it is anything else.  To open a pipe
+    would mean to wait for somebody who writes into it, so it is not waited for."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a regular file")
+    return open(fd, "rb")
+
+
+def valid(value):
+    """Whether a run writes such a value into its log"""
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    if isinstance(value, list):
+        return len(value) <= MOST_HEADS and all(isinstance(x, int | float | None) for x in value)
+    return isinstance(value, int | float | None)
+
+
+def record_in(line):
+    """The record of a step in a line of a log, without anything that no run writes; None if the
+    line holds no record."""
+    record = ne.parse_record(line)
+    if record is None or not 0 <= record["step"] < 1 << 53:
+        return None
+    return {name: value for name, value in record.items() if len(name) <= 64 and valid(value)}
 
 
 class Runs:
@@ -15,61 +49,92 @@ class Runs:
     def __init__(self, folder, named=()):
         self.folder = pathlib.Path(folder)
         self.named = [pathlib.Path(path) for path in named]
+        self.known = {}                      # of a file as it is now: what was read of it
 
     def paths(self):
         """{name: path}, the newest first"""
-        found = [*self.named, *self.folder.glob("*.jsonl")]
         dated = {}
-        for path in found:
+        for path in (*self.named, *self.folder.glob("*.jsonl")):
             try:
-                if path.is_file() and self.is_log(path):
-                    here = path.resolve().parent == self.folder.resolve()
-                    dated[path.name if here else str(path)] = path.stat().st_mtime, path
+                dated[self.name_of(path)] = path.stat().st_mtime, path
             except OSError:                  # it went away
                 continue
-        newest = sorted(dated.items(), key=lambda item: -item[1][0])
-        return {name: path for name, (_, path) in newest}
+        newest = sorted(dated.items(), key=lambda item: -item[1][0])[:MOST_LOGS]
+        files = {file for _, (_, path) in newest for file in (path, path.with_suffix(".bin"))}
+        self.known = {key: fact for key, fact in self.known.items() if key[1] in files}
+        return {name: path for name, (_, path) in newest if self.fact(is_log, path)}
 
-    def is_log(self, path):
-        """Is its first line the record of a step?  A file of prompts has the same ending."""
-        with open(path, "rb") as f:
-            record = ne.parse_record(f.readline(1 << 16).decode("utf-8", "replace"))
-        return record is not None and bool({"loss", "val_bits_per_byte"} & {*record})
+    def name_of(self, path):
+        """What the page calls it: text, also where the name of a file is none"""
+        here = path.resolve().parent == self.folder.resolve()
+        return os.fsencode(path.name if here else path).decode("utf-8", "backslashreplace")
 
-    def listed(self):
-        return [{"name": name, "bytes": path.stat().st_size, "changed": path.stat().st_mtime,
-                 **self.plan(path)} for name, path in self.paths().items()]
+    def fact(self, function, path):
+        """function(file) of an open file; None if it cannot be read.  Each fact is kept until the
+        file changes: the page asks for all of them every two seconds."""
+        try:
+            with opened(path) as f:
+                s = os.fstat(f.fileno())
+                key = function, path, s.st_ino, s.st_size, s.st_mtime_ns
+                if key not in self.known:
+                    self.known[key] = function(f)
+                return self.known[key]
+        except OSError:
+            return None
+
+    def listed(self, gone=None):
+        found = []
+        for name, path in self.paths().items():
+            try:
+                s = path.stat()
+            except OSError:
+                continue
+            found.append({"name": name, "bytes": s.st_size, "changed": s.st_mtime,
+                          **self.plan(path)})
+        return found
 
     def plan(self, path):
         """What the checkpoint beside a log says of the run: how long it is to be."""
-        try:
-            with open(path.with_suffix(".bin"), "rb") as f:
-                n = int.from_bytes(f.read(8), "little")
-                if n > LONGEST_HEADER:
-                    return {}
-                state = json.loads(json.loads(f.read(n))["__metadata__"]["state"])
-            return {"n_steps": int(state["n_steps"]), "kind": str(state["kind"])}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return {}
+        return self.fact(plan_in, path.with_suffix(".bin")) or {}
 
-    def read(self, name, start):
+    def read(self, name, start, gone=None):
         """Records from a byte on, and where the next begin; None: there is no such log.  A log that
         has become shorter was begun anew, and is read from its start."""
         path = self.paths().get(name)
         if path is None:
             return None
-        size = os.path.getsize(path)
-        anew = start > size
-        with open(path, "rb") as f:
-            f.seek(0 if anew else start)
-            raw = f.read(MOST_BYTES)
+        try:
+            with opened(path) as f:
+                size = os.fstat(f.fileno()).st_size
+                anew = start > size
+                start = 0 if anew else start
+                f.seek(start)
+                raw = f.read(MOST_BYTES)
+        except OSError:                      # it went away just now
+            return None
         whole = raw[:raw.rfind(b"\n") + 1]   # the last line may be half written
-        lines = whole.decode("utf-8", "replace").splitlines()
-        end = (0 if anew else start) + len(whole)
-        return {"records": [clean(r) for r in map(ne.parse_record, lines) if r], "next": end,
-                "anew": anew, "more": end < size and bool(whole), **self.plan(path)}
+        if not whole and len(raw) == MOST_BYTES:         # no run writes such a line: it is skipped
+            whole = raw
+        end = start + len(whole)
+        records = map(record_in, whole.decode("utf-8", "replace").splitlines())
+        return {"records": [r for r in records if r], "next": end, "anew": anew,
+                "more": end < size and bool(whole), **self.plan(path)}
 
 
-def clean(record):
-    """JSON has no NaN: what is no number becomes null."""
-    return json.loads(json.dumps(record), parse_constant=lambda name: None)
+def is_log(f):
+    """Is its first line the record of a step?  A file of prompts has the same ending."""
+    record = record_in(f.readline(1 << 16).decode("utf-8", "replace"))
+    return record is not None and bool({"loss", "val_bits_per_byte"} & {*record})
+
+
+def plan_in(f):
+    """{"n_steps", "kind"} in the header of a checkpoint; {} if it is none"""
+    try:
+        n = int.from_bytes(f.read(8), "little")
+        if n > LONGEST_HEADER:
+            return {}
+        state = json.loads(json.loads(f.read(n))["__metadata__"]["state"])
+        n_steps = int(state["n_steps"])
+        return {"n_steps": n_steps, "kind": str(state["kind"])} if 0 < n_steps < 1 << 53 else {}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return {}

@@ -164,7 +164,7 @@ def test_log_probabilities_of_a_chat(client, alone):
 def test_the_clients_errors_are_its_own(client):
     openai = needs("openai")
     with pytest.raises(openai.NotFoundError, match="little"):
-        client.completions.create(model="gpt-4", prompt="a")
+        client.models.retrieve("gpt-4")
     with pytest.raises(openai.BadRequestError, match="logit_bias"):
         client.completions.create(model="little", prompt="a", logit_bias={"5": 3})
 
@@ -469,7 +469,7 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
     ("completions", {"prompt": "a", "stop": [""]}, "stop"),
     ("completions", {"prompt": "a", "stop": ["a"] * 17}, "stop"),
     ("completions", {"prompt": "a", "stream": 1}, "stream"),
-    ("completions", {"prompt": "a", "stream_options": {}}, "for a stream"),
+    ("completions", {"prompt": "a", "stream_options": {}}, "needs stream"),
     ("completions", {"prompt": "a", "best_of": 3}, "best_of is not supported"),
     ("completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported"),
     ("completions", {"prompt": "a", "logit_bias": {"1": 2}}, "logit_bias is not supported"),
@@ -479,8 +479,9 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
     ("completions", {"prompt": "word " * 300}, "context of 96"),
     ("completions", {"prompt": "x" * 900_000}, "context of 96"),
     ("completions", {"prompt": [5] * 97}, "97 tokens"),
-    ("chat/completions", {}, "no messages"), ("chat/completions", {"messages": []}, "empty"),
-    ("chat/completions", {"messages": "hi"}, "no list"),
+    ("chat/completions", {}, "no messages"), ("chat/completions", {"messages": []}, "1 to 2,048"),
+    ("chat/completions", {"messages": "hi"}, "expected a list"),
+    ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 2049}, "1 to 2,048"),
     ("chat/completions", {"messages": ["hi"]}, "no object"),
     ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "role"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "content"),
@@ -506,7 +507,7 @@ def test_what_asks_for_nothing_that_is_not_done_is_accepted(at):
 
 
 @pytest.mark.parametrize("raw, status, words", [
-    (b"", 400, "no JSON"), (b"[1]", 400, "no JSON object"), (b"{", 400, "no JSON"),
+    (b"", 400, "not JSON"), (b"[1]", 400, "not a JSON object"), (b"{", 400, "not JSON"),
     (b'{"prompt": "\\ud800"}', 400, "surrogate"), (b"\xff\xfe", 400, "UTF-8"),
     (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"), (b"[" * 200_000, 400, "deeply"),
     (b'{"prompt": "a", "max_tokens": 1e999}', 400, "max_tokens"),

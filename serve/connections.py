@@ -1,0 +1,85 @@
+"""Connections: uvicorn's HTTP/1.1, with a time limit for each state and a limit on their number.
+
+    state      limit            what the connection waits for
+    idle       HEAD_SECONDS     the line and headers of a first request
+               IDLE_SECONDS     those of a further request
+    reading    in app.py        the body of a request
+    answering  WRITE_SECONDS    a client that reads too slowly, or not at all
+
+If there are more than `most` connections, the one that has been idle or reading for the longest
+time is closed.  So idle sockets never keep a request out, and an answer is never cut off.
+
+uvicorn documents no way to do this.  `Connection` uses `cycle`, `connections`, `flow` and
+`app_state` of uvicorn.protocols.http.h11_impl.H11Protocol as they are in uvicorn 0.38 to 0.54.
+"""
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS, IDLE_SECONDS, WRITE_SECONDS = 10, 30, 30
+
+
+class Connection(H11Protocol):
+    """One client's connection.  Applications find its `abort` in scope["state"]."""
+
+    def __init__(self, most, app_state, **settings):
+        super().__init__(app_state={**app_state, "abort": self.abort}, **settings)
+        self.most = most
+        self.since = 0.0                     # when its state began, on the loop's clock
+        self.head_timer = self.write_timer = None
+
+    # ---- which state it is in
+    def is_idle(self):
+        return self.cycle is None or self.cycle.response_complete
+
+    def may_be_closed(self):
+        """Whether closing it interrupts no answer"""
+        return not self.transport.is_closing() and (self.is_idle() or self.cycle.more_body)
+
+    # ---- the end
+    def abort(self):
+        """Closes it at once.  Bytes that the client has not read are dropped."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def stop_timers(self):
+        for timer in (self.head_timer, self.write_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def connection_lost(self, exc):
+        self.stop_timers()
+        super().connection_lost(exc)
+
+    # ---- waiting for a request
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.wait_for_head(HEAD_SECONDS)
+        if len(self.connections) > self.most:
+            self.make_room()
+
+    def make_room(self):
+        others = [c for c in self.connections if c is not self and c.may_be_closed()]
+        min(others, key=lambda c: c.since, default=self).abort()
+
+    def wait_for_head(self, seconds):
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+        self.since = self.loop.time()
+        self.head_timer = self.loop.call_later(seconds, self.end_if_idle)
+
+    def end_if_idle(self):
+        if self.is_idle():
+            self.abort()
+
+    def on_response_complete(self):
+        self.wait_for_head(IDLE_SECONDS)     # before uvicorn begins a request that came early
+        super().on_response_complete()
+
+    # ---- writing: asyncio calls these when its buffer is too full, and when there is room again
+    def pause_writing(self):
+        super().pause_writing()
+        self.write_timer = self.loop.call_later(WRITE_SECONDS, self.abort)
+
+    def resume_writing(self):
+        super().resume_writing()
+        if self.write_timer is not None:
+            self.write_timer.cancel()

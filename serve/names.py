@@ -1,0 +1,82 @@
+"""The names by which the server may be called, and the origins whose pages may ask.
+
+A page of evil.example can make its own name lead to this machine (DNS rebinding).  Its browser then
+takes our answers for those of evil.example and shows them to the page.  Such requests have
+evil.example in their Host header.  So without an API key, which the page does not know, the server
+answers only to names that nobody else can make lead here:
+    addresses, as 127.0.0.1 or [::1]             localhost, and names that end in .localhost
+    the names of this machine                    those of --allow-host, --origin and --host
+"""
+import contextlib
+import ipaddress
+import re
+import socket
+from urllib.parse import urlsplit
+
+from nanoeuler import UserError, need, printable
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def address_in(name):
+    """The IP address that a name spells, or None.  ::ffff:127.0.0.1 is 127.0.0.1."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(name)
+        return getattr(address, "ipv4_mapped", None) or address
+    return None
+
+
+def plain(name):
+    """A host name as it is compared"""
+    return name.lower().removesuffix(".")
+
+
+def is_loopback(name):
+    """Whether a host name always means this machine: 127.0.0.0/8, ::1, localhost and below it"""
+    if address := address_in(name):
+        return address.is_loopback
+    return plain(name) == "localhost" or plain(name).endswith(".localhost")
+
+
+def origin_in(text):
+    """An origin as browsers send it: scheme://host, and :port unless it is the scheme's own"""
+    with contextlib.suppress(ValueError):                # of a port or of brackets
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+        bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in text)
+        if bare and host and text.isascii() and re.fullmatch(r"[\w.:-]+", host):
+            host = f"[{host}]" if ":" in host else host
+            named = port is not None and port != DEFAULT_PORTS.get(parts.scheme)
+            return f"{parts.scheme}://{host}" + (f":{port}" if named else "")
+    raise UserError(f"--origin is {printable(text)!r}, expected scheme://host or "
+                    f"scheme://host:port, as https://example.org")
+
+
+def host_in(text):
+    need(re.fullmatch(r"[\w.-]+", text, re.ASCII),
+         f"--allow-host is {printable(text)!r}, expected the name of a host, as mybox.example.org")
+    return plain(text)
+
+
+class Names:
+    """options: nanoeuler.Serving.  Raises UserError if one of its names is malformed."""
+
+    def __init__(self, options):
+        self.origins = {origin_in(text) for text in options.origin}
+        self.any = bool(options.api_key)
+        own = plain(socket.gethostname())
+        self.hosts = {own, f"{own}.local", plain(options.host), *map(host_in, options.allow_host),
+                      *(urlsplit(origin).hostname for origin in self.origins)}
+
+    def allowed_origin(self, origin):
+        """The origin of a request, if --origin allows it, or None"""
+        return origin if origin in self.origins else None
+
+    def allows_host(self, host):
+        """host: the Host header.  No browser leaves it out, and others need no protection."""
+        if self.any or not host:
+            return True
+        with contextlib.suppress(ValueError):
+            name = urlsplit(f"//{host}").hostname or ""
+            return bool(address_in(name) or is_loopback(name) or plain(name) in self.hosts)
+        return False

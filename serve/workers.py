@@ -1,0 +1,68 @@
+"""Threads for work that takes longer than the event loop may be kept busy."""
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from .engine import Busy
+from .protocol import Gone
+
+MOST_WAITING = 64            # requests of one worker
+
+
+class Worker:
+    """One thread, and the requests that wait for it."""
+
+    def __init__(self, name):
+        self.name, self.waiting = name, 0
+        self.busy = False                    # does the thread compute?
+        self.pool = ThreadPoolExecutor(1, name)
+
+    async def call(self, request, function, *args):
+        """Returns function(*args, gone), computed by the thread.  Raises Gone as soon as the client
+        of the request leaves.  Then work that has not begun is dropped, and work that has sees
+        that `gone`, a threading.Event, is set.  Busy: too many wait already."""
+        if self.waiting >= MOST_WAITING:
+            raise Busy(f"{self.waiting} requests wait for the {self.name} already")
+        gone, self.waiting = threading.Event(), self.waiting + 1
+        try:
+            return await until_gone(request, self.pool.submit(self.work, function, *args, gone))
+        except Gone:
+            gone.set()
+            raise
+        finally:
+            self.waiting -= 1
+
+    def begin(self, function):
+        """Runs function() in the thread.  Nobody waits for it, so its fault is not told."""
+        self.pool.submit(self.work, function)
+
+    def work(self, function, *args):
+        self.busy = True
+        try:
+            return function(*args)
+        finally:
+            self.busy = False
+
+    def close(self):
+        """Returns at once; work that has not begun is dropped."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def until_gone(request, future):
+    """The result of a concurrent future; it is cancelled, and Gone raised, if the client of the
+    request leaves before."""
+    answer, left = asyncio.wrap_future(future), asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise Gone
+        return answer.result()
+    finally:
+        answer.cancel()
+        left.cancel()
+
+
+async def disconnected(receive):
+    """Returns when the client has left.  receive: ASGI's"""
+    while (await receive())["type"] != "http.disconnect":
+        pass

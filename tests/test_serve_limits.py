@@ -1,0 +1,550 @@
+"""What no client can do to the server: hold its threads, its connections, its memory or its end, be
+taken for another site, or make it open or send what it should not."""
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers import ROOT, complains, nanoeuler, needs
+from models import write
+from servers import CFG, chat_model, post, send, serving, until
+
+import nanoeuler as ne
+
+pytestmark = pytest.mark.cli
+needs("starlette")
+needs("uvicorn")
+CHAT, TEXT, HELLO = "/v1/chat/completions", "/v1/completions", [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory, tokenizer):
+    return chat_model(tmp_path_factory.mktemp("served") / "little.bin", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def there(file):
+    with serving(file) as found:
+        yield found
+
+
+def connected(address):
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def request_of(path, body):
+    raw = json.dumps(body).encode()
+    return (b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%s" % (path.encode(), len(raw), raw))
+
+
+def is_closed(s):
+    """Whether the server has closed a connection on which nothing is left to read"""
+    ready, _, _ = select.select([s], [], [], 0)
+    if not ready:
+        return False
+    with contextlib.suppress(ConnectionResetError):
+        return s.recv(1) == b""
+    return True
+
+
+# ---- the work of one request
+class Rendered:
+    """Counts the conversations, and their messages, that are made into ids."""
+
+    def __init__(self, monkeypatch):
+        self.conversations, self.messages, self.original = 0, 0, ne.chat_ids
+        monkeypatch.setattr(ne, "chat_ids", self.chat_ids)
+
+    def chat_ids(self, template, messages, *args):
+        self.conversations += 1
+        self.messages += len(messages)
+        return self.original(template, messages, *args)
+
+
+def alternating(n, text):
+    """A conversation of n messages, of which the user says the last"""
+    return [{"role": ("assistant", "user")[(n - i) % 2], "content": text(i)} for i in range(n)]
+
+
+@pytest.mark.parametrize("text", ["", "word ", "x" * 20])
+def test_forgetting_takes_little_work(there, monkeypatch, text):
+    """Two thousand messages: not a text for each cut."""
+    rendered = Rendered(monkeypatch)
+    body = {"messages": alternating(2000, lambda i: text), "max_tokens": 1, "forget": True}
+    status, _, said = post(there[0], CHAT, body)
+    assert status == 200 and said["forgotten"] > 1900, said
+    assert 1 <= rendered.conversations <= 2 * 11 and rendered.messages <= 3 * 2000
+
+
+def test_as_little_as_possible_is_forgotten(there):
+    """The longest end of the conversation that begins with a message of the user and leaves a
+    quarter of the context, whatever the lengths are"""
+    reader, rng, seen = there[1].reader, random.Random(5), set()
+    room = reader.length - reader.length // 4
+    for _ in range(200):
+        said = [("system", "Be brief.")] * rng.randrange(2) + [
+            (rng.choice(("user", "assistant")), "word " * int(rng.paretovariate(0.7)))
+            for _ in range(rng.randrange(40))] + [("user", "so?")]
+        messages = [{"role": role, "content": content[:400]} for role, content in said]
+        said = [(m["role"], m["content"]) for m in messages]
+        first = said[0][0] == "system"
+        starts = [i for i in range(first, len(said)) if i == first or said[i][0] == "user"]
+        kept = [said[:first] + said[i:] for i in starts]
+        sizes = [len(reader.ids_of_messages(k)) for k in kept]
+        want = next(i for i, n in zip(starts, sizes) if n <= room or i == starts[-1])
+        ids, forgotten = reader.conversation(messages, True, threading.Event())
+        assert forgotten == want - first
+        assert ids == reader.ids_of_messages(said[:first] + said[want:])
+        seen.add(forgotten)
+    assert len(seen) > 10
+
+
+def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
+    """What it waits for is not begun; what was begun stops at its next text."""
+    address, server = there
+    begun, go_on, texts, original = threading.Event(), threading.Event(), [], ne.chat_ids
+
+    def slow(template, messages, *args):
+        texts.append(len(messages))
+        begun.set()
+        assert go_on.wait(60)
+        return original(template, messages, *args)
+
+    monkeypatch.setattr(ne, "chat_ids", slow)
+    long = {"messages": alternating(400, lambda i: "w"), "forget": True, "max_tokens": 1}
+    left = server.stats.counters["left"]
+    running, waiting = connected(address), connected(address)
+    running.sendall(request_of(CHAT, long))
+    assert begun.wait(60)
+    waiting.sendall(request_of(CHAT, {**long, "messages": HELLO}))
+    until(lambda: server.tokenizer.waiting == 2)
+    waiting.close()
+    until(lambda: server.tokenizer.waiting == 1)
+    running.close()
+    until(lambda: server.tokenizer.waiting == 0 and server.stats.counters["left"] == left + 2)
+    go_on.set()
+    assert post(address, CHAT, {"messages": alternating(5, str), "max_tokens": 1})[0] == 200
+    assert texts == [400, 5]
+
+
+def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
+    from serve import workers
+    address, server = there
+    monkeypatch.setattr(workers, "MOST_WAITING", 2)
+    go_on, original = threading.Event(), ne.chat_ids
+
+    def slow(*args):
+        assert go_on.wait(60)
+        return original(*args)
+
+    monkeypatch.setattr(ne, "chat_ids", slow)
+    body = {"messages": HELLO, "max_tokens": 1}
+    with ThreadPoolExecutor(2) as pool:
+        first = [pool.submit(post, address, CHAT, body) for _ in range(2)]
+        until(lambda: server.tokenizer.waiting == 2)
+        status, headers, said = post(address, CHAT, body)
+        assert (status, said["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
+        assert send(address, "GET", "/api/runs")[0] == send(address, "GET", "/health")[0] == 200
+        go_on.set()
+        assert [f.result()[0] for f in first] == [200, 200]
+
+
+def test_log_probabilities_have_a_limit(there, monkeypatch):
+    """Of the prompt, of the answer, of all answers"""
+    from serve import protocol
+    monkeypatch.setattr(protocol, "MOST_SCORES", 100)
+    ids = [5] * 40
+    scored = {"prompt": ids, "echo": True, "max_tokens": 10, "logprobs": 1}
+    assert post(there[0], TEXT, scored)[0] == 200
+    for more in ({"max_tokens": 11}, {"logprobs": 2}, {"n": 2}, {"prompt": [ids, ids]}):
+        status, _, said = post(there[0], TEXT, {**scored, **more})
+        assert status == 400 and "at most 100 log-probabilities" in said["error"]["message"]
+    assert post(there[0], TEXT, {**scored, "echo": False, "max_tokens": 50})[0] == 200
+
+
+def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
+    """It is compiled and its weights are read beside the engine; others get their texts."""
+    begun, go_on, threads = threading.Event(), threading.Event(), []
+
+    def compile_slowly(parts):
+        threads.append(threading.current_thread().name)
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(ne, "fill_cache", lambda parts: None)
+    with serving(file) as (address, _), ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(ne, "fill_cache", compile_slowly)
+        body = {"tokens": [1, 2, 3], "chosen": 7, "trajectory": True}
+        asked = pool.submit(post, address, "/api/explain", body)
+        assert begun.wait(60)
+        assert post(address, TEXT, {"prompt": "a", "max_tokens": 30})[0] == 200
+        assert post(address, "/api/explain", {**body, "trajectory": False})[0] == 200
+        assert not asked.done()
+        go_on.set()
+        assert asked.result()[0] == 200
+    assert all(name.startswith("weights") for name in threads)
+
+
+# ---- connections
+def test_idle_connections_keep_nobody_out(file, monkeypatch):
+    """More of them than there may be: the oldest are closed, and an answer is not."""
+    import serve
+    monkeypatch.setattr(serve, "CONNECTIONS", 4)
+    with serving(file, queue=4, tokens=100_000) as (address, server), contextlib.ExitStack() as end:
+        def opened(raw=b""):
+            s = end.enter_context(connected(address))
+            s.sendall(raw)
+            return s
+
+        stream = opened(request_of(TEXT, {"prompt": "a", "max_tokens": 90_000, "stream": True}))
+        assert stream.recv(9) == b"HTTP/1.1 "
+        unfinished = request_of(TEXT, {"prompt": "a"})
+        waiting = [opened(unfinished[:i % len(unfinished)]) for i in range(60)]
+        assert send(address, "GET", "/health")[0] == 200
+        until(lambda: sum(map(is_closed, waiting)) >= 60 - 12)
+        assert post(address, TEXT, {"prompt": "a", "max_tokens": 2})[0] == 200
+        assert server.engine.active and stream.recv(1)
+
+
+def test_answers_are_never_cut_off_for_others(file, monkeypatch):
+    """If all connections are answering, one more is closed."""
+    import serve
+    monkeypatch.setattr(serve, "CONNECTIONS", 0)
+    with serving(file, slots=2, queue=0, tokens=100_000) as (address, server):
+        body = {"prompt": "a", "max_tokens": 90_000, "stream": True}
+        with connected(address) as first, connected(address) as second:
+            for s in (first, second):
+                s.sendall(request_of(TEXT, body))
+                assert s.recv(9) == b"HTTP/1.1 "
+            with connected(address) as third:
+                until(lambda: is_closed(third))
+            assert first.recv(1) and second.recv(1) and len(server.engine.active) == 2
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: loc", request_of(TEXT, {})[:-1],
+                                  b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+def test_a_connection_without_a_request_ends(file, monkeypatch, sent):
+    """Nothing, half a head, half a body, or nothing after a first answer"""
+    from serve import app, connections
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    with serving(file) as (address, _), connected(address) as s:
+        s.sendall(sent)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := s.recv(1 << 16):
+                received += piece
+        wanted = {b"": b"", b"G": b"", b"P": b"HTTP/1.1 408"}.get(sent[:1], b"")
+        if b"health" in sent:
+            wanted = b"HTTP/1.1 200"
+        assert received.startswith(wanted) and bool(received) == bool(wanted)
+
+
+def test_the_head_of_a_further_request_has_a_time_limit(file, monkeypatch):
+    """Also if a part of it came, which ends uvicorn's own limit"""
+    from serve import connections
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
+    with serving(file) as (address, _), connected(address) as s:
+        s.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        received = b""
+        while not received.endswith(b'"ok"}'):
+            received += s.recv(1 << 16)
+        s.sendall(b"GET /hea")
+        until(lambda: is_closed(s))
+
+
+def test_a_client_that_does_not_read_is_left(file, monkeypatch):
+    """Its slots are free again, and nothing of its answer stays in memory."""
+    import serve
+    from serve import connections
+    listening = serve.listening
+
+    def with_small_buffers(options):
+        s = listening(options)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)      # its connections inherit it
+        return s
+
+    monkeypatch.setattr(serve, "listening", with_small_buffers)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.3)
+    with serving(file, tokens=100_000) as (address, server):
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = address.removeprefix("http://").split(":")
+        with contextlib.closing(s):
+            s.connect((host, int(port)))
+            s.sendall(request_of(TEXT, {"prompt": "a", "max_tokens": 50_000, "stream": True,
+                                        "return_tokens": True}))
+            until(lambda: server.engine.active)
+            until(lambda: server.stats.counters["left"] == 1 and not server.engine.active)
+        assert server.stats.counters["tokens"] < 50_000
+
+
+def test_a_slow_reader_does_not_outlast_the_time_limit(file, monkeypatch):
+    """It reads enough not to be left at once, and yet its answer would take an hour."""
+    import serve
+    from serve import app
+    listening = serve.listening
+
+    def with_small_buffers(options):
+        s = listening(options)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return s
+
+    monkeypatch.setattr(serve, "listening", with_small_buffers)
+    monkeypatch.setattr(app, "WRITE_SECONDS", 0.2)
+    body = {"prompt": ["a b c"] * 64, "max_tokens": 60, "logprobs": 20}
+    with serving(file, seconds=3) as (address, server), connected(address) as s:
+        s.sendall(request_of(TEXT, body))
+        assert s.recv(1) == b"H"
+        until(lambda: is_closed(s) or not s.recv(1 << 10))
+        assert not server.engine.active
+
+
+# ---- who may ask
+@pytest.mark.parametrize("name, is_it", [
+    ("127.0.0.1", True), ("127.0.0.2", True), ("localhost", True), ("LOCALHOST", True),
+    ("localhost.", True), ("a.localhost", True), ("::1", True), ("::ffff:127.0.0.1", True),
+    ("0.0.0.0", False), ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("mybox", False),
+    ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("", False)])
+def test_what_is_this_machine_alone(name, is_it):
+    from serve.names import is_loopback
+    assert is_loopback(name) is is_it
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_name_that_another_leads_here_is_refused(file, host):
+    """DNS rebinding: the page of evil.example, whose name leads here, asks as if it were ours."""
+    body = {"prompt": "a", "max_tokens": 1}
+
+    def status(address, name, **more):
+        port = address.rsplit(":", 1)[1]
+        return post(address, TEXT, body, host=f"{name}:{port}", origin=f"http://{name}:{port}",
+                    **more)[0]
+
+    ours = socket.gethostname()
+    with serving(file, host=host, allow_host=["Friend.example"]) as (address, _):
+        assert status(address, "evil.example") == 403
+        assert status(address, "127.0.0.1.evil.example") == 403
+        assert status(address, "[") == 403
+        for name in ("127.0.0.1", "LOCALHOST", "10.1.2.3", "[::1]", "friend.example", ours):
+            assert status(address, name) == 200, name
+        said = send(address, "GET", "/health", headers={"host": "evil.example"})[2]
+        assert "--allow-host" in said["error"]["message"]
+    with serving(file, host=host, api_key="s3cret") as (address, _):
+        assert status(address, "mybox.example") == 401
+        assert status(address, "mybox.example", authorization="Bearer s3cret") == 200
+
+
+@pytest.mark.parametrize("text, want", [
+    ("https://Example.org", "https://example.org"), ("http://a.b:80/", "http://a.b"),
+    ("https://a.b:8443", "https://a.b:8443"), ("http://[::1]:81", "http://[::1]:81"),
+    ("chrome-extension://abcdef", "chrome-extension://abcdef")])
+def test_origins_are_compared_as_browsers_send_them(text, want):
+    from serve.names import Names
+    names = Names(ne.Serving(origin=[text]))
+    assert names.allowed_origin(want) == want and names.allowed_origin(f"{want}x") is None
+
+
+@pytest.mark.parametrize("text", ["null", "*", "", "example.org", "https://", "https://a.b/path",
+                                  "https://u@a.b", "https://a.b:x", "https://[", "https://a b",
+                                  "https://a.b?c", "https://\u00e4.example"])
+def test_an_origin_that_no_browser_sends_is_an_error(text):
+    from serve.names import Names
+    with pytest.raises(ne.UserError, match="--origin is"):
+        Names(ne.Serving(origin=[text]))
+
+
+@pytest.mark.parametrize("flags, word", [
+    (("--host", "a" * 70 + ".example"), "--host"), (("--host", "..",), "--host"),
+    (("--host", "not a host"), "--host"), (("--origin", "null"), "--origin"),
+    (("--allow-host", "http://x"), "--allow-host"), (("--api-key", "a b"), "--api-key")])
+def test_malformed_flags_are_told_in_a_line(file, tmp_path, flags, word):
+    complains(nanoeuler("serve", file, "--port", 0, *flags, cwd=tmp_path), word)
+
+
+# ---- files of the folder
+def test_only_regular_files_are_opened(file, tmp_path, monkeypatch):
+    """A pipe beside a log, as a log, or behind a link, holds nobody up."""
+    monkeypatch.chdir(tmp_path)
+    record = '{"step": 1, "loss": 5.0}\n'
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jsonl").write_text(record, encoding="utf-8")
+    os.mkfifo(tmp_path / "a.bin")
+    os.symlink("a.bin", tmp_path / "b.bin")
+    os.symlink("/dev/zero", tmp_path / "c.bin")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "folder.jsonl").mkdir()
+    os.symlink("nowhere", tmp_path / "gone.jsonl")
+    with serving(file) as (address, _):
+        found = send(address, "GET", "/api/runs")[2]["runs"]
+        assert {r["name"] for r in found} == {"a.jsonl", "b.jsonl", "c.jsonl"}
+        for name in ("a", "b", "c"):
+            said = send(address, "GET", f"/api/run?name={name}.jsonl")[2]
+            assert said["records"] == [json.loads(record)]
+        assert send(address, "GET", "/api/run?name=pipe.jsonl")[0] == 404
+
+
+def checkpoint_that_says(**state):
+    header = json.dumps({"__metadata__": {"state": json.dumps(state)}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize("line, want", [
+    ('{"step": 2, "loss": 1e999}', {"step": 2, "loss": None}),
+    ('{"step": 2, "loss": 1, "sample": "\\ud800"}', {"step": 2, "loss": 1, "sample": "\ud800"}),
+    ('{"step": 2, "deep": ' + "[" * 900 + "]" * 900 + "}", {"step": 2}),
+    ('{"step": 2, "heads": {"length": 1e9}, "a": [[1]]}', {"step": 2}),
+    ('{"step": 2, "heads": [' + "1," * 1000 + '1]}', {"step": 2}),
+    ('{"step": 1e300}', None), ('{"step": -1}', None), ("[1]", None), ('{"step": "x"}', None)])
+def test_any_log_can_be_sent(file, tmp_path, monkeypatch, line, want):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.jsonl").write_text(f'{{"step": 1, "loss": 5.0}}\n{line}\n', encoding="utf-8")
+    (tmp_path / "x.bin").write_bytes(checkpoint_that_says(n_steps=9, kind="\ud800"))
+    with serving(file) as (address, _):
+        status, _, said = send(address, "GET", "/api/run?name=x.jsonl")
+        assert status == 200 and said["records"] == [{"step": 1, "loss": 5.0}] + [want] * bool(want)
+        assert said["n_steps"] == 9 and said["kind"] == "\ud800"
+
+
+def test_any_name_and_any_checkpoint_can_be_sent(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record = b'{"step": 1, "loss": 5.0}\n'
+    with open(b"\xff.jsonl", "wb") as f:     # not UTF-8
+        f.write(record)
+    for name, n_steps in (("inf", 1e999), ("nan", float("nan")), ("list", [1]), ("neg", -5)):
+        (tmp_path / f"{name}.jsonl").write_bytes(record)
+        (tmp_path / f"{name}.bin").write_bytes(checkpoint_that_says(n_steps=n_steps, kind="base"))
+    with serving(file) as (address, _):
+        found = send(address, "GET", "/api/runs")[2]["runs"]
+        names = {r["name"] for r in found}
+        assert names == {"\\xff.jsonl", "inf.jsonl", "nan.jsonl", "list.jsonl", "neg.jsonl"}
+        assert not any("n_steps" in r for r in found)
+        assert send(address, "GET", "/api/run?name=%5Cxff.jsonl")[2]["records"] == [
+            json.loads(record)]
+
+
+def test_headers_are_read_once(tmp_path, monkeypatch):
+    """Not at each question of the page"""
+    from serve import runs
+    (tmp_path / "x.jsonl").write_text('{"step": 1, "loss": 5.0}\n', encoding="utf-8")
+    (tmp_path / "x.bin").write_bytes(checkpoint_that_says(n_steps=9, kind="base"))
+    found, opens, plan_in = runs.Runs(tmp_path), [], runs.plan_in
+    monkeypatch.setattr(runs, "plan_in", lambda f: opens.append(f) or plan_in(f))
+    for _ in range(3):
+        assert found.listed()[0]["n_steps"] == 9
+    assert len(opens) == 1
+    (tmp_path / "x.bin").write_bytes(checkpoint_that_says(n_steps=10, kind="base"))
+    assert found.listed()[0]["n_steps"] == 10 and len(opens) == 2
+
+
+def test_a_checkpoint_that_was_replaced_explains_nothing(tmp_path, tokenizer):
+    """The trajectory reads weights later: another model's would be told as this one's."""
+    from texts import TORTURE
+
+    import bpe
+    file = chat_model(tmp_path / "little.bin", tokenizer)
+    with serving(file) as (address, _):
+        other = bpe.train(TORTURE.encode(), 400)
+        write(tmp_path / "little.bin", ne.replace(CFG, vocab_size=400), other)
+        body = {"tokens": [1, 2], "trajectory": True}
+        status, _, said = post(address, "/api/explain", body)
+        assert status == 400 and "has changed" in said["error"]["message"]
+        os.remove(tmp_path / "little.bin")
+        os.mkfifo(tmp_path / "little.bin")
+        assert post(address, "/api/explain", body)[0] == 400
+        assert post(address, TEXT, {"prompt": "a", "max_tokens": 1})[0] == 200
+
+
+# ---- the end
+STARTS = """
+import sys, threading, time
+sys.path[:0] = [{root!r}]
+import nanoeuler as ne, serve, asyncio
+never = threading.Event()
+{planted}
+sys.exit(ne.main(["serve", {file!r}, "--port", "0", "--threads", "1", "--drain", "0"]))
+"""
+
+
+@contextlib.contextmanager
+def started(file, planted, cwd):
+    code = STARTS.format(root=str(ROOT), planted=planted, file=file)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=cwd, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, encoding="utf-8")
+    try:
+        said = [process.stdout.readline(), process.stdout.readline()]
+        assert "to talk" in said[1], process.communicate(timeout=60)
+        yield process, said[1].split()[0].rstrip("/")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("planted, path, body", [
+    ("ne.chat_ids = lambda *args: never.wait()", CHAT, {"messages": HELLO}),
+    ("ne.next_tokens = lambda *args: never.wait()", TEXT, {"prompt": "a"}),
+    ("ne.fill_cache = lambda parts: any('gradient' in p for p in parts) and never.wait()",
+     "/api/explain", {"tokens": [1], "trajectory": True})],
+    ids=["tokenizer", "engine", "compilation"])
+def test_sigterm_ends_a_server_whose_thread_never_returns(file, tmp_path, planted, path, body):
+    with started(file, planted, tmp_path) as (process, address), connected(address) as s:
+        s.sendall(request_of(path, body))
+        time.sleep(0.3)                      # it may be sent at any moment: this is a likely one
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert "ended after 1 request" in process.stdout.read()
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_sigterm_before_the_first_request_is_heard(file, tmp_path):
+    """Between the line that tells the address and the loop that answers"""
+    planted = "run = asyncio.run\nasyncio.run = lambda x: (time.sleep(30), run(x))"
+    with started(file, planted, tmp_path) as (process, _):
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(25) in (0, -signal.SIGTERM)
+
+
+def test_the_end_is_told(file, tmp_path):
+    """To the terminal and to clients whose answers are not complete"""
+    with started(file, "", tmp_path) as (process, address), connected(address) as s:
+        s.sendall(request_of(TEXT, {"prompt": "a", "max_tokens": 4000, "stream": True}))
+        assert s.recv(9) == b"HTTP/1.1 "
+        os.kill(process.pid, signal.SIGINT)
+        received = b""
+        while piece := s.recv(1 << 16):
+            received += piece
+        assert process.wait(60) == 0
+        if b"[DONE]" not in received:
+            assert b"the server ended before this answer was complete" in received
+        assert "ended after 1 request" in process.stdout.read()
+        assert process.stderr.read() == ""
+
+
+# ---- what clients may say
+def test_any_name_of_a_model_is_accepted(there):
+    """There is one model, and clients are set up for others."""
+    body = {"model": "gpt-4o-mini", "prompt": "a", "max_tokens": 1}
+    assert post(there[0], TEXT, body)[2]["model"] == "little"
+
+
+def test_a_missing_content_type_is_named(there):
+    status, _, said = post(there[0], TEXT, {}, **{"content-type": ""})
+    assert status == 415 and "Content-Type: application/json" in said["error"]["message"]
+
+
+def test_the_bundled_model_has_its_name():
+    import serve
+    assert serve.name_of(ne.beside_program(ne.SHIPPED)) == ne.BOX
+    assert serve.name_of("/somewhere/mine.bin") == "mine"
