@@ -7,14 +7,15 @@
     answering  WRITE_SECONDS    a client that reads too slowly, or not at all
 
 If there are more than `most` connections, the one that has been idle or reading for the longest
-time is closed.  So idle sockets never keep a request out, and an answer is never cut off.
+time is closed, unless it is younger than GRACE_SECONDS: its request may be on the way.  So idle
+sockets never keep a request out, and an answer is never cut off.
 
 uvicorn documents no way to do this.  `Connection` uses `cycle`, `connections`, `flow` and
 `app_state` of uvicorn.protocols.http.h11_impl.H11Protocol as they are in uvicorn 0.38 to 0.54.
 """
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS, IDLE_SECONDS, WRITE_SECONDS = 10, 30, 30
+HEAD_SECONDS, IDLE_SECONDS, WRITE_SECONDS, GRACE_SECONDS = 10, 30, 30, 1
 
 
 class Connection(H11Protocol):
@@ -57,8 +58,12 @@ class Connection(H11Protocol):
             self.make_room()
 
     def make_room(self):
-        others = [c for c in self.connections if c is not self and c.may_be_closed()]
-        min(others, key=lambda c: c.since, default=self).abort()
+        before = self.loop.time() - GRACE_SECONDS
+        closable = [c for c in self.connections if c.may_be_closed() and c.since <= before]
+        if closable:
+            min(closable, key=lambda c: c.since).abort()
+        elif len(self.connections) > 1.5 * self.most:
+            self.abort()
 
     def wait_for_head(self, seconds):
         if self.head_timer is not None:

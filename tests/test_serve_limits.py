@@ -200,7 +200,9 @@ def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
 def test_idle_connections_keep_nobody_out(file, monkeypatch):
     """More of them than there may be: the oldest are closed, and an answer is not."""
     import serve
+    from serve import connections
     monkeypatch.setattr(serve, "CONNECTIONS", 4)
+    monkeypatch.setattr(connections, "GRACE_SECONDS", 0)
     with serving(file, queue=4, tokens=100_000) as (address, server), contextlib.ExitStack() as end:
         def opened(raw=b""):
             s = end.enter_context(connected(address))
@@ -208,28 +210,30 @@ def test_idle_connections_keep_nobody_out(file, monkeypatch):
             return s
 
         stream = opened(request_of(TEXT, {"prompt": "a", "max_tokens": 90_000, "stream": True}))
-        assert stream.recv(9) == b"HTTP/1.1 "
+        assert stream.recv(12) == b"HTTP/1.1 200"
         unfinished = request_of(TEXT, {"prompt": "a"})
         waiting = [opened(unfinished[:i % len(unfinished)]) for i in range(60)]
         assert send(address, "GET", "/health")[0] == 200
         until(lambda: sum(map(is_closed, waiting)) >= 60 - 12)
         assert post(address, TEXT, {"prompt": "a", "max_tokens": 2})[0] == 200
-        assert server.engine.active and stream.recv(1)
+        assert server.engine.unfinished() == 1 and stream.recv(1)
 
 
 def test_answers_are_never_cut_off_for_others(file, monkeypatch):
-    """If all connections are answering, one more is closed."""
+    """If all connections are answering, further ones are closed."""
     import serve
+    from serve import connections
     monkeypatch.setattr(serve, "CONNECTIONS", 0)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1000)
     with serving(file, slots=2, queue=0, tokens=100_000) as (address, server):
         body = {"prompt": "a", "max_tokens": 90_000, "stream": True}
         with connected(address) as first, connected(address) as second:
             for s in (first, second):
                 s.sendall(request_of(TEXT, body))
-                assert s.recv(9) == b"HTTP/1.1 "
-            with connected(address) as third:
-                until(lambda: is_closed(third))
-            assert first.recv(1) and second.recv(1) and len(server.engine.active) == 2
+                assert s.recv(12) == b"HTTP/1.1 200"
+            with connected(address) as third, connected(address) as fourth:
+                until(lambda: is_closed(third) or is_closed(fourth))
+            assert first.recv(1) and second.recv(1) and server.engine.unfinished() == 2
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: loc", request_of(TEXT, {})[:-1],
@@ -520,7 +524,7 @@ def test_the_end_is_told(file, tmp_path):
     """To the terminal and to clients whose answers are not complete"""
     with started(file, "", tmp_path) as (process, address), connected(address) as s:
         s.sendall(request_of(TEXT, {"prompt": "a", "max_tokens": 4000, "stream": True}))
-        assert s.recv(9) == b"HTTP/1.1 "
+        assert s.recv(12) == b"HTTP/1.1 200"
         os.kill(process.pid, signal.SIGINT)
         received = b""
         while piece := s.recv(1 << 16):

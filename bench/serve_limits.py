@@ -1,0 +1,163 @@
+"""How long hostile clients can hold up the server, and how long it takes to end.
+
+    python bench/serve_limits.py nanoeuler_chat.bin      writes bench/out/serve_limits.txt
+
+Each figure is the slowest of --times tries, against a server in a process of its own.  Exits with 1
+if one of them is above its limit."""
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+from common import cpu_model, out_folder
+
+CHAT, TEXT, EXPLAIN = "/v1/chat/completions", "/v1/completions", "/api/explain"
+LONG = [{"role": ("assistant", "user")[i % 2], "content": ""} for i in range(2000)]
+FORGET = {"messages": LONG, "forget": True, "max_tokens": 1}
+SHORT = {"messages": LONG[-1:], "max_tokens": 1}
+STREAM = {"prompt": "To be", "max_tokens": 4000, "stream": True}
+
+
+class Served:
+    """A server in a process of its own"""
+
+    def __init__(self, file, *flags, env=None):
+        command = [sys.executable, str(HERE.parent / "nanoeuler.py"), "serve", file, "--port", "0",
+                   "--tokens", "4000", *flags]
+        self.process = subprocess.Popen(command, env={**os.environ, **(env or {})},
+                                        encoding="utf-8", stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL)
+        self.process.stdout.readline()
+        self.port = int(self.process.stdout.readline().split(":")[2].split("/")[0])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, path, body=None):
+        """(seconds until the whole answer was there, the object of its JSON)"""
+        began = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        with contextlib.closing(connection):
+            raw = body and json.dumps(body)
+            connection.request("POST" if body else "GET", path, raw,
+                               {"content-type": "application/json"} if body else {})
+            response = connection.getresponse()
+            said = json.loads(response.read())
+        assert response.status == 200, said
+        return time.perf_counter() - began, said
+
+    def send(self, path, body):
+        """A connection on which a request was sent, and nothing is read"""
+        raw = json.dumps(body).encode()
+        s = socket.create_connection(("127.0.0.1", self.port))
+        s.sendall(b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                  b"content-length: %d\r\n\r\n%s" % (path.encode(), len(raw), raw))
+        return s
+
+
+def forgetting(served):
+    """2,000 messages with `forget`, until the answer of one token is there"""
+    seconds, said = served.ask(CHAT, FORGET)
+    assert said["forgotten"] > 1000
+    return seconds
+
+
+def cancelled(served):
+    """16 such requests whose clients leave at once; then a short one"""
+    for _ in range(16):
+        served.send(CHAT, FORGET).close()
+    return served.ask(CHAT, SHORT)[0]
+
+
+def health(served):
+    """600 idle sockets and 64 streams that are read; then /health"""
+    with contextlib.ExitStack() as end:
+        streams = [end.enter_context(served.send(TEXT, STREAM)) for _ in range(64)]
+
+        def read(s):
+            with contextlib.suppress(OSError):
+                while s.recv(1 << 16):
+                    pass
+
+        readers = [threading.Thread(target=read, args=[s], daemon=True) for s in streams]
+        for reader in readers:
+            reader.start()
+        for _ in range(600):
+            end.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+        time.sleep(1)
+        slowest = max(served.ask("/health")[0] for _ in range(5))
+        assert all(reader.is_alive() for reader in readers), "a stream was cut off"
+        return slowest
+
+
+def ending(file, path, body, env=None):
+    """SIGTERM while requests of a kind run; the seconds until the process has ended"""
+    with Served(file, "--drain", "3", env=env) as served, contextlib.ExitStack() as end:
+        for _ in range(16):
+            end.enter_context(served.send(path, body))
+        time.sleep(0.2)
+        began = time.perf_counter()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(120) == 0
+        return time.perf_counter() - began
+
+
+def rows(args):
+    """(what, seconds at most, function) of each figure"""
+    prompt = {"prompt": "word " * 60, "max_tokens": 4000, "n": 8}
+    explanation = {"tokens": [5] * 60, "trajectory": True}
+    with tempfile.TemporaryDirectory() as empty:
+        served = Served(args.file)
+        with served:
+            yield "2,000 messages with forget", 0.5, lambda: forgetting(served)
+            yield "a short request after 16 that were cancelled", 1, lambda: cancelled(served)
+            yield "/health beside 600 idle sockets and 64 streams", 1, lambda: health(served)
+        for what, path, body in (("prompts", TEXT, prompt), ("streams", TEXT, STREAM),
+                                 ("explanations", EXPLAIN, explanation)):
+            yield (f"from SIGTERM to the end, --drain 3, in {what}", 5,
+                   lambda path=path, body=body: ending(args.file, path, body))
+        for i in range(args.times):          # each with a cache of its own, so it compiles
+            folder = os.path.join(empty, str(i))
+            os.mkdir(folder)
+        caches = iter(range(args.times))
+        yield ("from SIGTERM to the end, --drain 3, in a compilation", 5,
+               lambda: ending(args.file, EXPLAIN, explanation,
+                              {"NUMBA_CACHE_DIR": os.path.join(empty, str(next(caches)))}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", help="a chat checkpoint")
+    parser.add_argument("--times", type=int, default=3, help="tries for each figure")
+    parser.add_argument("--out", type=pathlib.Path, default=out_folder() / "serve_limits.txt")
+    args = parser.parse_args()
+    name, detail, _ = cpu_model()
+    lines = [f"{name}, {detail}; the slowest of {args.times} tries", ""]
+    well = True
+    for what, most, measure in rows(args):
+        seconds = max(measure() for _ in range(args.times))
+        well &= seconds <= most
+        lines.append(f"{what:<56}{seconds:>8.3f} s   limit {most:g} s"
+                     f"{'' if seconds <= most else '   ABOVE IT'}")
+        print(lines[-1], flush=True)
+    args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return int(not well)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
