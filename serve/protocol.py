@@ -436,7 +436,8 @@ class Writer:
 
     def usage(self):
         answers = self.asked.answers
-        prompts = {id(a.ids): a for a in answers}        # n answers share one
+        # n answers share a prompt, and the first of them found in the cache what was there before
+        prompts = {id(a.ids): a for a in reversed(answers)}
         prompt = sum(len(a.ids) for a in prompts.values())
         written = sum(len(a.reply.tokens) for a in answers if a.reply)
         cached = sum(a.cached for a in prompts.values())

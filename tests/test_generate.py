@@ -423,6 +423,60 @@ def test_a_file_of_prompts(path, tmp_path, capsys):
     assert out.read_bytes() == before and "21 of 21 answers" in capsys.readouterr().err
 
 
+def test_an_answer_is_in_the_file_before_the_next_one_is_awaited(path, tmp_path, monkeypatch):
+    """So a run that is killed keeps all complete answers: the system has them, whatever happens to
+    the process."""
+    prompts, out = file_of(tmp_path, *(f"line {i}" for i in range(5))), tmp_path / "a"
+    answers_to, seen = ne.Speaker.answers_to, []
+
+    def watched(speaker, *args, **options):
+        for answer in answers_to(speaker, *args, **options):
+            yield answer
+            seen.append(out.read_bytes().count(b"\n"))
+
+    monkeypatch.setattr(ne.Speaker, "answers_to", watched)
+    run("generate", "--file", prompts, path, "--out", out, "--batch", 1, "--tokens", 4)
+    assert seen == [1, 2, 3, 4, 5] and len(lines_of(out)) == 5
+
+
+def test_an_answer_that_is_ready_early_waits_for_those_before_it(path, tmp_path, monkeypatch):
+    """A killed run then has the answers to the first prompts, which is what a second start needs."""
+    prompts, out = file_of(tmp_path, *(f"line {i}" for i in range(4))), tmp_path / "a"
+    answers_to, seen = ne.Speaker.answers_to, []
+
+    def backwards(speaker, *args, **options):
+        for answer in [*answers_to(speaker, *args, **options)][::-1]:
+            yield answer
+            seen.append(len(lines_of(out)))
+
+    monkeypatch.setattr(ne.Speaker, "answers_to", backwards)
+    args = ("generate", "--file", prompts, path, "--tokens", 4, "--out")
+    run(*args, out)
+    assert seen == [0, 0, 0, 4]
+    monkeypatch.undo()
+    run(*args, tmp_path / "b")
+    assert out.read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("an_answer, due", [(1, []), (6, [2, 4, 6, 8]), (11, [*range(1, 10)])])
+def test_answers_are_counted_when_ten_seconds_have_passed(an_answer, due, path, tmp_path,
+                                                          monkeypatch, capsys):
+    prompts, out = file_of(tmp_path, *(f"line {i}" for i in range(9))), tmp_path / "a"
+    now, answers_to = [1000.0], ne.Speaker.answers_to
+
+    def slowly(*args, **options):
+        for answer in answers_to(*args, **options):
+            now[0] += an_answer
+            yield answer
+
+    monkeypatch.setattr(ne.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(ne.Speaker, "answers_to", slowly)
+    run("generate", "--file", prompts, path, "--out", out, "--batch", 1, "--tokens", 2)
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert [line.split(", ")[0] for line in lines] == [f"{i} of 9 answers" for i in due]
+    assert last.startswith(f"note: 9 answers in {out}; 18 tokens, ")
+
+
 def test_a_separator_within_a_text_ends_no_line(path, tmp_path):
     """JSON may hold U+2028 and U+0085 as they are, and `generate` itself writes them so."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
@@ -507,6 +561,15 @@ def test_a_long_prompt_may_be_cut_from_the_left(path, tmp_path):
                        ne.Sampling())
     assert lines_of(tmp_path / "a")[0]["answers"][0]["text"] == model.tokenizer.decode(
         list(want)).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("n, kept", [(CFG.seq_len, CFG.seq_len), (CFG.seq_len + 1, CFG.seq_len - 6)])
+def test_a_prompt_as_long_as_the_context_is_not_cut(n, kept, path):
+    speaker = ne.load(str(path), tokens=6)
+    ids = [*range(n)]
+    assert speaker.shortened(ids, truncate=True) == ids[n - kept:]
+    if n == kept:
+        assert speaker.shortened(ids, truncate=False) == ids
 
 
 @pytest.mark.parametrize("args, words", [

@@ -434,6 +434,112 @@ def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
         nc.start_ranks(4)
 
 
+class Ended(BaseException):
+    """What os._exit raises in a test of launch_ranks; args[0] is the exit code."""
+
+
+class FakeRanks:
+    """The ranks and the NCCL communicator of launch_ranks: both write down how they are used."""
+
+    def __init__(self, place):
+        self.rank, self.calls = place.rank, []
+
+    def all(self, value, where):
+        self.calls.append(where)
+
+    def close(self):
+        self.calls.append("close")
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Runs launch_ranks as this rank of two: (exit code, what the ranks did, was there a lock).
+    `run` stands in for the training run."""
+    def exits(code):
+        raise Ended(code)
+
+    def launch_as(rank, run=lambda: None, devices=None):
+        made, locks = [], []
+
+        def ranks_of(place):
+            made.append(FakeRanks(place))
+            return made[-1]
+
+        def fake_launch(of_run, engine, *, lock, out):
+            assert engine is nc.RankedModel and of_run is made[0]
+            with lock(out) as problem:
+                locks.append((tmp_path / ".a.bin.lock").exists())
+                assert problem == ""
+                run()
+
+        for name in "stdout", "stderr":      # launch_ranks replaces them
+            monkeypatch.setattr(sys, name, getattr(sys, name))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(rank) if devices is None else devices)
+        monkeypatch.setattr(nc, "PLACE", nc.Place(rank, 2, rank))
+        monkeypatch.setattr(nc, "Ranks", ranks_of)
+        monkeypatch.setattr(nc, "Links", lambda ranks: ranks)
+        monkeypatch.setattr(nc, "of_ranks", lambda run, ranks: ranks)
+        monkeypatch.setattr(nc, "open_device", lambda: None)
+        monkeypatch.setattr(nc.RankedModel, "ranks", None, raising=False)
+        monkeypatch.setattr(nc.RankedModel, "links", None)
+        monkeypatch.setattr(ne, "launch", fake_launch)
+        monkeypatch.setattr(os, "_exit", exits)
+        try:
+            code = nc.launch_ranks(None, {"out": str(tmp_path / "a.bin")})
+        except Ended as end:
+            [code] = end.args
+        return code, made[0].calls if made else [], locks
+    return launch_as
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_locks_the_checkpoint(rank, launched, capsys):
+    """And only rank 0 prints."""
+    code, calls, locks = launched(rank, lambda: print("step 1"))
+    assert (code, locks) == (0, [rank == 0])
+    assert calls == ["the end", "close", "close"]        # of the links and of the ranks
+    assert capsys.readouterr().out == ("" if rank else "step 1\n")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("error, code, words", [
+    (KeyboardInterrupt(), 130, []), (ne.UserError("no such data"), 2, ["nanoeuler: no such data"]),
+    (MemoryError("2 GiB"), 2, ["nanoeuler: ", "2 GiB"]),
+    (OSError(28, "No space left", "a.bin"), 2, ["nanoeuler: a.bin: No space left"]),
+    (ZeroDivisionError("a bug"), 1, ["Traceback", "ZeroDivisionError: a bug"])])
+def test_a_rank_that_fails_ends_at_once_with_an_exit_code(rank, error, code, words, launched,
+                                                          capsys):
+    """Without waiting for the others, which may never come to the same place."""
+    def fails():
+        print("note: of every rank", file=sys.stderr)
+        raise error
+
+    ended, calls, _ = launched(rank, fails)
+    assert (ended, calls) == (code, [])
+    said = capsys.readouterr().err
+    assert all(word in said for word in words) and ("Traceback" in said) == (code == 1), said
+    assert ("note: of every rank" in said) == (rank == 0)
+    assert all(line.startswith("rank 1: ") for line in said.splitlines() if rank)
+
+
+@pytest.mark.parametrize("devices", ["", "0,1"])
+def test_a_rank_without_a_gpu_of_its_own_is_rejected(devices, launched, capsys):
+    code, calls, _ = launched(1, devices=devices)
+    assert (code, calls) == (2, [])
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size, gpus, want", [(2, 1, "rank"), (2, 2, "rank"), (1, 3, "start 3"),
+                                              (1, 1, "alone")])
+def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, monkeypatch):
+    monkeypatch.setattr(nc, "PLACE", nc.Place(0, size))
+    monkeypatch.setattr(nc, "launch_ranks", lambda run, flags: "rank")
+    monkeypatch.setattr(nc, "start_ranks", lambda n: f"start {n}")
+    monkeypatch.setattr(nc, "open_device", lambda: None)
+    monkeypatch.setattr(ne, "launch", lambda run, engine, **flags: "alone")
+    assert nc.stage(nc.Run)(gpus=gpus) == want
+
+
 def test_no_command_without_nccl_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(ne.UserError, match="several GPUs need NCCL .*nccl4py"):

@@ -14,6 +14,8 @@ KINDS = ["f32", "bf16", "int8", "bf16 rounded", "int8 rounded"]
 # long enough for blocks of rows, wide enough for panels at the edge and for shared products
 LONG = replace(TINY, n_embd=40, n_head=6, n_kv_head=2, head_dim=10, n_hidden=77, seq_len=400,
                n_mtp=3)
+# its longest row is that of all heads, 60 numbers; in LONG it is that of the FFN
+WIDE_HEADS = replace(LONG, n_hidden=44, seq_len=100)
 
 
 def all_logits(decoder, ids, sizes, slot=0):
@@ -92,12 +94,12 @@ def test_a_slot_that_slides_in_the_middle_of_a_part(T, sizes):
 
 
 # ---- the same bits
-def decoder_of(weights, flat, monkeypatch, slots=1):
+def decoder_of(weights, flat, monkeypatch, slots=1, cfg=LONG):
     """rounded: x, too, as where the processor multiplies bfloat16 or int8 itself, which other
     instructions stand in for elsewhere."""
     kind, *rounded = weights.split()
     monkeypatch.setattr(ne, "QUADS", bool(rounded))
-    decoder = ne.Decoder(LONG, flat, kind, slots)
+    decoder = ne.Decoder(cfg, flat, kind, slots)
     if kind == "bf16":
         decoder.weights.rounds = bool(rounded)
         decoder.allocate()
@@ -118,15 +120,16 @@ def test_bits_do_not_depend_on_the_number_of_rows(weights, monkeypatch):
         assert np.array_equal(got, want), (sizes[0], np.abs(got - want).max())
 
 
+@pytest.mark.parametrize("cfg", [LONG, WIDE_HEADS], ids=["wide FFN", "wide heads"])
 @pytest.mark.parametrize("weights, least, most", [("bf16", 1e-4, 0.05), ("int8", 1e-6, 1e-3)])
 def test_where_the_processor_multiplies_such_numbers_x_is_rounded(weights, least, most,
-                                                                  monkeypatch):
-    flat, ids = random_flat(LONG, 2, np.float32, 0.1), tokens_of(LONG, 60).tolist()
-    exact, rounded = (all_logits(decoder_of(kind, flat, monkeypatch), ids, [60])
+                                                                  cfg, monkeypatch):
+    flat, ids = random_flat(cfg, 2, np.float32, 0.1), tokens_of(cfg, 60).tolist()
+    exact, rounded = (all_logits(decoder_of(kind, flat, monkeypatch, cfg=cfg), ids, [60])
                       for kind in (weights, f"{weights} rounded"))
     assert least < np.abs(exact - rounded).max() / np.abs(exact).max() < most
     monkeypatch.undo()
-    assert ne.Decoder(LONG, flat, weights).weights.rounds == (
+    assert ne.Decoder(cfg, flat, weights).weights.rounds == (
         ne.HAS_BF16 if weights == "bf16" else ne.HAS_VNNI)
 
 

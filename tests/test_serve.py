@@ -627,13 +627,78 @@ def test_tokens_and_drafts_that_the_page_shows(file):
     assert not any(t["accepted"] or "drafts" in t for t in plain["tokens"])
 
 
-def test_a_conversation_that_is_too_long_may_forget(at):
-    messages = [{"role": r, "content": f"{i} of them, and more words"}
-                for i, r in enumerate(["user", "assistant"] * 8 + ["user"])]
-    body = {"messages": messages, "max_tokens": 2}
+def conversation(n):
+    """n messages, the first and the last from the user"""
+    roles = ["user", "assistant"] * (n // 2) + ["user"]
+    return [{"role": role, "content": f"{i} of them, and more words"}
+            for i, role in enumerate(roles)]
+
+
+def ids_of_messages(alone, messages):
+    return alone.model.ids_of([(m["role"], m["content"]) for m in messages])
+
+
+ROOM = CFG.seq_len - CFG.seq_len // 4        # a quarter of the context is left for the answer
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+def test_a_conversation_that_is_too_long_may_forget(system, at, alone):
+    """The fewest of the oldest exchanges, for the rest to fit; never the system message."""
+    messages = conversation(17)
+    body = {"messages": [*system, *messages], "max_tokens": 2}
     assert post(at, "/v1/chat/completions", body)[2]["error"]["code"] == "context_length_exceeded"
-    status, _, said = post(at, "/v1/chat/completions", {**body, "forget": True})
-    assert status == 200 and said["forgotten"] % 2 == 0 and said["usage"]["prompt_tokens"] <= 72
+    status, _, said = post(at, "/v1/chat/completions",
+                           {**body, "forget": True, "return_tokens": True})
+    lengths = {n: len(ids_of_messages(alone, [*system, *messages[n:]])) for n in range(0, 17, 2)}
+    fewest = min(n for n, length in lengths.items() if length <= ROOM)
+    assert status == 200 and said["forgotten"] == fewest > 0
+    assert said["choices"][0]["prompt_tokens"] == ids_of_messages(
+        alone, [*system, *messages[fewest:]])
+
+
+@pytest.mark.parametrize("more, forgotten", [(0, None), (1, 2)])
+def test_a_conversation_that_just_fits_forgets_nothing(more, forgotten, at, alone):
+    messages = [{"role": role, "content": "A?"} for role in ("user", "assistant", "user")]
+    while (length := len(ids_of_messages(alone, messages))) < ROOM + more:
+        messages[0]["content"] += "?"
+    assert length == ROOM + more
+    body = {"messages": messages, "max_tokens": 1, "forget": True}
+    status, _, said = post(at, "/v1/chat/completions", body)
+    assert status == 200 and said.get("forgotten") == forgotten
+    assert (said["usage"]["prompt_tokens"] == ROOM) == (forgotten is None)
+
+
+def test_a_prompt_as_long_as_the_context_is_accepted(at):
+    for n, status in ((CFG.seq_len, 200), (CFG.seq_len + 1, 400)):
+        body = {"prompt": [5] * n, "max_tokens": 2}
+        assert post(at, "/v1/completions", body)[0] == status
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_several_answers_to_a_prompt_count_its_cached_tokens_once(slots, file, alone):
+    """n = 4 is billed as n = 1 is, also where later answers find the prompt in a slot."""
+    ids = ids_of(alone, "To be, or not to be, that is the question")
+    with serving(file, slots=slots) as (at, _):
+        found = []
+        for n in (4, 1, 4, 1):
+            body = {"prompt": ids, "max_tokens": 3, "seed": 1, "n": n}
+            usage = post(at, "/v1/completions", body)[2]["usage"]
+            assert usage["prompt_tokens"] == len(ids) and usage["completion_tokens"] == 3 * n
+            assert usage["total_tokens"] == len(ids) + 3 * n
+            found.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert found == [0, len(ids) - 1, len(ids) - 1, len(ids) - 1]
+        body = {"prompt": [ids, [*ids[:10], 1]], "max_tokens": 1, "n": 2}
+        usage = post(at, "/v1/completions", body)[2]["usage"]
+        assert usage["prompt_tokens"] == len(ids) + 11
+        assert usage["prompt_tokens_details"]["cached_tokens"] == len(ids) - 1 + 10
+
+
+@contextlib.contextmanager
+def watching(file, folder, monkeypatch):
+    """A server in this folder, as a function that asks it for the records of a log"""
+    monkeypatch.chdir(folder)
+    with serving(file) as (at, _):
+        yield lambda name, start=0: send(at, "GET", f"/api/run?name={name}&from={start}")[2]
 
 
 def test_runs_are_followed(file, tmp_path, monkeypatch):
@@ -654,16 +719,88 @@ def test_runs_are_followed(file, tmp_path, monkeypatch):
         assert anew["anew"] and anew["records"] == [{"step": 1, "loss": 9.0}]
 
 
-def test_health_and_metrics(at):
-    assert send(at, "GET", "/health")[::2] == (200, {"status": "ok"})
-    post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})
+def test_a_poll_at_the_end_of_a_log_brings_nothing(file, tmp_path, monkeypatch):
+    """And the next one brings what was written meanwhile, once."""
+    log = tmp_path / "a.jsonl"
+    log.write_text('{"step": 1, "loss": 5.0}\n', encoding="utf-8")
+    with watching(file, tmp_path, monkeypatch) as read:
+        found = read("a.jsonl")
+        assert (len(found["records"]), found["next"]) == (1, log.stat().st_size)
+        for _ in range(2):
+            found = read("a.jsonl", found["next"])
+            assert (found["records"], found["next"]) == ([], log.stat().st_size)
+            assert not found["anew"] and not found["more"]
+        with open(log, "a", encoding="utf-8") as f:
+            f.write('{"step": 2, "loss": 4.0}\n')
+        found = read("a.jsonl", found["next"])
+        assert [r["step"] for r in found["records"]] == [2] and not found["anew"]
+
+
+def test_a_long_log_comes_in_pieces(file, tmp_path, monkeypatch):
+    """`more` asks for the next one at once; all records come, in order and once."""
+    log, n = tmp_path / "a.jsonl", 30_000
+    log.write_text("".join(f'{{"step": {i}, "loss": 1.5, "heads": [1.5, 2.5]}}\n'
+                           for i in range(1, n + 1)), encoding="utf-8")
+    assert log.stat().st_size > 1 << 20
+    with watching(file, tmp_path, monkeypatch) as read:
+        pieces = [read("a.jsonl")]
+        while pieces[-1]["more"]:
+            pieces.append(read("a.jsonl", pieces[-1]["next"]))
+    assert len(pieces) > 1 and not any(piece["anew"] for piece in pieces)
+    assert [r["step"] for piece in pieces for r in piece["records"]] == [*range(1, n + 1)]
+
+
+def test_a_log_that_begins_with_a_validation_is_listed(file, tmp_path, monkeypatch):
+    """As one whose first lines were cut off"""
+    record = {"step": 10, "val_bits_per_byte": 2.5, "windows": 64}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    with watching(file, tmp_path, monkeypatch) as read:
+        assert read("a.jsonl")["records"] == [record]
+
+
+def metrics(at):
+    """{a name with its labels: the value}"""
     text = send(at, "GET", "/metrics")[2]
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values["nanoeuler_tokens_total"]) >= 3
-    assert float(values["nanoeuler_slots"]) == 4
-    assert int(values["nanoeuler_time_to_first_token_seconds_count"]) >= 1
-    buckets = [int(v) for k, v in values.items() if "first_token_seconds_bucket" in k]
-    assert buckets == sorted(buckets) and len(buckets) == 16
+    rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name.removeprefix("nanoeuler_"): float(value) for name, value in rows}
+
+
+def test_health_and_metrics(file, alone):
+    """What one request changes, of a server of its own."""
+    ids = ids_of(alone, "To be, or not to be, that is the question")
+    with serving(file, speculate=0) as (at, _):
+        assert send(at, "GET", "/health")[::2] == (200, {"status": "ok"})
+        for n in (3, 1):                     # the second prompt is the first one's: it is cached
+            assert post(at, "/v1/completions", {"prompt": ids, "max_tokens": n})[0] == 200
+        assert post(at, "/v1/completions", {"prompt": ""})[0] == 400
+        assert send(at, "GET", "/no/such/path")[0] == 404
+        values = metrics(at)
+    want = {"prompt_tokens_total": 2 * len(ids), "cached_tokens_total": len(ids) - 1,
+            "tokens_total": 4, "drafts_offered_total": 0, "drafts_accepted_total": 0,
+            "left_total": 0, "slots": 4, "requests_waiting": 0, "requests_running": 0,
+            "time_to_first_token_seconds_count": 2, "time_per_token_seconds_count": 1,
+            'requests_total{path="/v1/completions",status="200"}': 2,
+            'requests_total{path="/v1/completions",status="400"}': 1,
+            'requests_total{path="/health",status="200"}': 1,
+            'requests_total{path="other",status="404"}': 1}
+    assert {name: values[name] for name in want} == want
+    for name in "time_to_first_token_seconds", "time_per_token_seconds":
+        buckets = [v for k, v in values.items() if k.startswith(f"{name}_bucket")]
+        assert buckets == sorted(buckets) and len(buckets) == 16
+        assert buckets[-1] == values[f"{name}_count"] and values[f"{name}_sum"] > 0
+
+
+def test_a_histogram_counts_each_time_in_its_bucket():
+    """Of each bucket the times up to its bound, that included; of the last one all."""
+    from serve.metrics import SECONDS, Stats
+    stats = Stats()
+    for seconds in (0.0005, 0.001, 0.0011, 60.0, 61.0):
+        stats.observe("first", seconds)
+    rows = dict(line.rsplit(" ", 1) for line in stats.text({}).splitlines() if line[0] != "#")
+    name = "nanoeuler_time_to_first_token_seconds"
+    found = [int(rows[f'{name}_bucket{{le="{bound}"}}']) for bound in (*SECONDS, "+Inf")]
+    assert found == [2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4, 5]
+    assert float(rows[f"{name}_sum"]) == pytest.approx(121.0026) and rows[f"{name}_count"] == "5"
 
 
 # ---- the verb

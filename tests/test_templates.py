@@ -480,6 +480,22 @@ def test_the_oldest_of_a_long_conversation_is_forgotten(tmp_path, capsys):
     assert len(speaker.said) == 6            # three exchanges of some 65 tokens
 
 
+@pytest.mark.parametrize("more, messages", [(0, 4), (1, 2)])
+def test_a_conversation_that_just_fits_forgets_nothing(more, messages, tmp_path, capsys):
+    """A context of 200 tokens, of which the answer may take 30: 170 fit and 171 do not."""
+    tokenizer = bpe.train(b"ab", 262, ("</s>", "<|im_start|>", "<|im_end|>"))
+    cfg = replace(TINY, seq_len=200, vocab_size=260, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=CHATML)
+    speaker = ne.Speaker(str(path), Parrot, ne.Sampling(temperature=0.0, tokens=30))
+    said = [("user", "first"), ("assistant", "answer")]
+    n = len(ne.chat_ids(CHATML, [*said, ("user", "")], speaker.state, tokenizer))
+    question = "x" * (170 + more - n)        # a token each
+    speaker.said = [*said]
+    speaker.ids_to_read(question)
+    assert len(speaker.said) == messages and speaker.said[-2] == ("user", question)
+    assert ("forgotten" in capsys.readouterr().err) == (messages == 2)
+
+
 def test_a_question_longer_than_the_context_slides(tmp_path, capsys):
     tokenizer = bpe.train(b"ab", 262, ("</s>", "<|im_start|>", "<|im_end|>"))
     cfg = replace(TINY, seq_len=40, vocab_size=260, n_mtp=1)

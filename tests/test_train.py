@@ -393,6 +393,55 @@ def test_a_best_model_that_cannot_be_written_ends_no_run(measured, text, elsewhe
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 6
 
 
+# ---- progress lines
+class FakeClock:
+    """A clock that stands still until `advance` or a training step moves it."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.a_step = 1000.0, 0.0
+        update = ne.Model.update
+
+        def update_slowly(model, hyper):
+            self.advance(self.a_step)
+            return update(model, hyper)
+
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(ne.Model, "update", update_slowly)
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def fake_clock(monkeypatch):
+    return FakeClock(monkeypatch)
+
+
+@pytest.mark.parametrize("a_step, due", [
+    (0.1, [5, 20, 40]), (3, [4, 5, 9, 13, 17, 20, 24, 28, 32, 36, 40]),
+    (11, [*range(1, 41)])])
+def test_steps_are_reported_when_ten_seconds_have_passed(a_step, due, fake_clock, text, elsewhere):
+    """And at step 5, to say how long the run takes, and every 20 steps."""
+    fake_clock.a_step = a_step
+    said = told("train", "--data", text, "--steps", 40, "--eval-every", 100, *FAST)
+    assert [int(n) for n in re.findall(r"(?m)^step +(\d+)/", said)] == due, said
+
+
+def test_the_time_left_is_that_of_the_steps_left(fake_clock, text, elsewhere):
+    fake_clock.a_step = 3
+    said = told("train", "--data", text, "--steps", 40, "--mtp-until", 1, *FAST)
+    left = dict(re.findall(r"(?m)^step +(\d+)/40 .*ETA (\d+:\d\d)$", said))
+    assert (left["4"], left["5"], left["20"], left["40"]) == ("1:48", "1:45", "1:00", "0:00"), said
+
+
+@pytest.mark.parametrize("a_part, due", [
+    (1, []), (6, [2, 4, 6, 8]), (10, [2, 4, 6, 8]), (11, [*range(1, 10)])])
+def test_parts_are_reported_when_ten_seconds_have_passed(a_part, due, fake_clock, capsys):
+    for _ in ne.with_progress(range(10), "validation"):
+        fake_clock.advance(a_part)
+    assert capsys.readouterr().out == "".join(f"validation: {i} of 10 parts\n" for i in due)
+
+
 # ---- a length by minutes
 ALIKE = (*FAST, "--mtp-until", 1)            # one step is as long as another
 
