@@ -35,10 +35,31 @@ def test_what_was_not_measured_is_not_nothing(monkeypatch):
     assert "at most 1.0 %" in bench_cpu.train_table(result, 100)[-1]
 
 
+def test_ticks_by_hand(tmp_path, monkeypatch):
+    """Of the machine: idle and waiting time is not busy.  Of processes: with their children, and
+    whatever their names are."""
+    monkeypatch.setattr(bench_cpu, "pathlib", types.SimpleNamespace(
+        Path=lambda path: tmp_path / path.lstrip("/")))
+    files = {"proc/stat": "cpu  1 20 300 4000 50000 600000 7000000 80000000 9 9\ncpu0 9 9 9 9\n",
+             "proc/17/stat": f"17 (a) b ) S {'5 ' * 10}1 20 300 4000 {'7 ' * 20}\n",
+             "proc/18/stat": f"18 (x) R {'5 ' * 10}10000 0 0 50000 {'7 ' * 20}\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert bench_cpu.cpu_ticks([17, 18]) == bench_cpu.Ticks(
+        all=87_654_321, busy=87_600_321, own=64_321)
+    assert bench_cpu.cpu_ticks([]).own == 0
+    assert bench_cpu.cpu_ticks([19]) is None             # that process has ended
+
+
 @pytest.mark.skipif(not bench_cpu.pathlib.Path("/proc/stat").exists(), reason="needs /proc")
-def test_ticks_add_up():
+def test_ticks_of_this_machine():
+    """Its own /proc can be read, and this process has used some time."""
     ticks = bench_cpu.cpu_ticks([os.getpid()])
-    assert ticks.all >= ticks.busy >= ticks.own >= 0
+    used, _, of_children, _, _ = os.times()
+    per_second = os.sysconf("SC_CLK_TCK")
+    assert ticks.all >= ticks.busy > 0
+    assert ticks.own >= (used + of_children) * per_second - 2 * per_second
 
 
 def test_a_cut_is_where_a_character_starts():
@@ -51,16 +72,36 @@ def test_a_cut_is_where_a_character_starts():
 
 
 def test_training_is_timed_on_a_text_that_is_not_ascii(monkeypatch):
-    """Its parts for `tokenizers` are cut where a character starts, at the end too."""
+    """Its parts for `tokenizers` are whole characters and together the whole text, also where the
+    number of bytes that are asked for ends within a character.  Both engines find the same merges,
+    or the benchmark stops."""
     needs("tokenizers")
     import bench_bpe
     monkeypatch.setattr(bench_bpe, "MB", 100)
     data = ("caf\u00e9 \u4e2d\u6587 words and words\n" * 40).encode()
-    results = {}
     inside = [k for k in range(400, len(data)) if data[k] & 0xC0 == 0x80]
     for size in inside[:3]:
-        bench_bpe.bench_train(results, bench_bpe.first_bytes(data, size), 1)
-    assert results
+        results, part = {}, bench_bpe.first_bytes(data, size)
+        assert size - 4 < len(part) < size and data.startswith(part)
+        parts = bench_bpe.parts_of(part)
+        assert b"".join(parts) == part and len(parts) > 2
+        assert all(len(x.decode()) > 0 for x in parts)
+        bench_bpe.bench_train(results, part, 2)
+        [result] = results.values()
+        assert result["bytes"] == len(part) and {*result["rows"]} == {"bpe.py", "tokenizers"}
+        for row in result["rows"].values():
+            assert len(row["seconds"]) == 2 and min(row["mb_per_s"]) > 0
+
+
+def test_other_merges_are_not_timed(monkeypatch):
+    needs("tokenizers")
+    import bpe
+
+    import bench_bpe
+    train = bpe.train
+    monkeypatch.setattr(bpe, "train", lambda data, *args: train(data.upper(), *args))
+    with pytest.raises(SystemExit, match="the merges differ"):
+        bench_bpe.bench_train({}, b"words and words and other words\n" * 40, 1)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -88,9 +89,22 @@ def test_two_outputs_do_not_share_a_log(first, second, text, elsewhere, capsys):
 
 
 def test_logs_of_two_outputs_are_two(text, elsewhere):
-    for name in ("lr0.006", "lr0.003"):
-        run("train", "--data", text, "--out", name, *FAST, "--steps", 1)
-    assert {p.name for p in elsewhere.iterdir()} >= {"lr0.006.jsonl", "lr0.003.jsonl"}
+    """A dot in a name begins no ending of it."""
+    for steps, name in enumerate(("lr0.006", "lr0.003"), 1):
+        run("train", "--data", text, "--out", name, *FAST, "--steps", steps)
+    assert {p.name for p in elsewhere.iterdir()} == {
+        "lr0.006", "lr0.006.jsonl", "lr0.003", "lr0.003.jsonl"}
+    for steps, name in enumerate(("lr0.006", "lr0.003"), 1):
+        assert ne.read_checkpoint(name).state.step == steps
+        assert max(r["step"] for r in ne.read_log(f"{name}.jsonl")) == steps
+
+
+@pytest.mark.parametrize("record", [
+    {"step": 9, "loss": 2.5, "heads": [2.5]}, {"step": 9, "val_bits_per_byte": 2.5, "windows": 64}])
+def test_a_log_that_has_lost_its_beginning_is_a_log(record, elsewhere):
+    """It may begin with a step or with a validation."""
+    (elsewhere / "a.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    assert ne.log_path("a.bin", "text.txt") == "a.jsonl"
 
 
 @pytest.mark.parametrize("more", [["--resume"], ["--force"]])

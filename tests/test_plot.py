@@ -84,9 +84,16 @@ def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys)
 
 
 def test_a_picture_is_a_png(log, tmp_path):
+    """As its reader sees it: a white page with a curve that reaches from one side to the other."""
     needs("matplotlib")
+    from matplotlib.image import imread
     run("plot", log, "--out", tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    picture = imread(tmp_path / "a.png")[..., :3]
+    height, width, _ = picture.shape
+    blue = (picture[..., 2] - picture[..., 0] > 0.3).any(0)          # columns with the first curve
+    assert min(height, width) > 300 and (picture == 1).mean() > 0.5
+    assert np.flatnonzero(blue)[0] < 0.2 * width and np.flatnonzero(blue)[-1] > 0.8 * width
 
 
 @pytest.mark.parametrize("step", [-360, -1 << 63, 10 ** 400, 1 << 60])
