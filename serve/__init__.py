@@ -161,6 +161,7 @@ def run(file, decoder, options):
     key = options.api_key or os.environ.get("NANOEULER_API_KEY", "")
     options.api_key = key
     need_ascii(key)
+    need_checkpoint(file)
     Names(options)
     for path in options.log:
         if not os.path.exists(path):
@@ -192,6 +193,12 @@ def end_now():
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)
+
+
+def need_checkpoint(file):
+    """Before a port is taken: a missing file is named, whether the port is free or not."""
+    with ne.reading(file, "name a checkpoint that train, sft, dpo or import wrote"):
+        ne.map_tensors(file)
 
 
 def need_ascii(key):

@@ -54,21 +54,23 @@ def disjoint(tokens, T):
 
 @pytest.mark.parametrize("count", [2, 8, 9, 10, 17, 150])
 def test_bits_per_byte_by_hand(count):
-    """Every token after the first once, in windows of seq_len that do not overlap."""
-    model, T = ne.Model(TINY, random_flat(TINY, 5)), TINY.seq_len
+    """Every token after the first once, in windows of seq_len that do not overlap.  In float32,
+    whose kernels are compiled already; those of float64 take half a minute."""
+    flat, T = random_flat(TINY, 5, np.float32), TINY.seq_len
+    model, p = ne.Model(TINY, flat), ne.views(flat.astype(np.float64), ne.param_table(TINY))
     tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, count).astype(np.int32)
     nats = 0.0
     for s in range(0, count - 1, T):
-        _, logits = naive.forward(TINY, model.p, tokens[s:min(s + T, count - 1)])
+        _, logits = naive.forward(TINY, p, tokens[s:min(s + T, count - 1)])
         nats += naive.cross_entropy(logits[0], tokens[s + 1:s + 1 + T])[0]
     bits = ne.evaluate(model, *disjoint(tokens, T), 321)
-    assert math.isclose(bits, nats / math.log(2) / 321, rel_tol=1e-12)
+    assert math.isclose(bits, nats / math.log(2) / 321, rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [100, 7, 1])
 def test_evaluation_on_some_windows(rows):
     """So many, spread evenly from the first to the last, over their share of the bytes."""
-    model, n = ne.Model(TINY, random_flat(TINY, 5)), 200
+    model, n = ne.Model(TINY, random_flat(TINY, 5, np.float32)), 200
     tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, n * TINY.seq_len - 2)
     x, y = disjoint(tokens.astype(np.int32), TINY.seq_len)
     assert (y[-1] >= 0).sum() == TINY.seq_len - 3        # the last window is not full
@@ -78,8 +80,8 @@ def test_evaluation_on_some_windows(rows):
     nats = sum(model.losses(x[i:i + 1], y[i:i + 1])[0] for i in pick)
     size = 3000 * (y[pick] >= 0).sum() / (len(tokens) - 1)
     want = nats / math.log(2) / size
-    assert ne.evaluate(model, x, y, 3000, rows) == pytest.approx(want, rel=1e-12)
-    assert abs(want / whole - 1) > 1e-6      # another number than that of all
+    assert ne.evaluate(model, x, y, 3000, rows) == pytest.approx(want, rel=1e-6)
+    assert abs(want / whole - 1) > 1e-4      # another number than that of all
 
 
 # ---- the loop
