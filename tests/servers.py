@@ -45,11 +45,13 @@ def serving(file, decoder=ne.Decoder, **options):
             yield f"http://127.0.0.1:{s.getsockname()[1]}", server
         finally:
             http.should_exit = True
-            thread.join(60)
+            thread.join(200)
             server.engine.close()
+            assert not (thread.is_alive() or server.engine.thread.is_alive()), "it did not end"
 
 
-def until(holds, seconds=30):
+def until(holds, seconds=200):
+    """Waits for what must happen; the deadline is for a machine that does much else, too."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not happen"
@@ -58,7 +60,7 @@ def until(holds, seconds=30):
 
 def send(address, method, path, body=None, headers=None):
     """(status, headers, the object or the text that came)"""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=200)
     with contextlib.closing(connection):
         raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         kind = {"content-type": "application/json"} if raw is not None else {}

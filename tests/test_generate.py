@@ -440,7 +440,7 @@ def test_an_answer_is_in_the_file_before_the_next_one_is_awaited(path, tmp_path,
 
 
 def test_an_answer_that_is_ready_early_waits_for_those_before_it(path, tmp_path, monkeypatch):
-    """A killed run then has the answers to the first prompts, which is what a second start needs."""
+    """A killed run then has the answers to the first prompts: what a second start needs."""
     prompts, out = file_of(tmp_path, *(f"line {i}" for i in range(4))), tmp_path / "a"
     answers_to, seen = ne.Speaker.answers_to, []
 
@@ -563,7 +563,8 @@ def test_a_long_prompt_may_be_cut_from_the_left(path, tmp_path):
         list(want)).decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("n, kept", [(CFG.seq_len, CFG.seq_len), (CFG.seq_len + 1, CFG.seq_len - 6)])
+@pytest.mark.parametrize("n, kept", [
+    (CFG.seq_len, CFG.seq_len), (CFG.seq_len + 1, CFG.seq_len - 6)])
 def test_a_prompt_as_long_as_the_context_is_not_cut(n, kept, path):
     speaker = ne.load(str(path), tokens=6)
     ids = [*range(n)]

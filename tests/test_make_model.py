@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from helpers import ROOT, TEXT, run, told
+from servers import until
 
 import nanoeuler as ne
 
@@ -133,13 +134,27 @@ def test_the_clock_ends_a_program_as_ctrl_c_does(monkeypatch, tmp_path):
     code = ("import pathlib, signal, sys, time\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"    # a shell may ignore it
             "try:\n"
+            "    pathlib.Path('begun').touch()\n"
             "    while True: time.sleep(0.1)\n"
             "except KeyboardInterrupt:\n"
-            "    pathlib.Path(sys.argv[1]).touch(); sys.exit(7)\n")
-    done = pipeline.run_child([sys.executable, "-c", "pass"])
-    assert done == 0
-    assert pipeline.run_child([sys.executable, "-c", code, tmp_path / "saved"], 5) == 7
-    assert (tmp_path / "saved").exists()
+            "    pathlib.Path('saved').touch(); sys.exit(7)\n")
+    limits = []
+
+    class Child(subprocess.Popen):
+        """Its time is over as soon as it has begun."""
+
+        def wait(self, timeout=None):
+            if timeout is None:
+                return super().wait()
+            limits.append(timeout)
+            until((tmp_path / "begun").exists)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.chdir(tmp_path)
+    assert pipeline.run_child([sys.executable, "-c", "pass"]) == 0
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    assert pipeline.run_child([sys.executable, "-c", code], 5) == 7
+    assert limits == [5] and (tmp_path / "saved").exists()
 
 
 def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):

@@ -56,7 +56,7 @@ def start(size, *args, cwd, **env):
         for rank in range(size)]
 
 
-def end(processes, timeout=120):
+def end(processes, timeout=240):
     """[(exit code, stdout, stderr)]"""
     try:
         return [(p.returncode, out, err) for p in processes
@@ -142,9 +142,7 @@ def test_the_length_by_the_clock_is_the_first_ones(text, tmp_path):
 def test_a_rank_that_is_killed_ends_the_run(who, text, tmp_path):
     processes = start(3, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
                       FAULT=f"3 {who} SIGKILL")
-    began = time.monotonic()
-    found = end(processes)
-    assert time.monotonic() - began < 60
+    found = end(processes)                   # though each sign of life may be an hour late
     for rank, (code, _, err) in enumerate(found):
         assert code == (-signal.SIGKILL if rank == who else 1) or (code == 2 and rank != who)
         if rank != who:
@@ -156,7 +154,7 @@ def test_a_rank_that_is_killed_ends_the_run(who, text, tmp_path):
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_with_an_error_of_its_own_says_it_and_all_end(who, text, tmp_path):
     found = end(start(2, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
-                      FAULT=f"3 {who} ENOSPC"), timeout=60)
+                      FAULT=f"3 {who} ENOSPC"))
     assert "No space left on device" in found[who][2] and found[who][0] == 2
     code, _, err = found[1 - who]
     assert code in (1, 2) and f"rank {who} of 2 is gone" in err
@@ -167,7 +165,7 @@ def test_a_rank_that_stands_still_ends_the_run(text, tmp_path):
     processes = start(2, "train", "--data", text, "--out", "a.bin", *STEPS, cwd=tmp_path,
                       FAULT="3 1 SIGSTOP")
     try:
-        _, err = processes[0].communicate(timeout=60)
+        _, err = processes[0].communicate(timeout=240)
     finally:
         processes[1].kill()
         processes[1].communicate()
@@ -207,7 +205,7 @@ def both(size=2):
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(200)
     return found
 
 
@@ -223,7 +221,7 @@ def in_threads(ranks, call):
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(200)
     return found
 
 
@@ -246,20 +244,23 @@ def test_ranks_at_two_places_say_so():
 
 
 def test_who_comes_late_is_waited_for(monkeypatch):
-    """Longer than anybody may be silent later"""
-    monkeypatch.setattr(nc, "SILENT", 0.5)
-    monkeypatch.setattr(nc.Ranks, "end", staticmethod(lambda why: pytest.fail(why)))
-    port, found = free_port(), []
+    """Longer than anybody may be silent later: nobody is missed before all are there."""
+    monkeypatch.setattr(nc, "SILENT", 0.2)
+    port, found, missed, all_begun = free_port(), [], [], threading.Event()
+    monkeypatch.setattr(nc.Ranks, "end_without", lambda self, rank: (
+        missed.append((self.rank, rank, all_begun.is_set())), self.ended.add(rank)))
 
     def come(rank):
         found.append(nc.Ranks(nc.Place(rank, 3, rank, ("127.0.0.1", port))))
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
-    for t, wait in zip(threads, (0, 1.5, 0)):
+    for t in threads[:2]:
         t.start()
-        time.sleep(wait)
+    time.sleep(1.5)
+    all_begun.set()
+    threads[2].start()
     for t in threads:
-        t.join(30)
-    assert len(found) == 3
+        t.join(200)
+    assert len(found) == 3 and not [x for x in missed if not x[2]]
     for r in found:
         r.close()
 
@@ -292,15 +293,15 @@ def test_who_knocks_and_is_no_rank_is_sent_away():
     strangers = [message(x) for x in ({}, 5, "abcd", ["values", 1, 2], [nc.HELLO, ["a"], 1, 2],
                                       [nc.HELLO, "values", "1", 2])]
     for junk in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\xff\xff\xff\xff", *strangers):
-        for _ in range(100):
+        for _ in range(1000):
             try:
-                with socket.create_connection(("127.0.0.1", port), timeout=5) as s:
+                with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
                     s.sendall(junk)
                 break
             except ConnectionRefusedError:
                 time.sleep(0.05)
     other = nc.Ranks(nc.Place(1, 2, 1, ("127.0.0.1", port)))
-    first.join(30)
+    first.join(200)
     assert in_threads([*found, other], lambda r: r.all(r.rank, "x")) == [[0, 1]] * 2
     for r in (*found, other):
         r.close()

@@ -1,5 +1,6 @@
 """The server: OpenAI's client and the texts it gets, many at once, what is refused, who may ask."""
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -8,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -216,11 +216,11 @@ def leave(address, body):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(there, at, stream):
     _, server = there
-    before = server.stats.counters["left"]
+    before, n = server.stats.counters["left"], 128       # answers: minutes of work for four slots
     steps = server.engine.pace.steps
-    leave(at, {"prompt": "a", "max_tokens": 4000, "stream": stream})
+    leave(at, {"prompt": "a", "max_tokens": 4000, "n": n, "stream": stream})
     until(lambda: server.stats.counters["left"] > before and not server.engine.active)
-    assert server.engine.pace.steps - steps < 4000       # it was not written to its end
+    assert server.engine.pace.steps - steps < n / 4 * 4000           # not written to their end
     assert len(server.engine.free) == len(server.engine.used)
     assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
 
@@ -356,13 +356,44 @@ def test_the_queue_has_a_limit_and_requests_a_time(file):
         engine.submit([answer([1])])
     engine = engine_of(file)
     engine.tell = came.extend
-    late = answer([1], tokens=9, deadline=time.perf_counter() + 0.05)
+    late = answer([1], tokens=9)
     engine.submit([late])
     engine.step()
-    time.sleep(0.06)
+    assert came[-1][0] is late and not came[-1][1].finish
+    late.deadline = time.perf_counter()
     engine.step()
     assert came[-1][0] is late and came[-1][1].finish == "timeout"
     assert sorted(engine.free) == [0, 1]
+
+
+def test_whatever_changes_wakes_the_engine(file, monkeypatch):
+    """Its thread waits without a time limit: one notification that is lost would stop it."""
+    engine, woken = engine_of(file), []
+    monkeypatch.setattr(engine.changed, "notify", lambda n=1: woken.append("one"))
+    monkeypatch.setattr(engine.changed, "notify_all", lambda: woken.append("all"))
+    one = answer([1])
+    for change in (lambda: engine.submit([one]), lambda: engine.cancel([one]),
+                   lambda: engine.later(lambda: iter(())), engine.close):
+        woken.clear()
+        change()
+        assert woken
+
+
+def test_the_engine_waits_while_there_is_nothing_to_do(file, monkeypatch):
+    """And for each of: an answer that waits, one that is written, an explanation, the end."""
+    engine, waited = engine_of(file), []
+
+    def wait(timeout=None):
+        waited.append(timeout)
+        engine.waiting.append(None)          # as if somebody had submitted
+
+    monkeypatch.setattr(engine.changed, "wait", wait)
+    assert engine.wait() and waited == [None]
+    for name, busy in ("waiting", [1]), ("active", {0: 1}), ("jobs", [1]), ("closing", True):
+        engine.waiting, engine.active, engine.jobs, engine.closing = [], {}, [], False
+        setattr(engine, name, busy)
+        assert engine.wait() == (name != "closing")
+    assert len(waited) == 1
 
 
 def test_a_failed_step_ends_answers_and_not_the_server(file, monkeypatch, capsys):
@@ -430,7 +461,7 @@ def test_hundreds_of_clients_come_and_go(there, at):
                 "max_tokens": rng.choice((1, 5, 3000)), "seed": i}
         if rng.random() < 0.6:
             with leave_open(at, body) as s:
-                s.settimeout(30)
+                s.settimeout(200)
                 if rng.random() < 0.7 and (body["stream"] or body["max_tokens"] < 3000):
                     assert s.recv(rng.randint(1, 2000)).startswith(b"H")
         else:
@@ -810,25 +841,34 @@ def started(file, *args, cwd):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
     try:
         said = [process.stdout.readline(), process.stdout.readline()]
-        assert "to talk" in said[1], process.communicate(timeout=60)
+        assert "to talk" in said[1], process.communicate(timeout=200)
         yield process, said[1].split()[0].rstrip("/")
     finally:
         process.kill()
         process.wait()
 
 
+@contextlib.contextmanager
+def streaming(address, body):
+    """The response to a request, whose head has come"""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=200)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(),
+                           {"content-type": "application/json"})
+        yield connection.getresponse()
+
+
 def test_sigterm_lets_an_answer_finish(file, tmp_path, alone):
     """The stream that runs comes to its end, and then the program ends, well."""
-    want = alone(ids_of(alone), tokens=900, seed=3)[0]
-    with started(file, cwd=tmp_path) as (process, at):
-        body, found = {"prompt": PROMPT, "max_tokens": 900, "seed": 3, "stream": True}, []
-        thread = threading.Thread(target=lambda: found.append(post(at, "/v1/completions", body)))
-        thread.start()
-        until(lambda: "requests_running 1" in send(at, "GET", "/metrics")[2])
-        os.kill(process.pid, signal.SIGTERM)
-        thread.join(60)
-        assert process.wait(60) == 0
-        assert text_in(found[0][2]) == want and found[0][2].endswith("data: [DONE]\n\n")
+    want = alone(ids_of(alone), tokens=2000, seed=3)[0]
+    body = {"prompt": PROMPT, "max_tokens": 2000, "seed": 3, "stream": True}
+    with started(file, "--drain", 200, cwd=tmp_path) as (process, at):
+        with streaming(at, body) as response:
+            said = response.readline()       # it has begun
+            os.kill(process.pid, signal.SIGTERM)
+            said = (said + response.read()).decode()
+        assert process.wait(200) == 0
+        assert text_in(said) == want and said.endswith("data: [DONE]\n\n")
         assert process.stderr.read() == ""
 
 
@@ -836,9 +876,8 @@ def test_sigterm_ends_what_takes_longer(file, tmp_path):
     with started(file, "--drain", 1, "--tokens", 10_000_000, cwd=tmp_path) as (process, at):
         with leave_open(at, {"prompt": "a", "max_tokens": 9_000_000, "stream": False}):
             until(lambda: "requests_running 1" in send(at, "GET", "/metrics")[2])
-            began = time.monotonic()
             os.kill(process.pid, signal.SIGTERM)
-            assert process.wait(60) == 0 and time.monotonic() - began < 20
+            assert process.wait(200) == 0    # the answer would take half an hour
 
 
 def test_what_the_verb_refuses(file, tmp_path):

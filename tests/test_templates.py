@@ -1,7 +1,6 @@
 """Chat templates: the ids of a conversation against transformers, and what users cannot do."""
 import re
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -229,13 +228,12 @@ def test_special_tokens_made_of_blanks():
     ("{{ 'a' * 2 ** 25 }}", "longer than"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError")])
 def test_a_template_has_limits(template, words):
-    """One line, soon, and the next template is rendered as ever."""
+    """One line, and the next template is rendered as ever.  (That a template ends is proved by the
+    end of this test: its limits are of CPU time, not of the clock.)"""
     needs("jinja2")
-    began = time.perf_counter()
     with pytest.raises(ne.UserError, match=words) as error:
         ne.render(template, HELLO, STATE)
     assert "\n" not in str(error.value) and "--template chatml" in str(error.value)
-    assert time.perf_counter() - began < 60
     assert ne.render("{{ messages[0].content }}", HELLO, STATE) == "Hello  there"
 
 
