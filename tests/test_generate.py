@@ -189,6 +189,18 @@ def test_drafts_that_do_not_pay_are_left_out():
     assert pace.drafts(reader, replace(o, speculate=2)) == 0
 
 
+def test_the_pace_is_that_of_all_steps_and_of_the_first(monkeypatch):
+    """Also of a first step that reads a prompt"""
+    now = [100.0]
+    monkeypatch.setattr(ne.time, "perf_counter", lambda: now[0])
+    pace = ne.Pace(began=now[0])
+    for seconds, tokens in (2.0, 1), (0.5, 3), (1.5, 6):
+        now[0] += seconds
+        pace.count(tokens, seconds, False, False, reading=seconds == 2.0)
+    assert (pace.first, pace.seconds, pace.tokens, pace.steps) == (2.0, 4.0, 10, 3)
+    assert str(pace) == "10 tokens, 2.5 a second, the first after 2.00 s"
+
+
 def test_what_is_asked_in_vain_can_cost_too():
     """As on a GPU, which waits for the answer."""
     reader, pace = ne.Decoder(CFG, repetitive()), ne.Pace()

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import ROOT, TINY, warm_command
+from servers import until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -435,6 +436,108 @@ def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
             f"{r} 3 127.0.0.1" for r in range(3)]
     with pytest.raises(ne.UserError, match="--gpus is 4, and there are 3"):
         nc.start_ranks(4)
+
+
+def test_a_rank_of_another_number_of_ranks_is_named():
+    port = free_port()
+
+    def knock():
+        until(lambda: try_to_send(port, [nc.HELLO, "values", 1, 3]))
+
+    other = threading.Thread(target=knock)
+    other.start()
+    with pytest.raises(ne.UserError, match="rank 1 is one of 3, not of 2"):
+        nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)))
+    other.join(200)
+
+
+def try_to_send(port, value):
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=200) as s:
+            s.sendall(message(value))
+        return True
+    except ConnectionRefusedError:           # nobody listens yet
+        return False
+
+
+# a rank: it names its process, and then does what its number is told to
+RANK = """
+import os, pathlib, signal, sys, time
+rank, folder = os.environ["RANK"], pathlib.Path(sys.argv[1])
+for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+    signal.signal(number, lambda number, _: sys.exit(20 + number))
+(folder / f"{rank}.tmp").write_text(str(os.getpid()))
+(folder / f"{rank}.tmp").rename(folder / f"{rank}.pid")
+if sys.argv[2 + int(rank)] == "fails":
+    sys.exit(3)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def ranks_of_this_machine(tmp_path, monkeypatch):
+    """start(does, ...): start_ranks of as many, each of which fails or waits; and pids() of them"""
+    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    monkeypatch.setattr(nc, "gpus_here", lambda: 8)
+
+    def pids():
+        return [int(path.read_text()) for path in sorted(tmp_path.glob("*.pid"))]
+
+    def kill(*_):                            # where a signal is not passed on
+        for pid in pids():
+            if os.path.exists(f"/proc/{pid}"):
+                os.kill(pid, signal.SIGKILL)
+
+    before = {n: signal.signal(n, kill) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def start(*does):
+        monkeypatch.setattr(sys, "argv", [str(tmp_path / "rank.py"), str(tmp_path), *does])
+        return nc.start_ranks(len(does))
+
+    yield start, pids
+    left = [pid for pid in pids() if os.path.exists(f"/proc/{pid}")]
+    kill()
+    kept = [signal.signal(number, handler) for number, handler in before.items()]
+    assert not left, "some ranks are left"
+    assert kept == [kill] * 3, "start_ranks left handlers of its own"
+
+
+def test_where_one_rank_fails_the_others_are_killed_after_a_while(ranks_of_this_machine,
+                                                                  monkeypatch):
+    start, pids = ranks_of_this_machine
+    monkeypatch.setattr(nc, "GRACE", 0.2)
+    assert start("waits", "fails", "waits") in (3, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_to_all_ranks(number, ranks_of_this_machine):
+    start, pids = ranks_of_this_machine
+
+    def send():
+        until(lambda: len(pids()) == 2)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert start("waits", "waits") == 20 + number
+    sender.join(200)
+
+
+def test_where_one_rank_cannot_be_started_the_others_end(ranks_of_this_machine, monkeypatch):
+    start, pids = ranks_of_this_machine
+    started, popen = [], subprocess.Popen
+
+    def limited(*args, **options):
+        if len(started) == 2:
+            until(lambda: len(pids()) == 2)
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        start("waits", "waits", "waits")
+    assert [process.wait(200) for process in started] == [-signal.SIGKILL] * 2
 
 
 class Ended(BaseException):

@@ -220,6 +220,7 @@ def test_a_client_that_leaves_frees_its_slot(there, at, stream):
     steps = server.engine.pace.steps
     leave(at, {"prompt": "a", "max_tokens": 4000, "n": n, "stream": stream})
     until(lambda: server.stats.counters["left"] > before and not server.engine.active)
+    assert n / 2 < server.stats.counters["left"] - before <= n       # each that has not ended
     assert server.engine.pace.steps - steps < n / 4 * 4000           # not written to their end
     assert len(server.engine.free) == len(server.engine.used)
     assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
@@ -396,6 +397,39 @@ def test_the_engine_waits_while_there_is_nothing_to_do(file, monkeypatch):
     assert len(waited) == 1
 
 
+def finished(engine, one):
+    """Submits an answer and steps to its end."""
+    engine.submit([one])
+    while not (one.reply and one.reply.finish):
+        engine.step()
+    return one
+
+
+def test_what_a_failed_step_has_read_is_not_cached(file, monkeypatch):
+    """Its slot may hold keys and values of only some layers."""
+    engine = engine_of(file)
+    ids = [i % 300 for i in range(40)]
+    assert finished(engine, answer(ids)).cached == 0
+    engine.submit([answer([*ids, 5, 6])])
+    with monkeypatch.context() as patch:
+        patch.setattr(ne, "next_tokens", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    engine.fail("planted")
+    assert finished(engine, answer(ids)).cached == 0
+
+
+def test_explanations_that_wait_have_a_limit(file):
+    from serve.engine import MOST_JOBS, Busy
+    engine = engine_of(file)
+    jobs = [engine.later(lambda: iter(())) for _ in range(MOST_JOBS)]
+    with pytest.raises(Busy, match="explanations"):
+        engine.later(lambda: iter(()))
+    engine.step()                            # one is done
+    assert jobs[0].done() and not jobs[1].done()
+    engine.later(lambda: iter(()))
+
+
 def test_a_failed_step_ends_answers_and_not_the_server(file, monkeypatch, capsys):
     with serving(file) as (at, server):
         def fail(*args):
@@ -535,6 +569,47 @@ def test_what_asks_for_nothing_that_is_not_done_is_accepted(at):
     body = {"prompt": "a", "max_tokens": 1, "best_of": 1, "logit_bias": {}, "suffix": None,
             "user": "me", "stop": None, "n": None}
     assert post(at, "/v1/completions", body)[0] == 200
+
+
+@pytest.mark.parametrize("path, name, accepted, rejected", [
+    ("completions", "stop", ["x" * 256], ["x" * 257]), ("completions", "stop", ["x"] * 16,
+                                                        ["x"] * 17),
+    ("completions", "n", 128, 129), ("completions", "prompt", ["a"] * 128, ["a"] * 129),
+    ("completions", "logprobs", 20, 21), ("chat/completions", "top_logprobs", 20, 21),
+    ("completions", "temperature", 100, 100.5), ("completions", "top_p", 1, 1.01),
+    ("completions", "min_p", 1, 1.01), ("completions", "presence_penalty", -100, -101),
+    ("completions", "max_tokens", 0, -1), ("chat/completions", "max_tokens", 1, 0)])
+def test_limits_of_parameters(path, name, accepted, rejected, at):
+    """The last value that is accepted, and the first one that is not"""
+    body = {"prompt": "a", "max_tokens": 1}
+    if path == "chat/completions":
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True}
+    assert post(at, f"/v1/{path}", {**body, name: accepted})[0] == 200
+    assert post(at, f"/v1/{path}", {**body, name: rejected})[0] == 400
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_may_be_as_long_as_the_limit(chunked, file):
+    raw = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    with serving(file, body=200) as (at, _):
+        for size, status in ((200, 200), (201, 413)):
+            body = raw + b" " * (size - len(raw))
+            connection = http.client.HTTPConnection(at.removeprefix("http://"), timeout=200)
+            with contextlib.closing(connection):
+                connection.request("POST", "/v1/completions", iter([body]) if chunked else body,
+                                   {"content-type": "application/json"}, encode_chunked=chunked)
+                assert connection.getresponse().status == status
+
+
+def test_the_usage_of_a_stream_is_in_its_last_event(at):
+    """In the others it is null; it is in none of them where it was not asked for."""
+    body = {"prompt": "a", "max_tokens": 3, "stream": True}
+    for more, keys in (({}, [False]), ({"stream_options": {"include_usage": True}}, [False, True])):
+        said = post(at, "/v1/completions", {**body, **more})[2]
+        events = [json.loads(e[6:]) for e in said.split("\n\n") if e.startswith("data: {")]
+        assert {"usage" in e for e in events} == {bool(more)}
+        assert sorted({bool(e.get("usage")) for e in events}) == keys
+        assert not more or events[-1]["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("raw, status, words", [
@@ -779,6 +854,16 @@ def test_a_long_log_comes_in_pieces(file, tmp_path, monkeypatch):
             pieces.append(read("a.jsonl", pieces[-1]["next"]))
     assert len(pieces) > 1 and not any(piece["anew"] for piece in pieces)
     assert [r["step"] for piece in pieces for r in piece["records"]] == [*range(1, n + 1)]
+
+
+def test_the_newest_log_is_listed_first(file, tmp_path, monkeypatch):
+    for name, changed in ("b", 2000), ("c", 3000), ("a", 1000):
+        (tmp_path / f"{name}.jsonl").write_text('{"step": 1, "loss": 5.0}\n', encoding="utf-8")
+        os.utime(tmp_path / f"{name}.jsonl", (changed, changed))
+    monkeypatch.chdir(tmp_path)
+    with serving(file) as (at, _):
+        names = [run["name"] for run in send(at, "GET", "/api/runs")[2]["runs"]]
+    assert names == ["c.jsonl", "b.jsonl", "a.jsonl"]
 
 
 def test_a_log_that_begins_with_a_validation_is_listed(file, tmp_path, monkeypatch):

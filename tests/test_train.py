@@ -444,6 +444,19 @@ def test_parts_are_reported_when_ten_seconds_have_passed(a_part, due, fake_clock
     assert capsys.readouterr().out == "".join(f"validation: {i} of 10 parts\n" for i in due)
 
 
+def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
+    """So an interrupted run, and a page that watches one, has all steps up to the last."""
+    record, seen = ne.Run.record, []
+
+    def record_and_look(run, **values):
+        record(run, **values)
+        seen.append((len(ne.read_log("nanoeuler.jsonl")), values["step"]))
+
+    monkeypatch.setattr(ne.Run, "record", record_and_look)
+    run("train", "--data", text, "--steps", 4, *FAST)
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4)]          # the last is a validation
+
+
 # ---- a length by minutes
 ALIKE = (*FAST, "--mtp-until", 1)            # one step is as long as another
 
