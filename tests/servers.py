@@ -47,7 +47,7 @@ def serving(file, decoder=ne.Decoder, **options):
             http.should_exit = True
             thread.join(200)
             server.engine.close()
-            assert not (thread.is_alive() or server.engine.thread.is_alive()), "it did not end"
+            assert server.engine.ended(200) and not thread.is_alive()
 
 
 def until(holds, seconds=200):
