@@ -470,7 +470,8 @@ for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
 (folder / f"{rank}.tmp").rename(folder / f"{rank}.pid")
 if sys.argv[2 + int(rank)] == "fails":
     sys.exit(3)
-time.sleep(1000)
+time.sleep(60)
+sys.exit(77)
 """
 
 

@@ -1,6 +1,5 @@
 """Interrupted runs: wherever one is stopped, what goes on ends in the bits of one left alone."""
 import json
-import os
 import signal
 from collections import namedtuple
 
@@ -78,7 +77,7 @@ def test_killed_at_any_point_of_a_step(stage, ready):
         assert left_at(folder, stage.out) == (logged, saved)
         if saved:
             args = (*stage.resume, "--threads", 1)
-    ok(nanoeuler(*stage.resume, "--threads", min(2, os.cpu_count()), cwd=folder))
+    ok(nanoeuler(*stage.resume, "--threads", min(2, ne.most_threads()), cwd=folder))
     assert outcome(folder, stage.out) == stage.ended
 
 
@@ -92,7 +91,7 @@ def test_asked_to_stop(stage, ready, monkeypatch):
         assert left_at(folder, stage.out) == (step, step)
         args = stage.resume
     monkeypatch.chdir(folder)
-    told(*stage.resume, threads=min(2, os.cpu_count()))
+    told(*stage.resume, threads=min(2, ne.most_threads()))
     assert outcome(folder, stage.out) == stage.ended
     before = (folder / f"{stage.out}.bin").read_bytes()
     said = told(*stage.resume)
