@@ -3308,6 +3308,7 @@ class State(Settings):
     bits_per_byte: float | None = None         # the latest validation
     best: float | None = None  # the best one, of ESTIMATE rows, and its step
     best_step: int = 0
+    log_sha256: str = ""       # of the first line of the run's log: `log_identity`
     text_sha256: str = ""
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
@@ -3547,7 +3548,7 @@ def quantize(file, out, force, n_mtp=None):
     # no run goes on from here: without its clock and folders the same run makes the same bytes
     learned = os.path.basename(str(c.state.options.get("data", "")))
     state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
-                    source_sha256="", micro_batch=None, reference=[])
+                    source_sha256="", log_sha256="", micro_batch=None, reference=[])
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
     print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
           f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
@@ -3555,6 +3556,8 @@ def quantize(file, out, force, n_mtp=None):
 
 # ==== 10.3 Runs on disk ====
 # ---- the log, and locks
+LONGEST_RECORD = 1 << 20     # bytes that are read of the first line of a log
+
 def parse_record(line):
     """The record of a step in a line of a log; None if a killed run left it unfinished."""
     try:
@@ -3588,7 +3591,7 @@ def log_path(out, data):
         need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
              f"--out")
         with open(log, "rb") as f:
-            first = f.readline(1 << 20)
+            first = f.readline(LONGEST_RECORD)
         r = parse_record(first) or {}        # of a step, or of a validation
         need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
              f"and that of {out} would replace it; choose another --out")
@@ -3623,13 +3626,61 @@ def alone(out):
             with contextlib.suppress(OSError):
                 os.remove(path)              # before it is unlocked: the next run makes its own
 
+# A log and a checkpoint are two files, and no file system replaces two files at once.  So the
+# checkpoint holds the SHA-256 of the first line of its log.  That line holds the time of the first
+# step, and no two runs share it: --resume finds its log, and never continues another run's.
+def log_identity(log):
+    """SHA-256 of the first line of a log; "" if there is no complete line."""
+    if not os.path.isfile(log):
+        return ""
+    with open(log, "rb") as f:
+        line = f.readline(LONGEST_RECORD)
+    return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
+
+def numbered_logs(log):
+    """The files NAME.1.jsonl, NAME.2.jsonl, ... beside the log NAME.jsonl"""
+    name = log.removesuffix(".jsonl")
+    return [path for path in sorted(glob.glob(f"{glob.escape(name)}.*.jsonl"))
+            if path[len(name) + 1:-len(".jsonl")].isdigit()]
+
+def free_log(log):
+    """The first of NAME.1.jsonl, NAME.2.jsonl, ... that neither exists nor belongs to a checkpoint
+    NAME.1.bin, NAME.2.bin, ..."""
+    name = log.removesuffix(".jsonl")
+    for i in itertools.count(1):
+        numbered = f"{name}.{i}"
+        files = [f"{numbered}.jsonl", f"{numbered}.bin", numbered]
+        if not any(map(os.path.lexists, files)):
+            return files[0]
+
+def keep_aside(log):
+    """Renames the log of another run to a free name.  There is nothing to keep of an empty one."""
+    if not os.path.exists(log) or not os.path.getsize(log):
+        return
+    with open(log, "rb+") as f:
+        need_unlocked(f, log)
+    kept = free_log(log)
+    os.rename(log, kept)
+    print(f"note: {log} is the log of another run: it is kept as {kept}", file=sys.stderr,
+          flush=True)
+
+def restore_log(log, identity):
+    """Before a run is resumed: its own log, known by `log_identity`, takes the name `log`.  Where
+    nothing is known, as of an older checkpoint, the log is left as it is."""
+    if identity in ("", log_identity(log)):
+        return
+    own = [path for path in numbered_logs(log) if log_identity(path) == identity]
+    keep_aside(log)
+    if own:
+        os.replace(own[0], log)
+
 @contextlib.contextmanager
 def open_log(path, step):
     """The log of a run that goes on after this step, to append to; no other run may have it open,
     as one would whose checkpoint has the same log.  What a killed run logged and did not save is
     cut off: all of it if the step is 0."""
     with open(path, "ab+") as f:
-        need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
+        need_unlocked(f, path)
         f.seek(0)
         end = size = 0
         for line in f:
@@ -3639,6 +3690,10 @@ def open_log(path, step):
                 end = size
         f.truncate(end)
         yield f
+
+def need_unlocked(f, path):
+    """Locks an open file, or reports the run that holds it."""
+    need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
 
 def lock(f):
     """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
@@ -3671,12 +3726,14 @@ class Run(TrainingLoop):
     scope = "the whole held-out tail"        # of the last validation
     by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
     updating = False                         # just now
+    pending_log = None                       # its name until it may replace an older log: `go`
 
     def __init__(self, out, start, options, engine=Model):
         """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
         model to begin with, or of a shape alone; engine: the class of the model"""
         self.began = time.perf_counter() - start.state.elapsed     # of all sittings
         self.out, self.options = out, options
+        self.is_resumed = bool(start.state.options)      # only the checkpoint of a run has them
         self.state = s = replace(start.state, options=options.written())
         self.log = log_path(out, self.data_file())
         self.lr = options.lr * 128 / start.cfg.n_embd
@@ -3782,11 +3839,18 @@ class Run(TrainingLoop):
         return digest
 
     def save(self, best=False):
-        """best: the model of this step beside the run's, to talk to, without moments"""
+        """best: the model of this step beside the run's, to talk to, without moments.  With --force
+        it never stands beside the checkpoint of the older run."""
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
-        out, moments = (best_path(self.out), ()) if best else (self.out, moments)
-        write_checkpoint(out, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        if not best or self.pending_log:
+            self.write(self.out, flat, moments)
+            self.replace_log()
+        if best:
+            self.write(best_path(self.out), flat)
+
+    def write(self, path, flat, moments=()):
+        write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
     def save_if_possible(self, best=False):
         """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
@@ -3809,13 +3873,47 @@ class Run(TrainingLoop):
         return self.continuation(n, self.tokenizer.encode("\n"))
 
     def record(self, **values):
-        self.log_file.write(json.dumps(values).encode() + b"\n")
+        line = json.dumps(values).encode() + b"\n"
+        self.log_file.write(line)
         self.log_file.flush()
+        if not self.state.log_sha256:        # as `log_identity` finds it
+            self.state.log_sha256 = hashlib.sha256(line).hexdigest()
+
+    def choose_log(self):
+        """The name of the file to log to.  A run that is to replace a checkpoint (--force) leaves
+        the older checkpoint and log as they are until its first save: it begins its log under
+        another name.  A fresh run without a checkpoint keeps the log that it finds."""
+        if self.is_resumed:
+            restore_log(self.log, self.state.log_sha256)
+        elif os.path.exists(self.out):
+            self.pending_log = free_log(self.log)
+            if os.path.exists(self.log):
+                print(f"note: the log is {self.pending_log}; it replaces {self.log} when the first "
+                      f"checkpoint is saved", file=sys.stderr, flush=True)
+        else:
+            keep_aside(self.log)
+        return self.pending_log or self.log
+
+    def open_log(self, path):
+        """Some systems rename no open file, so a log may be closed and opened again."""
+        self.log_file = self.closing_log.enter_context(open_log(path, self.state.step))
+        self.state.log_sha256 = log_identity(path)
+
+    def replace_log(self):
+        """After a checkpoint of this run is saved: the log takes its name, and the older one is
+        gone.  If the run is killed in between, or the name cannot be taken, --resume does it."""
+        if self.pending_log:
+            self.closing_log.close()
+            with contextlib.suppress(OSError):
+                os.replace(self.pending_log, self.log)
+                self.pending_log = None
+            self.open_log(self.pending_log or self.log)
 
     def go(self):
         """The run, from where it is to its end, or to Ctrl-C, and what is said then."""
         s = self.state
-        with open_log(self.log, s.step) as self.log_file, signals_caught() as caught:
+        with contextlib.ExitStack() as self.closing_log, signals_caught() as caught:
+            self.open_log(self.choose_log())
             try:
                 self.learn(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps

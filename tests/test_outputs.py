@@ -5,11 +5,24 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
-from helpers import FAST, ROOT, command, complains, nanoeuler, ok, outcome, refused, run, told
+from helpers import (
+    FAST,
+    ROOT,
+    command,
+    complains,
+    nanoeuler,
+    ok,
+    outcome,
+    refused,
+    run,
+    signalled,
+    told,
+)
 
 import nanoeuler as ne
 
@@ -244,15 +257,118 @@ def test_a_link_to_a_checkpoint_stays_one(text, elsewhere):
 
 
 # ---- logs
-def test_a_log_of_ours_is_begun_anew(text, copy, monkeypatch):
-    """That of a run which was killed before its first checkpoint, and one that is empty."""
+def steps_of(log):
+    return [r["step"] for r in ne.read_log(log) if "loss" in r]
+
+
+def steps_and_times(log):
+    return [(r["step"], r["ms"]) for r in ne.read_log(log) if "loss" in r]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_log_without_its_checkpoint_is_kept(force, text, copy, monkeypatch, capsys):
+    """Under the first name that is free, and that is not the log of another checkpoint.  An empty
+    log is not kept."""
     monkeypatch.chdir(copy)
+    before = (copy / "nanoeuler.jsonl").read_bytes()
     (copy / "nanoeuler.bin").unlink()
+    (copy / "nanoeuler.1.jsonl").write_text("of the user", encoding="utf-8")
+    (copy / "nanoeuler.2.bin").write_text("of the user", encoding="utf-8")
     (copy / "other.jsonl").touch()
+    notes = {}
     for out in ("nanoeuler.bin", "other.bin"):
-        run("train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out)
-        log = ne.read_log(out.replace("bin", "jsonl"))
-        assert [r["step"] for r in log if "loss" in r] == [1, 2]
+        capsys.readouterr()
+        run("train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out, *force)
+        notes[out] = [x for x in capsys.readouterr().err.splitlines() if "jsonl" in x]
+        assert steps_of(out.replace("bin", "jsonl")) == [1, 2]
+    assert notes == {"nanoeuler.bin": ["note: nanoeuler.jsonl is the log of another run: it is "
+                                       "kept as nanoeuler.3.jsonl"], "other.bin": []}
+    assert (copy / "nanoeuler.3.jsonl").read_bytes() == before
+    assert (copy / "nanoeuler.1.jsonl").read_text("utf-8") == "of the user"
+
+
+def test_force_replaces_checkpoint_and_log_together(text, copy, monkeypatch, capsys):
+    """Until its first save the new run leaves both as they are."""
+    monkeypatch.chdir(copy)
+    before = [(copy / name).read_bytes() for name in ("nanoeuler.bin", "nanoeuler.jsonl")]
+    record, seen = ne.Run.record, []
+
+    def record_and_look(self, **values):
+        record(self, **values)
+        if self.state.step < 2:
+            now = [(copy / name).read_bytes() for name in ("nanoeuler.bin", "nanoeuler.jsonl")]
+            seen.append(now == before and steps_of("nanoeuler.1.jsonl") == [1])
+
+    monkeypatch.setattr(ne.Run, "record", record_and_look)
+    run("train", "--data", text, "--steps", 3, "--save-every", 2, "--force", *FAST[:-2],
+        "--warmup", 1)
+    assert seen == [True] and not (copy / "nanoeuler.1.jsonl").exists()
+    assert steps_of("nanoeuler.jsonl") == [1, 2, 3]
+    assert "note: the log is nanoeuler.1.jsonl; it replaces nanoeuler.jsonl when the first" in (
+        capsys.readouterr().err)
+
+
+def killed_with_force(copy, text, after, step, *more):
+    """A run with --force that is killed there; the first checkpoint is that of step 4."""
+    start = ["train", "--data", str(text), "--steps", 9, "--save-every", 4, "--force", *FAST, *more]
+    result = signalled(signal.SIGKILL, step, *start, cwd=copy, after=after)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+
+
+@pytest.mark.parametrize("after, step", [("open_log", 0), ("record", 3), ("write", 4),
+                                         ("replace_log", 4), ("record", 6)])
+def test_a_kill_never_mixes_two_runs(after, step, text, copy, monkeypatch):
+    """Whatever --resume goes on with has the log of its own run, from the first step on."""
+    monkeypatch.chdir(copy)
+    old = steps_and_times("nanoeuler.jsonl")
+    killed_with_force(copy, text, after, step)
+    saved = ne.read_checkpoint("nanoeuler.bin").state.step
+    assert saved == (20 if step < 4 else 4)
+    if saved == 20:
+        assert steps_and_times("nanoeuler.jsonl") == old
+        assert len(ne.numbered_logs("nanoeuler.jsonl")) == 1
+    run("train", "--resume", "--steps", saved + 2)
+    assert steps_of("nanoeuler.jsonl") == list(range(1, saved + 3))
+    now = steps_and_times("nanoeuler.jsonl")
+    assert (now[:20] == old) == (saved == 20)
+    assert not {*now} & {*old} or saved == 20
+
+
+def test_a_kill_leaves_no_best_model_beside_the_older_run(text, copy, monkeypatch):
+    """The first validation finds a best model at step 2, and the first save would be at step 4."""
+    monkeypatch.chdir(copy)
+    killed_with_force(copy, text, "compare", 2, "--eval-every", 2, "--keep-best")
+    assert ne.read_checkpoint("nanoeuler_best.bin").state.step == 2
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 2
+    assert steps_of("nanoeuler.jsonl") == [1, 2]
+
+
+def test_resume_does_not_go_on_in_the_log_of_another_run(text, copy, monkeypatch, capsys):
+    """A checkpoint that was copied here; and its own log, which waits under another name."""
+    monkeypatch.chdir(copy)
+    run("train", "--data", text, "--steps", 3, "--out", "other.bin", *FAST)
+    others = (copy / "other.jsonl").read_bytes()
+    shutil.copy("other.jsonl", "nanoeuler.jsonl")
+    run("train", "--resume", "--steps", 22)
+    assert (copy / "nanoeuler.1.jsonl").read_bytes() == others
+    assert "another run: it is kept as nanoeuler.1.jsonl" in capsys.readouterr().err
+    assert steps_of("nanoeuler.jsonl") == [21, 22]
+    (copy / "nanoeuler.7.jsonl").write_bytes((copy / "nanoeuler.jsonl").read_bytes())
+    shutil.copy("other.jsonl", "nanoeuler.jsonl")
+    run("train", "--resume", "--steps", 23)
+    assert steps_of("nanoeuler.jsonl") == [21, 22, 23]
+    assert not (copy / "nanoeuler.7.jsonl").exists()
+
+
+def test_an_older_checkpoint_goes_on_with_the_log_that_it_finds(copy, monkeypatch):
+    """It does not say which log is its own."""
+    monkeypatch.chdir(copy)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    assert c.state.log_sha256 == ne.log_identity("nanoeuler.jsonl") != ""
+    c.state.log_sha256 = ""
+    ne.write_checkpoint("nanoeuler.bin", *c[:5])
+    run("train", "--resume", "--steps", 22)
+    assert steps_of("nanoeuler.jsonl") == list(range(1, 23))
 
 
 def test_a_log_goes_on_after_a_step(tmp_path):
