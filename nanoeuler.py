@@ -1081,6 +1081,7 @@ class Model:
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
+        self.has_failed = False              # the last update: its gradient is not finite
         self.w = self.new(panel_shapes(cfg, self.dtype, transposed=False))
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
         self.tasks = task_table(cfg)
@@ -1167,19 +1168,24 @@ class Model:
     def gradient(self, tokens, targets, weight):
         """g += ..., as `run_batch`; weight may be (P,), for every sequence.  Heads behind the last
         that has a weight are left out, and take no time."""
+        if self.has_failed:                  # until here `first_bad_tensor` could look at it
+            self.g_flat[:] = 0
+            self.has_failed = False
         weighed = np.atleast_2d(weight).any(0)
         outputs = 1 + int(np.flatnonzero(weighed).max(initial=0))
         self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
-        Returns their CE (P,), summed, and |g|; if that is not finite, nothing is touched."""
+        Returns their CE (P,), summed, and |g|; if that is not finite, parameters and moments stay,
+        and the next `gradient` begins with zeros."""
         ce = self.ce
         self.ce = np.zeros(self.cfg.n_mtp)
         if hyper.muon_lr:
             norm = self.update_by_muon(hyper)
         else:
             norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
+        self.has_failed = not math.isfinite(norm)
         self.pack()
         return ce, norm
 
@@ -1260,8 +1266,9 @@ class Engine(Protocol):
         tokens (B, T) int32, targets (P, B, T) int32, -1 for none, weight (B, P) or (P,) float64"""
 
     def update(self, hyper):
-        """AdamW with this Hyper; zero gradients and losses.  Returns the summed CE of each head
-        since the last update, nats, (P,) float64, and |g|; if |g| is not finite, p, m, v stay."""
+        """AdamW with this Hyper; the next `gradient` begins with zero gradients and losses.
+        Returns the summed CE of each head since the last update, nats, (P,) float64, and |g|.  If
+        |g| is not finite, p, m and v stay, and the caller may skip the step."""
 
     def losses(self, tokens, targets):
         """CE of head 0 of each sequence, nats, (B,) float64     tokens, targets (B, T) int32"""

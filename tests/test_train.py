@@ -560,6 +560,28 @@ def test_a_bad_parameter_is_found_and_named(name, bad):
     assert name in said and str(list(where)) in said and str(bad) in said, said
 
 
+@pytest.mark.parametrize("muon_lr", [0.0, 0.02])
+def test_a_caller_may_skip_a_step_that_is_not_finite(muon_lr):
+    """The next step has the bits of a model that never saw the bad one."""
+    tokens = np.random.default_rng(3).integers(0, TINY.vocab_size, (2, 8)).astype(np.int32)
+    targets = np.stack([np.roll(tokens, -1 - k, 1) for k in range(2)])
+    settings = hyper(1)._replace(muon_lr=muon_lr, momentum=0.9, newton_schulz=3.0)
+    steps = []
+    for bad in False, True:
+        model = ne.Model(TINY, random_flat(TINY, 8, np.float32))
+        before = model.flat.copy()
+        if bad:
+            model.gradient(tokens, targets, np.full(2, np.nan))
+            _, norm = model.update(settings)
+            assert not math.isfinite(norm) and "is nan" in model.first_bad_tensor()
+            assert np.array_equal(model.flat, before)
+        model.gradient(tokens, targets, np.ones(2) / 16)
+        ce, norm = model.update(settings)
+        assert math.isfinite(norm) and not np.array_equal(model.flat, before)
+        steps.append([x.tobytes() for x in (ce, *model.buffers())] + [norm])
+    assert steps[0] == steps[1]
+
+
 @pytest.fixture
 def read_unseen(monkeypatch):
     """Readers let pass what is not finite, as if it had arisen during the run."""
