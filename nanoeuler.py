@@ -3185,9 +3185,11 @@ def read_examples(path, *answers):
 # ==== 10.2 Checkpoint ====
 # A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
 # little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
-# flat buffer: the buffer is the file.  Heads 1.. and the moments have names of their own.
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "I8": np.dtype("i1")}
+# flat buffer: the buffer is the file.  Heads 1.., the moments and the reference of dpo have names
+# of their own.
+DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
+          "BF16": np.dtype("<u2"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4"),
+          "I8": np.dtype("i1")}
 TOKEN_KINDS = "U16", "I32"   # of a file of tokens
 CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
 NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
@@ -3200,7 +3202,7 @@ def cut_short(size, end):
     return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
 class WriteError(UserError):
-    """A file that cannot be written, perhaps only now."""
+    """A file cannot be written, perhaps only now."""
 
 @contextlib.contextmanager
 def replacing(path, remedy):
@@ -3243,8 +3245,9 @@ def write_tensors(path, meta, tensors, remedy):
         start = end
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
-    need(len(header) <= MAX_HEADER, f"{path}: its header has {len(header):,} bytes, at most "
-         f"{MAX_HEADER:,} can be read; {remedy}")
+    if len(header) > MAX_HEADER:
+        raise WriteError(f"{path}: its header has {len(header):,} bytes, at most {MAX_HEADER:,} "
+                         f"can be read; {remedy}")
     digest = hashlib.sha256(header)
     for x in tensors.values():
         digest.update(x)
@@ -3319,7 +3322,14 @@ class State(Settings):
     text_sha256: str = ""
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
-    reference: list = field(default_factory=list)      # of dpo: -log ref of every response
+    reference: list = field(default_factory=list)      # of dpo: -log ref of every response, float.
+                               # A tensor of the file; older files have it in the JSON header
+
+    def written(self):
+        """Without the reference, which is as long as the data: a header has MAX_HEADER bytes."""
+        values = super(State, replace(self, reference=[])).written()
+        del values["reference"]
+        return values
 
     def check(self):
         super().check()
@@ -3446,7 +3456,11 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f3
         meta["matrices"], tensors = matrices, as_int8(tensors)
     if moments:
         tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
+    if state.reference:
+        tensors[REFERENCE] = np.array(state.reference, DTYPES["F64"])
     write_tensors(path, meta, tensors, "free space or choose another --out")
+
+REFERENCE = "dpo.reference"  # tensor (n,) float64 of State.reference
 
 # flat is float32; matrices: what they are in the file, "f32" or "int8"
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
@@ -3456,7 +3470,7 @@ def read_checkpoint(path, moments=True):
     """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
     the optimizer's moments, twice its memory."""
     with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
-        meta, tensors = map_tensors(path)
+        meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
         need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
@@ -3469,6 +3483,8 @@ def read_checkpoint(path, moments=True):
         has_moments = "adamw.m" in tensors and matrices == "f32"
         if has_moments:
             expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
+        if REFERENCE in tensors:
+            expected[REFERENCE] = DTYPES["F64"], (tensors[REFERENCE].size,)
         need(types_of(tensors) == expected, "its tensors are not those of its configuration")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
@@ -3477,6 +3493,9 @@ def read_checkpoint(path, moments=True):
             else:
                 x[...] = tensors[name]
             need_finite(name, x)
+        if REFERENCE in tensors:
+            need_finite(REFERENCE, tensors[REFERENCE])
+            state.reference = tensors[REFERENCE].tolist()
         kept = ()
         if has_moments and moments:
             for name in remembered:
@@ -3857,10 +3876,14 @@ class Run(TrainingLoop):
             self.write(best_path(self.out), flat)
 
     def write(self, path, flat, moments=()):
-        write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        try:
+            write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        except MemoryError as e:             # a copy of the moments, of a long reference
+            raise WriteError(f"cannot write {path}: out of memory ({e}); end other programs") from e
 
     def save_if_possible(self, best=False):
-        """A save on the way.  A disk may be full for a moment: the run goes on, to the next one."""
+        """A save on the way.  A disk may be full for a moment: the run goes on, to the next one.
+        An error of another rank is no WriteError, and ends the run."""
         try:
             self.save(best)
         except WriteError as e:

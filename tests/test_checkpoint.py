@@ -1,5 +1,6 @@
 """Checkpoints: the format, all-or-nothing writing, and what reading makes of damaged files."""
 import json
+import math
 import os
 import subprocess
 import sys
@@ -57,6 +58,24 @@ def test_without_moments_and_with_chat_state(checkpoint, tmp_path):
     again = ne.read_checkpoint(str(path))
     assert len(again.moments) == 0 and again.state.kind == "chat"
     assert np.array_equal(again.flat, c.flat)
+
+
+def test_a_reference_is_a_tensor_and_not_in_the_header(checkpoint, tmp_path, monkeypatch):
+    """A header of the same length, but for one entry, however many pairs there are."""
+    c, path = ne.read_checkpoint(str(checkpoint)), tmp_path / "dpo.bin"
+    header, data = take_apart(checkpoint)
+    reference = [math.sqrt(i) for i in range(1, 20_000)]
+    state = ne.replace(c.state, reference=reference)
+    monkeypatch.setattr(ne, "MAX_HEADER", len(json.dumps(header)) + 200)
+    ne.write_checkpoint(str(path), c.cfg, c.tokenizer, state, c.flat, c.moments)
+    again, more = take_apart(path)
+    assert again["dpo.reference"]["dtype"] == "F64" and len(more) == len(data) + 8 * len(reference)
+    assert "reference" not in json.loads(again["__metadata__"]["state"])
+    assert ne.read_checkpoint(str(path)).state == state
+    again["dpo.reference"]["shape"] = [1, len(reference)]
+    put_together(path, again, more)
+    with pytest.raises(ne.UserError, match="its tensors are not those"):
+        ne.read_checkpoint(str(path))
 
 
 def test_same_bytes_twice(checkpoint, tmp_path):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import FLAGS, PAIRS, copy_of, write_pairs
-from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, random_flat, refused, run,
-                     told)
+from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, put_together, random_flat,
+                     refused, run, take_apart, told)
 
 import nanoeuler as ne
 
@@ -329,9 +329,35 @@ def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch,
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
     run(*RUN[:4], "--steps", 1, *RUN[-4:])
     c = ne.read_checkpoint("nanoeuler_dpo.bin")
-    whole = list(c.state.reference)
+    whole, path = c.state.reference, tmp_path / "nanoeuler_dpo.bin"
+    ne.write_checkpoint(str(path), *c[:2], ne.replace(c.state, reference=whole[:-1]), *c[3:])
+    refused(capsys, "dpo", "--resume", "--steps", 2, words=["has a reference of", "pairs.jsonl"])
     for wrong in (whole[:-1], [str(x) for x in whole]):
-        c.state.reference[:] = wrong
-        ne.write_checkpoint("nanoeuler_dpo.bin", *c)
+        as_older_versions_wrote_it(path, c, wrong)
         refused(capsys, "dpo", "--resume", "--steps", 2,
                 words=["has a reference of", "pairs.jsonl"])
+
+
+def as_older_versions_wrote_it(path, c, reference):
+    """Writes a Checkpoint whose reference is in the header."""
+    ne.write_checkpoint(str(path), *c[:2], ne.replace(c.state, reference=[]), *c[3:])
+    header, data = take_apart(path)
+    state = json.loads(header["__metadata__"]["state"])
+    header["__metadata__"]["state"] = json.dumps({**state, "reference": reference})
+    put_together(path, header, data)
+
+
+def test_a_reference_in_the_header_is_read(base, tmp_path, monkeypatch):
+    """An older checkpoint goes on to the bits of a newer one, without reading the pairs again."""
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
+    run(*RUN[:4], "--steps", 2, *RUN[-4:])
+    path, ended = tmp_path / "nanoeuler_dpo.bin", []
+    c = ne.read_checkpoint(str(path))
+    before = path.read_bytes()
+    as_older_versions_wrote_it(path, c, c.state.reference)
+    assert path.read_bytes() != before and ne.read_checkpoint(str(path)).state == c.state
+    for begun in (path.read_bytes(), before):
+        path.write_bytes(begun)
+        assert "reads every pair" not in told("dpo", "--resume", "--steps", 4)
+        ended.append(outcome(tmp_path, "nanoeuler_dpo"))
+    assert ended[0] == ended[1] and ended[0].reference == c.state.reference

@@ -572,10 +572,25 @@ def test_a_last_save_that_fails_is_an_error(fails, text, elsewhere, capsys):
     assert not fails and not list(elsewhere.glob("*.tmp")) and not list(elsewhere.glob("*.bin"))
 
 
-def test_what_a_later_save_cannot_mend_ends_a_run(text, elsewhere, monkeypatch, capsys):
+def test_a_header_that_is_too_long_ends_no_run_on_the_way(text, elsewhere, monkeypatch, capsys):
+    """Nor does a lack of memory for a moment."""
+    write, failures = ne.write_checkpoint, []
+
+    def lacks_memory_once(*args):
+        if not failures:
+            failures.append(1)
+            raise MemoryError("9 GiB")
+        write(*args)
+
+    monkeypatch.setattr(ne, "write_checkpoint", lacks_memory_once)
     monkeypatch.setattr(ne, "MAX_HEADER", 100)
-    refused(capsys, "train", "--data", text, *SAVED, words=["its header has"])
-    assert max(r["step"] for r in ne.read_log("nanoeuler.jsonl")) == 2
+    assert ne.main(["train", "--data", str(text), *map(str, SAVED), "--threads", "1"]) == 2
+    *notes, last = capsys.readouterr().err.splitlines()
+    assert [line.split(" is not saved: ")[0] for line in notes] == [
+        f"note: step {step}" for step in (2, 4, 6)]
+    assert "out of memory (9 GiB)" in notes[0] and "its header has" in notes[1]
+    assert last.startswith("nanoeuler: nanoeuler.bin: its header has")
+    assert max(r["step"] for r in ne.read_log("nanoeuler.jsonl")) == 8
 
 
 def test_a_run_whose_output_nobody_reads_is_saved(text, tmp_path):
