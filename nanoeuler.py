@@ -2155,7 +2155,7 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
 
 @jit_parallel
 def attention_parallel(att, qkv, rows, kv, s):
-    counter = np.zeros(1, np.int64)
+    counter = counters(1)[0]                 # zeros would be one more parallel loop
     G = kv.k.shape[1]
     for i in prange(len(s.q)):
         own = AttentionScratch(s.q[i], s.scores[i], s.out[i])

@@ -1,4 +1,6 @@
 """Rows of a decoder: against the full forward pass, and the same bits beside any others."""
+import ast
+import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -195,6 +197,20 @@ def test_slots_of_the_same_weights():
     many = one.with_slots(3, 50)
     assert many.weights is one.weights and many.length == 50 and len(many.texts) == 3
     assert np.array_equal(one.step(5).copy(), many.read([ne.Part(2, [5])])[0])
+
+
+# ---- parallel functions
+def test_a_parallel_function_has_one_parallel_region():
+    """Numba makes a region of its own of each array that is filled: threads start twice, which
+    takes as long as the attention of a token.  np.empty fills nothing."""
+    functions = [x for x in ast.parse(inspect.getsource(ne)).body if isinstance(x, ast.FunctionDef)
+                 and "jit_parallel" in map(ast.unparse, x.decorator_list)]
+    assert {"attention_parallel", "run_batch", "adamw_update"} <= {x.name for x in functions}
+    for function in functions:
+        called = {ast.unparse(x.func) for x in ast.walk(function) if isinstance(x, ast.Call)}
+        filled = {name for name in called if name.startswith("np.")}
+        assert filled <= {"np.empty", "np.int64", "np.float64"}, function.name
+        assert not any(name.endswith((".sum", ".fill")) for name in called), function.name
 
 
 # ---- what is refused
