@@ -1081,6 +1081,7 @@ class Model:
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
+        self.weighted_heads = set()          # those with a weight since `update`
         self.has_failed = False              # the last update: its gradient is not finite
         self.w = self.new(panel_shapes(cfg, self.dtype, transposed=False))
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
@@ -1171,41 +1172,63 @@ class Model:
         if self.has_failed:                  # until here `first_bad_tensor` could look at it
             self.g_flat[:] = 0
             self.has_failed = False
-        weighed = np.atleast_2d(weight).any(0)
-        outputs = 1 + int(np.flatnonzero(weighed).max(initial=0))
+        weighted = np.flatnonzero(np.atleast_2d(weight).any(0)).tolist()
+        self.weighted_heads |= {0, *weighted}
+        outputs = 1 + max(weighted, default=0)
         self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
         Returns their CE (P,), summed, and |g|; if that is not finite, parameters and moments stay,
-        and the next `gradient` begins with zeros."""
+        and the next `gradient` begins with zeros.  Auxiliary heads that are switched off, without
+        a weight since the last update, stay as they are: no decay, no momentum."""
         ce = self.ce
         self.ce = np.zeros(self.cfg.n_mtp)
-        if hyper.muon_lr:
-            norm = self.update_by_muon(hyper)
-        else:
-            norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
+        norm = gradient_norm(self.g_flat)
         self.has_failed = not math.isfinite(norm)
+        if not self.has_failed:
+            scale = clipping(norm, hyper)
+            if hyper.muon_lr:
+                self.update_by_muon(hyper, scale)
+            else:
+                self.update_by_adamw(slice(0, self.flat.size), hyper, scale)
+        self.weighted_heads = set()
         self.pack()
         return ce, norm
 
-    def update_by_muon(self, hyper):
+    def update_by_adamw(self, part, hyper, scale):
+        """`adamw_update` of a slice of the flat buffers, without the heads that are switched off"""
+        for x in self.without_heads_off(part):
+            adamw_update(self.flat[x], self.g_flat[x], self.m[x], self.v[x],
+                         self.n_decay - x.start, hyper, scale)
+
+    def without_heads_off(self, part):
+        """The slices that are left of a slice of the flat buffers: the slice itself, if all heads
+        have a weight, or lie elsewhere, or no `gradient` has said which have one."""
+        [heads] = (x for x in param_table(self.cfg) if x.each == "head")
+        size = math.prod(heads.shape[1:])
+        parts, start = [], part.start
+        for i in range(len(self.p.lm_head)):
+            k = i + self.cfg.tie_embeddings              # tied: head 0 is the embedding
+            first = heads.start + i * size
+            is_off = self.weighted_heads and k not in self.weighted_heads
+            if is_off and part.start <= first < part.stop:
+                parts.append(slice(start, first))
+                start = first + size
+        parts.append(slice(start, part.stop))
+        return [x for x in parts if x.start < x.stop]
+
+    def update_by_muon(self, hyper, scale):
         """Muon on the matrices of the layers, AdamW on the other tensors, as the table has it."""
-        norm = gradient_norm(self.g_flat)
-        if not math.isfinite(norm):
-            return norm
         if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
             self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
-        scale = clipping(norm, hyper)
         of_embedding = hyper._replace(       # its own rate, the decay of all
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
         for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
             part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
-            adamw_update(self.flat[part], self.g_flat[part], self.m[part], self.v[part],
-                         self.n_decay - part.start, settings, scale)
+            self.update_by_adamw(part, settings, scale)
         muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
-        return norm
 
     def losses(self, tokens, targets):
         """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
@@ -1906,7 +1929,7 @@ class Optimization(Settings):
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
     optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
-    steps: int | None = setting(None, 0, 1 << 40, "length of the run; 0: by minutes or epochs")
+    steps: int | None = setting(None, 0, 1 << 40, "length of the run, in steps; 0: by --epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
     lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
@@ -1944,6 +1967,7 @@ class Optimization(Settings):
 
 @dataclass
 class Options(Optimization):
+    steps: int | None = setting(None, 0, 1 << 40, "length of the run, in steps; 0: by --minutes")
     data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
     minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
     holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")

@@ -276,6 +276,22 @@ def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
     assert f"--threads is {most + 1}, expected 0 to {most}" in capsys.readouterr().err
 
 
+def test_a_help_text_names_only_flags_of_its_verb():
+    """Of this verb, or of none: "0: by --epochs" is no help to a verb that has no --epochs."""
+    named = {}
+
+    def add(name, call, text, *args, settings=(), shape=()):
+        flags = [*args, *(ne.flag(f, f.default) for f in (*settings, *shape))]
+        has = {"--threads", *(x for names, _ in flags for x in names)}
+        helps = " ".join(str(options.get("help")) for _, options in flags)
+        named[name] = {*re.findall(r"--[a-z][a-z-]*", helps)}
+        assert named[name] <= has, name
+
+    ne.add_verbs(add)
+    lengths = [named[verb] & {"--minutes", "--epochs"} for verb in ("train", "sft", "dpo")]
+    assert lengths == [{"--minutes"}, {"--epochs"}, {"--epochs"}]
+
+
 def test_every_verb_has_help(capsys):
     def text(*args):
         with pytest.raises(SystemExit) as e:

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers import hyper, needs
+from helpers import TINY, hyper, needs, random_flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import config, set_num_threads
@@ -88,6 +88,65 @@ def test_norm_does_not_depend_on_the_threads():
             p = np.ones(5000)
             norms.append(ne.adamw(p, g.copy(), 0 * p, 0 * p, 10, hyper(1)))
         assert norms[0] == norms[1], seed
+
+
+# ---- heads that are switched off
+HEADS = ne.replace(TINY, n_mtp=4)
+
+
+def of_heads(model):
+    """{head: its parameters and moments as bytes}, of the auxiliary heads"""
+    n_tied = int(model.cfg.tie_embeddings)
+    table = ne.param_table(model.cfg)
+    stacks = [ne.views(x, table).lm_head for x in model.buffers()]
+    return {k: b"".join(x[k - n_tied].tobytes() for x in stacks) for k in range(1, 4)}
+
+
+def learn(model, t, weight, muon_lr):
+    tokens = np.random.default_rng(t).integers(0, 262, (3, 8)).astype(np.int32)
+    targets = np.stack([np.roll(tokens, -1 - k, 1) for k in range(4)])
+    for part in (slice(0, 2), slice(2, 3)):  # of two micro-batches
+        share = weight[part] if np.ndim(weight) == 2 else weight
+        model.gradient(tokens[part], targets[:, part], share)
+    model.update(hyper(t, lr=0.1, wd=1.0)._replace(muon_lr=muon_lr, momentum=0.9,
+                                                   newton_schulz=3.0))
+
+
+@pytest.mark.parametrize("muon_lr", [0.0, 0.02])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_without_weight_does_not_change(tied, muon_lr):
+    """Neither by decay nor by momentum; with a weight in one micro-batch, all of it learns.
+    Head 0 and the layers learn in each step."""
+    cfg = ne.replace(HEADS, tie_embeddings=tied)
+    model = ne.Model(cfg, random_flat(cfg, 4, np.float32))
+    learn(model, 1, np.ones(4), muon_lr)     # now there are moments
+    rows = np.zeros((3, 4))
+    rows[:, 0] = rows[2, 2] = 1              # head 2 in the last micro-batch alone
+    for t, (weight, changed) in enumerate([(np.array([1.0, 1, 0, 0]), {1}), (rows, {2}),
+                                           (np.array([1.0, 0, 0, 0]), set()),
+                                           (np.array([0.0, 0, 0, 1]), {3}),
+                                           (np.ones(4), {1, 2, 3})], 2):
+        before, flat, moments = of_heads(model), model.flat.copy(), model.m.copy()
+        learn(model, t, weight, muon_lr)
+        after = of_heads(model)
+        assert {k for k in after if after[k] != before[k]} == changed, t
+        for name, x in ne.views(model.flat, ne.param_table(cfg))._asdict().items():
+            assert name == "lm_head" or not np.array_equal(
+                x, getattr(ne.views(flat, ne.param_table(cfg)), name)), name
+        assert not np.array_equal(model.m, moments) and not model.g_flat.any()
+
+
+def test_a_step_of_all_heads_is_one_update_of_the_buffer(monkeypatch):
+    """As it was before heads could be left out: the same bits.  And one for each part otherwise."""
+    parts, update = [], ne.adamw_update
+    monkeypatch.setattr(ne, "adamw_update", lambda p, *more: (parts.append(p.size),
+                                                              update(p, *more)))
+    model = ne.Model(HEADS, random_flat(HEADS, 4, np.float32))
+    learn(model, 1, np.ones(4), 0.0)
+    assert parts == [model.flat.size]
+    learn(model, 2, np.array([1.0, 0, 0, 0]), 0.0)
+    each = HEADS.vocab_size * HEADS.n_embd
+    assert len(parts) == 3 and sum(parts[1:]) == model.flat.size - 3 * each
 
 
 def test_lr_at():

@@ -25,7 +25,8 @@ HYPER = dict(lr=0.02, beta1=0.9, beta2=0.95, weight_decay=0.1)
 
 @pytest.mark.parametrize("clip, rel", [(1e9, 1e-11), (1.0, 1e-6)])       # torch adds 1e-6 to |g|
 def test_the_twin_takes_the_same_steps_in_float64(clip, rel):
-    """Losses, norms, weights and moments of 20 steps; each sequence and head has its own weight."""
+    """Losses, norms, weights and moments of 20 steps; each sequence and head has its own weight.
+    In some steps the last head has none."""
     ours, theirs = (engine(TINY, random_flat(TINY, 4)) for engine in (ne.Model, Twin))
     rng, (B, T, P) = np.random.default_rng(1), (3, TINY.seq_len, TINY.n_mtp)
     for t in range(1, 21):
@@ -33,11 +34,15 @@ def test_the_twin_takes_the_same_steps_in_float64(clip, rel):
         targets = rng.integers(-1, TINY.vocab_size, (P, B, T), dtype=np.int32)
         for b in (slice(0, 2), slice(2, 3)):             # two micro-batches
             weight = rng.normal(size=(B, P))[b] if t % 2 else rng.random(P)
+            if t % 3 == 1:
+                weight[..., -1] = 0
             for model in (ours, theirs):
                 model.gradient(tokens[b], targets[:, b], weight)
         hyper = ne.hyper_at(t, **HYPER, clip=clip)
         (ce, norm), (twin_ce, twin_norm) = ours.update(hyper), theirs.update(hyper)
-        assert twin_ce == pytest.approx(ce, rel=rel) and twin_norm == pytest.approx(norm, rel=rel)
+        heads = slice(0, P - (t % 3 == 1))   # ours does not compute the others
+        assert twin_ce[heads] == pytest.approx(ce[heads], rel=rel)
+        assert twin_norm == pytest.approx(norm, rel=rel)
         assert theirs.losses(tokens, targets[0]) == pytest.approx(
             ours.losses(tokens, targets[0]), rel=rel)
     for mine, other in zip(ours.buffers(), theirs.buffers()):

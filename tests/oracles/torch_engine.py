@@ -48,6 +48,7 @@ class Twin:
             self.summed_ce = torch.compile(summed_ce, fullgraph=True, dynamic=False)
         self.optimizer = make_optimizer(self.net)        # two groups: matrices, vectors
         self.ce = torch.zeros(cfg.n_mtp, dtype=torch.float64, device=self.place)
+        self.is_weighted = np.zeros(cfg.n_mtp, bool)     # the heads with a weight since `update`
 
     def put(self, x, dtype=torch.int64):
         return torch.from_numpy(np.ascontiguousarray(x)).to(self.place, dtype)
@@ -57,6 +58,7 @@ class Twin:
             ce = self.summed_ce(self.net, self.put(tokens), self.put(targets))
         (ce * self.put(np.asarray(weight), ce.dtype)).sum().backward()
         self.ce += ce.detach().sum(0, dtype=torch.float64)
+        self.is_weighted |= np.atleast_2d(weight).any(0)
 
     def load(self, flat, moments):
         """The optimizer wants to know the step beside the moments (m, v): they wait for the next
@@ -93,9 +95,29 @@ class Twin:
             for group, wd in zip(self.optimizer.param_groups, (hyper.weight_decay, 0.0)):
                 group.update(lr=hyper.lr, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps,
                              weight_decay=wd)
+            before = [x.clone() for x in self.of_heads()]
             self.optimizer.step()
             self.optimizer.zero_grad()
+            self.undo_heads_off(before)
+        self.is_weighted[:] = False
         return ce, norm
+
+    def of_heads(self):
+        """The matrix of all heads (P * V, C), and its moments if it has any"""
+        w = self.net.lm_head.weight
+        state = self.optimizer.state.get(w, {})
+        return [w.detach(), *(state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)]
+
+    def undo_heads_off(self, before):
+        """Auxiliary heads without a weight stay as they were, where PyTorch lets them decay."""
+        V = self.cfg.vocab_size
+        for k in np.flatnonzero(~self.is_weighted):
+            for i, x in enumerate(self.of_heads()):
+                rows = x[k * V:(k + 1) * V]
+                if k > 0 and i < len(before):
+                    rows.copy_(before[i][k * V:(k + 1) * V])
+                elif k > 0:                  # the first step made the moments
+                    rows.zero_()
 
     @torch.no_grad()
     def losses(self, tokens, targets):
