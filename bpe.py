@@ -32,10 +32,20 @@ import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-os.environ.setdefault("NUMBA_OPT", "1")     # as fast as 3 here, and compiled sooner
+# A process has one LLVM code generator. Numba makes it at the first decorator, at the level of
+# NUMBA_OPT. Our functions need level 1 (section 2). A program that imported Numba earlier keeps the
+# level that it has. Nothing else of its Numba changes.
+if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
+    os.environ["NUMBA_OPT"] = "1"
+    import numba
+    numba.njit(lambda: None)
+    del os.environ["NUMBA_OPT"]
+    numba.config.reload_config()
+
 import numpy as np
 from numba import config, get_num_threads, njit
 from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 
 # ==== 1 Bytes and classes ====
 # GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
@@ -125,6 +135,8 @@ def keep_kernels_in(folder):
     """Sets NUMBA_CACHE_DIR, here and in the processes that this one starts."""
     os.environ["NUMBA_CACHE_DIR"] = folder
     config.CACHE_DIR = folder
+    # else Numba would read all settings anew, and forget those that a program has set in config
+    config._env_reloader.old_environ["NUMBA_CACHE_DIR"] = folder
 
 def private_folder():
     """A folder for temporary files that nobody but this user can write, or None. Kernels are
@@ -166,7 +178,8 @@ def settle_cache():
     return False
 
 # Numba's files are pickles: an index of each function, and one for each kernel. A damaged one would
-# end every start until somebody deletes it. These replace private methods of Numba 0.68.
+# end every start until somebody deletes it. These stand in for private methods of Numba 0.68, in
+# classes of our own: the functions of other libraries keep Numba's.
 def save_data(self, name, data):
     """Numba's, with a checksum behind the pickle, whose readers do not look there."""
     pickled = self._dump(data)
@@ -206,8 +219,54 @@ def survive_damage(cache_file):
     cache_file._save_data = save_data
     cache_file._load_data = load_data
 
-survive_damage(caching.IndexDataCacheFile)
-CACHE = settle_cache()          # for njit(cache=CACHE): whether compiled kernels are kept
+class CacheFile(caching.IndexDataCacheFile):
+    """The index and the kernels of a function of this project"""
+
+survive_damage(CacheFile)
+
+class Cache(caching.FunctionCache):
+    """The cache of a function of this project"""
+    def __init__(self, function):
+        super().__init__(function)
+        self._cache_file.__class__ = CacheFile
+
+class Compiling:
+    """A block in which Numba compiles functions of this project, at our level of optimization: 1,
+    which is as fast as 3 here and compiled sooner, unless NUMBA_OPT is set."""
+    level = config.OPT if "NUMBA_OPT" in os.environ else type(config.OPT)(1)
+    depth = 0                                   # a kernel compiles the kernels that it calls
+
+    def __enter__(self):
+        global_compiler_lock.__enter__()        # Numba's: other threads wait for the level
+        config.reload_config()                  # now, as Numba may do it within the block
+        self.before, config.OPT = config.OPT, self.level
+        Compiling.depth += 1
+
+    def __exit__(self, *error):
+        Compiling.depth -= 1
+        config.OPT = self.before
+        global_compiler_lock.__exit__(*error)
+
+def jit(**options):
+    """numba.njit, for a function of this project: compiled in Compiling, kept in a Cache."""
+    def decorate(function):
+        dispatcher = njit(**options)(function)
+        if config.DISABLE_JIT:
+            return dispatcher
+        compiler = dispatcher._compiler
+        numbas_compile = compiler.compile
+
+        def compile_ours(args, return_type):
+            with Compiling():
+                return numbas_compile(args, return_type)
+
+        compiler.compile = compile_ours
+        if options.get("cache"):
+            dispatcher._cache = Cache(function)
+        return dispatcher
+    return decorate
+
+CACHE = settle_cache()          # for jit(cache=CACHE): whether compiled kernels are kept
 
 JIT = dict(error_model="numpy", nogil=True, cache=CACHE)        # nogil: threads run side by side
 # For small functions: their code is copied to where they are called, and as they allocate nothing,
@@ -222,7 +281,7 @@ AFTER_APOSTROPHE = tuple(b"stmd")                               # 's 't 'm 'd
 # 're 've 'll, two bytes as one number
 TWO_AFTER = tuple(int.from_bytes(two, "big") for two in (b"re", b"ve", b"ll"))
 
-@njit(**INLINE)
+@jit(**INLINE)
 def char_at(text, i, end, classes):
     """(class, length in bytes) of the UTF-8 character at i, or (INVALID, 1).     RFC 3629
     0xxxxxxx | 110xxxxx 10xxxxxx | 1110xxxx 10xxxxxx 10xxxxxx | 11110xxx and three of 10xxxxxx"""
@@ -251,7 +310,7 @@ def char_at(text, i, end, classes):
         return INVALID, 1
     return kind, n
 
-@njit(**INLINE)
+@jit(**INLINE)
 def word_end(text, i, end, classes):
     r"""End of the word at i: one invalid byte, or the first of GPT-2's alternatives that matches,
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -301,7 +360,7 @@ def draw_mix():
     Multiply-shift hashing, Dietzfelbinger et al. 1997"""
     return secrets.randbits(63) | 1
 
-@njit(**INLINE)
+@jit(**INLINE)
 def same_bytes(text, i, j, other):
     """Whether text[i:j] is also what begins at `other`."""
     k = i
@@ -309,7 +368,7 @@ def same_bytes(text, i, j, other):
         k += 1
     return k >= j
 
-@njit(**INLINE)
+@jit(**INLINE)
 def row_for_word(table, mix, text, i, j):
     """The row of text[i:j] in a word table; for a new word a free row, in which KEY is written and
     the other columns are left to the caller."""
@@ -359,7 +418,7 @@ def as_array(text):
     return np.frombuffer(text, np.uint8)
 
 # ==== 4 Training ====
-@njit(**JIT)
+@jit(**JIT)
 def count_words(table, mix, text, i, end, classes):
     """Counts words of text[i:end] in a word table until that is half full; returns the position
     it stopped at.
@@ -498,7 +557,7 @@ def train(text, vocab_size, specials=SPECIALS[:1]):
 # like a word's, or in the next that was free.
 NO_RANK = 0xFFFFF           # higher than any rank; all of its 20 bits are set, as those of -1 are
 
-@njit(**INLINE)
+@jit(**INLINE)
 def find_pair(table, mix, left, right):
     """The row of a pair of ids in a pair table, or the free row it may take."""
     pair = (np.int64(left) << 20) | right
@@ -507,7 +566,7 @@ def find_pair(table, mix, left, right):
         row = (row + 1) & (len(table) - 1)
     return row
 
-@njit(**INLINE)
+@jit(**INLINE)
 def rank_of(table, mix, left, right):
     """Rank of the merge of a pair of ids, or NO_RANK: the lower 20 bits of its row, free or not."""
     return table[find_pair(table, mix, left, right)] & NO_RANK
@@ -515,7 +574,7 @@ def rank_of(table, mix, left, right):
 # A tournament of the pairs at n positions: (2n,) int64. tree[n + p] is rank << 40 | p, and tree[k]
 # the smaller of tree[2k] and tree[2k + 1], so that tree[1] is the lowest rank, then the leftmost.
 
-@njit(**INLINE)
+@jit(**INLINE)
 def set_rank(tree, p, rank):
     """Sets the rank at a position, and the nodes above it as far as they change."""
     k = len(tree) // 2 + p
@@ -527,7 +586,7 @@ def set_rank(tree, p, rank):
             break
         tree[k] = smaller
 
-@njit(**JIT)
+@jit(**JIT)
 def merge_by_tree(ids, rank, table, mix, made):
     """What `merge_word` does, in n log n steps whatever the merges are. A token made keeps the
     position of its left one, as in training.
@@ -565,7 +624,7 @@ def merge_by_tree(ids, rank, table, mix, made):
 
 PASSES = 16         # over one word: nearly all need fewer, and those that do not are faster so
 
-@njit(**JIT)
+@jit(**JIT)
 def merge_word(ids, table, mix, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
     stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
@@ -608,7 +667,7 @@ def merge_word(ids, table, mix, made):
         n = write
     return merge_by_tree(ids[:n], rank[:n], table, mix, made)
 
-@njit(**JIT)
+@jit(**JIT)
 def encode_range(out, text, start, end, classes, byte_id, table, mix, made):
     """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
     from where its ids stand in out: `seen` is a word table, VALUE = where << 8 | how many, for

@@ -99,9 +99,17 @@ if __name__ == "__main__":
 
 __version__ = "0.1.0"                        # pip reads it here
 
-os.environ.setdefault("NUMBA_OPT", "1")      # as fast as 3 for this file, 25 % less compile time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
+
+# bpe.py explains this. It is repeated here because the version of Numba is checked before bpe.py
+# reads its private parts.
+if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
+    os.environ["NUMBA_OPT"] = "1"
+    import numba
+    numba.njit(lambda: None)
+    del os.environ["NUMBA_OPT"]
+    numba.config.reload_config()
 
 import numba
 
@@ -109,13 +117,12 @@ NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py
 if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
     raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
                      f"pip install 'numba=={NUMBA}.*'")
-numba.config.reload_config()                 # where somebody has imported it before
 
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import float32, get_num_threads, int32, njit, prange, set_num_threads, types
-from numba.core import caching, cgutils
+from numba import float32, get_num_threads, int32, prange, set_num_threads, types
+from numba.core import cgutils
 from numba.core.codegen import CPUCodeLibrary
 from numba.extending import intrinsic, overload
 
@@ -127,8 +134,8 @@ from bpe import UserError, need, printable, reading
 # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
 OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE)
-jit = njit(**OPTIONS)
-jit_parallel = njit(parallel=True, **OPTIONS)
+jit = bpe.jit(**OPTIONS)
+jit_parallel = bpe.jit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
 class Settings:
@@ -472,7 +479,7 @@ PACK_PARTS = 8       # tasks that packing a matrix is
 Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
 
-@njit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
 def shared(team, n, step):
     """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
     Behind the loop all n are done."""
@@ -5158,7 +5165,10 @@ def load(file=None, decoder=Decoder, **sampling):
         for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
             print(reply.answer)
         print(*model.stream("Tell me of the sea.", temperature=0), sep="")
-        print(model.say("Hello!"), model.say("What was the first thing I said?"))"""
+        print(model.say("Hello!"), model.say("What was the first thing I said?"))
+
+    Your own Numba functions keep Numba's settings and cache.  One exception: a process has one LLVM
+    code generator.  Import Numba and compile a function first if yours need the one of level 3."""
     return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
 
 def shown_logprobs(reply):
@@ -6264,7 +6274,7 @@ def _pair_of(even, odd, mask, like):
         return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
     return both
 
-@njit(inline="always", **OPTIONS)
+@bpe.jit(inline="always", **OPTIONS)
 def pack_row(row, columns, k):
     """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
     columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
@@ -6388,20 +6398,15 @@ def in_pairs(pairs, x):
 # ---- compiled kernels
 # Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
 # files.  The classes that do so are private, and so is the one that links a kernel.  What we change
-# in them and read of them holds for the version that the imports ask for, and stands here
-# (nanoeuler_cuda.py takes `save_compiled` for its own kernels), but for damaged files, which
-# section 2 of bpe.py sees to.
-
-# Numba's own, also where this file is loaded a second time
-numbas_key = getattr(caching.Cache._index_key, "numbas", caching.Cache._index_key)
-
+# in them and read of them holds for the version that the imports ask for.  It stands here
+# (nanoeuler_cuda.py takes `save_compiled` for its own kernels) and in section 2 of bpe.py, which
+# has the cache of our functions, `bpe.Cache`.
 def key_with_width(self, signature, codegen):
     """A key by argument types, processor and bytecode, and by the width of our vectors: the panels
     of one width, read by the kernels of another, are other numbers.  Another level of optimization
     may have another order of sums."""
-    return *numbas_key(self, signature, codegen), BITS, numba.config.OPT
-
-key_with_width.numbas = numbas_key
+    numbas_key = super(bpe.Cache, self)._index_key(signature, codegen)
+    return *numbas_key, BITS, bpe.Compiling.level
 
 @contextlib.contextmanager
 def locked(folder):
@@ -6429,8 +6434,9 @@ def finalize_alone(self):
     where two that are loaded hold cross_entropy, both run the copy of the first.  Each was
     optimized within its kernel, with an order of sums of its own, so that last bits would depend on
     what a process has run before.  Here a kernel runs its own copies; only what other kernels copy
-    stays open."""
-    if self._shared_module is None:                      # if not loaded from the cache
+    stays open.  Functions of others are linked as Numba does it."""
+    loaded = self._shared_module is not None             # from the cache
+    if bpe.Compiling.depth and not loaded:
         self._shared_module = self._final_module.clone()
         for f in self._shared_module.functions:
             if f.linkage == llvm.Linkage.external and not f.is_declaration:
@@ -6440,13 +6446,13 @@ def finalize_alone(self):
                 f.linkage = "internal"
     numbas_finalize(self)
 
-# Numba's own, as above
+# Numba's own, also where this file is loaded a second time
 numbas_finalize = getattr(CPUCodeLibrary._finalize_final_module, "numbas",
                           CPUCodeLibrary._finalize_final_module)
 finalize_alone.numbas = numbas_finalize
 
-caching.Cache._index_key = key_with_width
-caching.IndexDataCacheFile.save = save_compiled
+bpe.Cache._index_key = key_with_width
+bpe.CacheFile.save = save_compiled
 CPUCodeLibrary._finalize_final_module = finalize_alone
 
 # What the cache must hold: a kernel, compiled for an argument, or a field of it, of this dtype.

@@ -843,7 +843,7 @@ def damage(path, how):
 @pytest.mark.parametrize("how", ["emptied", "cut", "junk", "junk inside"])
 def test_a_damaged_file_of_the_cache_is_none(how, suffix, tmp_path):
     """It is written anew with the next kernel, and nobody has to delete it."""
-    File = lambda: bpe.caching.IndexDataCacheFile(str(tmp_path), "kernel", 1.0)
+    File = lambda: bpe.CacheFile(str(tmp_path), "kernel", 1.0)
     code = {"code": bytes(range(256))}
     File().save("key", code)
     damage(next(tmp_path.glob(f"*{suffix}")), how)

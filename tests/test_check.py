@@ -14,8 +14,8 @@ import numba
 import numpy as np
 import pytest
 from helpers import ROOT, nanoeuler, ok
-from numba.core import caching
 
+import bpe
 import check
 import nanoeuler as ne
 
@@ -121,7 +121,7 @@ def programs():
     ne.__file__ = str(ROOT / "nanoeuler.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numba.config, "DISABLE_JIT", 1)
-        for owner, name in ((caching.Cache, "_index_key"), (caching.IndexDataCacheFile, "save")):
+        for owner, name in ((bpe.Cache, "_index_key"), (bpe.CacheFile, "save")):
             patch.setattr(owner, name, getattr(owner, name))         # the copy patches them, too
         patch.setitem(sys.modules, "nanoeuler", ne)
         exec(compile(COPY, "nanoeuler.py", "exec"), vars(ne))

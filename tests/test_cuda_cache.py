@@ -12,6 +12,7 @@ from helpers import ROOT, needs, ok
 
 needs("numba_cuda")
 
+import bpe
 import nanoeuler as ne
 import nanoeuler_cuda  # noqa: F401, which puts save_compiled into numba-cuda's cache too
 
@@ -79,15 +80,16 @@ def save_in_turns(files, order):
         thread.join()
 
 
-CACHES = pytest.mark.parametrize("module", ["numba.core.caching", "numba.cuda.core.caching"])
+CACHES = pytest.mark.parametrize("module, name", [("bpe", "CacheFile"),
+                         ("numba.cuda.core.caching", "IndexDataCacheFile")])
 
 
 @CACHES
-def test_two_processes_that_compile_at_once_do_not_swap_their_kernels(module, tmp_path,
-                                                                      monkeypatch):
+def test_two_processes_that_compile_at_once_do_not_swap_their_kernels(module, name,
+                                                                      tmp_path, monkeypatch):
     """Numba's own way fails: the index names one file for the kernel that another overwrote.
     Where nothing can be locked, in each order of what two processes do."""
-    Cache, orders = importlib.import_module(module).IndexDataCacheFile, set(
+    Cache, orders = getattr(importlib.import_module(module), name), set(
         itertools.permutations([0, 0, 0, 1, 1, 1]))
     assert len(orders) == 20
     monkeypatch.setattr(ne, "locked", lambda folder: contextlib.nullcontext())
@@ -101,9 +103,9 @@ def test_two_processes_that_compile_at_once_do_not_swap_their_kernels(module, tm
 
 
 @CACHES
-def test_two_processes_that_compile_at_once_lose_no_kernel(module, tmp_path):
+def test_two_processes_that_compile_at_once_lose_no_kernel(module, name, tmp_path):
     """One saves while the other has read the index and not yet written it."""
-    Cache = importlib.import_module(module).IndexDataCacheFile
+    Cache = getattr(importlib.import_module(module), name)
     first, second = (Cache(str(tmp_path), "kernel", 1.0) for _ in range(2))
     other = threading.Thread(target=second.save, args=(1, "code of 1"))
     save_index = first._save_index
@@ -123,8 +125,8 @@ def test_two_processes_that_compile_at_once_lose_no_kernel(module, tmp_path):
 @CACHES
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("junk", [b"", b"\x93junk" * 99])
-def test_a_damaged_file_is_none(junk, suffix, module, tmp_path):
-    make = importlib.import_module(module).IndexDataCacheFile
+def test_a_damaged_file_is_none(junk, suffix, module, name, tmp_path):
+    make = getattr(importlib.import_module(module), name)
     make(str(tmp_path), "kernel", 1.0).save(0, "code")
     [path] = tmp_path.glob(f"*.{suffix}")
     path.write_bytes(junk)
@@ -144,6 +146,6 @@ def test_where_folders_cannot_be_locked_kernels_are_saved(error, tmp_path, monke
             raise error
 
     monkeypatch.setitem(sys.modules, "fcntl", None if error is ImportError else fcntl)
-    file = importlib.import_module("numba.core.caching").IndexDataCacheFile(str(tmp_path), "k", 1.0)
+    file = bpe.CacheFile(str(tmp_path), "k", 1.0)
     file.save(0, "code")
     assert file.load(0) == "code"

@@ -186,13 +186,86 @@ def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
 
 
 def test_it_says_nothing_either_where_numba_was_there_before(compiled, tmp_path):
-    """Numba reads its settings, of which one is ours, when it is imported."""
+    """The level of optimization is that of our functions alone."""
     code = (f"import sys; sys.path[0] = {str(ROOT)!r}\nimport numba\nimport nanoeuler as ne\n"
             "print(int(numba.config.OPT), ne.main(['compile']))")
     env = {name: value for name, value in os.environ.items() if name != "NUMBA_OPT"}
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, timeout=200,
                             capture_output=True, text=True)
-    assert ok(result) == "1 0\n" and result.stderr == ""
+    assert ok(result) == "3 0\n" and result.stderr == ""
+
+
+USERS = """
+import numba
+
+levels = []
+
+def level(x):
+    pass
+
+@numba.extending.overload(level)
+def _level(x):
+    levels.append(int(numba.config.OPT))     # while a caller is compiled
+    return lambda x: None
+
+@numba.njit(cache=True)
+def twice(x):
+    level(x)
+    return 2 * x
+"""
+HOST = """
+import users
+from numba.core import caching, codegen
+
+def numbas():
+    cache, owners = users.twice._cache, (caching.Cache, caching.IndexDataCacheFile,
+                                         codegen.CPUCodeLibrary)
+    methods = [{name: x for name, x in vars(owner).items() if name != "_finalize_final_module"}
+               for owner in owners]
+    return (methods, type(cache), type(cache._cache_file), cache._cache_file._load_index(),
+            cache._index_key((), users.twice.targetctx.codegen()), users.numba.config.OPT,
+            users.numba.config.THREADING_LAYER)
+
+users.numba.config.THREADING_LAYER = "workqueue"
+users.twice(1)
+before = numbas()
+import nanoeuler as ne
+own = ne.bpe.jit()(lambda x: users.level(x))
+own(ne.np.zeros(1))
+assert numbas() == before
+ne.gradient_norm(ne.np.zeros(9, ne.np.float32))
+users.twice(2.0)
+print(users.levels, users.numba.threading_layer())
+"""
+
+
+def test_functions_of_others_are_compiled_as_without_us(compiled, tmp_path):
+    """In a process that imports us: the level of their optimization, their keys and files in the
+    cache, and the threading layer that was chosen are Numba's.  Numba alone loads them again."""
+    (tmp_path / "users.py").write_text(USERS, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("NUMBA_OPT", None)
+    for code, said in ((HOST, "[3, 1, 3] workqueue\n"),
+                       ("import users; users.twice(1); users.twice(2.0); print(users.levels)",
+                        "[]\n")):
+        result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, timeout=200,
+                                capture_output=True, text=True)
+        assert ok(result) == said
+
+
+def test_a_process_that_imports_us_first_keeps_the_level_of_numba(tmp_path):
+    """NUMBA_OPT is not in the environment of its children, either.  A level that is set is ours,
+    too."""
+    code = ("import nanoeuler as ne, os; config = ne.numba.config\n"
+            "print(int(config.OPT), int(ne.bpe.Compiling.level), os.environ.get('NUMBA_OPT'))")
+    found = []
+    for more in ({}, {"NUMBA_OPT": "2"}):
+        env = {name: value for name, value in os.environ.items() if name != "NUMBA_OPT"}
+        env |= {"PYTHONPATH": str(ROOT), **more}
+        found.append(ok(subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env,
+                                       timeout=200, capture_output=True, text=True)))
+    assert found == ["3 1 None\n", "2 2 2\n"]
 
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
