@@ -1767,7 +1767,8 @@ class TrainingLoop:
         n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
         return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
                 "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, **measures}
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps,
+                **measures}
 
     def hyper(self):
         """The Hyper of the next step."""
@@ -5636,7 +5637,7 @@ class Serving(Settings):
         "help": "another name by which the server may be called, as mybox.example.org; needed only "
                 "without an API key; may be given several times"})
     log: list = field(default_factory=list, metadata={
-        "help": "a log for /learn beside those in this folder; may be given several times"})
+        "help": "a log for /training beside those in this folder; may be given several times"})
     slots: int = setting(8, 1, 1 << 12, "answers written at a time")
     context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
     queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")

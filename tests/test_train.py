@@ -96,7 +96,7 @@ def test_what_a_run_prints_and_logs(trained, text):
     for r in steps:
         resting = 6 < r["step"] <= 18        # from 0.3 to 0.9 of the run
         assert len(r["heads"]) == (1 if resting else 4) and r["heads"][0] == r["loss"]
-        assert r["norm"] > 0 and r["tokens_per_s"] > 0
+        assert r["norm"] > 0 and r["tokens_per_s"] > 0 and r["n_steps"] == 20
     val = [(r["step"], r["val_bits_per_byte"]) for r in log if "val_bits_per_byte" in r]
     assert [s for s, _ in val] == [10, 20]
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
@@ -503,6 +503,8 @@ def test_minutes_end_a_run(seconds, late, clock, text, elsewhere):
     windows = math.ceil(len(c.tokenizer.encode(tail)) / 16)
     check = seconds * windows * 16 / (3 * 64)
     assert "complete" in said and s.step == s.n_steps
+    planned = [r["n_steps"] for r in ne.read_log("nanoeuler.jsonl") if "loss" in r]
+    assert planned[0] is None and planned[-1] == s.step  # the training page has the time left
     assert 6 - 2 * seconds < s.elapsed + check < 6.001 + late
 
 
