@@ -10,7 +10,7 @@ import nanoeuler as ne
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from .connections import WRITE_SECONDS
@@ -231,7 +231,7 @@ class Server:
         self.tokenizer, self.disk, self.weights = map(Worker, ("tokenizer", "disk", "weights"))
         self.weights.begin(explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
-        self.files |= {"/": PAGES / "chat.html", "/learn": PAGES / "learn.html"}
+        self.files |= {"/": PAGES / "chat.html", "/training": PAGES / "training.html"}
 
     def workers(self):
         return self.tokenizer, self.disk, self.weights
@@ -245,7 +245,7 @@ class Server:
                 ("/api/explain", self.explain)]
         get = [("/v1/models", self.models), ("/v1/models/{name:path}", self.model),
                ("/health", self.health), ("/metrics", self.metrics), ("/api/model", self.about),
-               ("/api/runs", self.list_runs), ("/api/run", self.run),
+               ("/api/runs", self.list_runs), ("/api/run", self.run), ("/learn", self.moved),
                *((path, self.page) for path in self.files)]
         routes = [Route(path, call, methods=["POST"]) for path, call in post]
         routes += [Route(path, call, methods=["GET"]) for path, call in get]
@@ -365,6 +365,11 @@ class Server:
         path = self.files[request.url.path]
         return Response(path.read_bytes(), media_type=TYPES[path.suffix],
                         headers={"cache-control": "no-cache"})
+
+    async def moved(self, request):
+        """/learn is the former address of /training.  The location is relative, so that it holds
+        behind a prefix, too."""
+        return RedirectResponse("training", 308)
 
     async def about(self, request):
         return as_json(self.card)

@@ -691,12 +691,18 @@ def test_a_key(file):
 
 
 def test_pages_carry_a_policy_that_runs_nothing_of_others(at):
-    for path in ("/", "/learn", "/chat.js", "/style.css"):
+    for path in ("/", "/training", "/chat.js", "/style.css"):
         status, headers, said = send(at, "GET", path)
         assert status == 200 and "script-src 'self';" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
         assert "http://" not in said.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in said and "innerHTML" not in said and "style=" not in said
+
+
+def test_the_former_address_of_the_training_page(at):
+    """The location is relative: it leads to the page behind a prefix, too."""
+    status, headers, _ = send(at, "GET", "/learn")
+    assert (status, headers["location"]) == (308, "training")
 
 
 # ---- what stands behind a token

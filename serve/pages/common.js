@@ -1,5 +1,7 @@
 // What both pages share: asking the server, making elements.  Text becomes text nodes, never HTML.
 const KEY = "nanoeuler.key";
+const SENDABLE = /^[\x21-\x7e]+$/;             // characters that a header may carry
+const SILENT = "The server does not answer. Is it still running?";
 
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -28,13 +30,41 @@ export class Refused extends Error {
   }
 }
 
-function askForKey() {
-  const dialog = $("keys");
-  dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => {
-    sessionStorage.setItem(KEY, $("key").value);
-    done();
-  }, { once: true }));
+// The browser reports a connection that fails or breaks as a TypeError, in words of its own.
+const plain = (error) => error instanceof TypeError ? new Refused(SILENT, 0) : error;
+
+let typedKey = null; // of the open dialog: requests at the same time share it
+
+// The key that the user types; null after Cancel or Escape
+function askForKey(problem) {
+  typedKey ??= new Promise((done) => {
+    const dialog = $("keys");
+    $("keys-problem").textContent = problem;
+    $("key").value = "";
+    dialog.returnValue = "";
+    $("keys-cancel").onclick = () => dialog.close("");
+    dialog.addEventListener("close", () => {
+      typedKey = null;
+      done(dialog.returnValue === "use" ? $("key").value : null);
+    }, { once: true });
+    dialog.showModal();
+  });
+  return typedKey;
+}
+
+// Asks for a key in place of the one that was sent, unless another request has asked meanwhile.
+async function replaceKey(sent) {
+  let problem = sent ? "That key was rejected." : "";
+  while (sessionStorage.getItem(KEY) === sent) {
+    const key = await askForKey(problem);
+    if (key === null) {
+      sessionStorage.removeItem(KEY);
+      throw new Refused("The server needs an API key.", 401);
+    }
+    if (SENDABLE.test(key)) sessionStorage.setItem(KEY, key);
+    problem = "That key was rejected.";
+    if (key === sent) return;
+  }
 }
 
 // The Response of a request that went well; a Refused otherwise
@@ -42,10 +72,15 @@ export async function ask(path, body, signal) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
-    const response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) });
+    let response;
+    try {
+      response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) });
+    } catch (error) {
+      throw plain(error);
+    }
     if (response.ok) return response;
     if (response.status === 401) {
-      await askForKey();
+      await replaceKey(key);
       continue;
     }
     const said = await response.json().catch(() => null);
@@ -53,7 +88,14 @@ export async function ask(path, body, signal) {
   }
 }
 
-export const askJson = async (path, body, signal) => (await ask(path, body, signal)).json();
+export async function askJson(path, body, signal) {
+  const response = await ask(path, body, signal);
+  try {
+    return await response.json();
+  } catch (error) {
+    throw plain(error);
+  }
+}
 
 // Yields the objects of a stream of server-sent events
 export async function* events(response) {
@@ -77,6 +119,8 @@ async function* chunks(stream) {
       if (done) return;
       yield value;
     }
+  } catch (error) {
+    throw plain(error);
   } finally {
     reader.cancel().catch(() => {});
   }
