@@ -9,7 +9,8 @@
     explain.py     rivals of a token, guesses of the heads, the Euler trajectory
     runs.py        logs of training runs
     metrics.py     what Prometheus reads
-    pages/         /, a chat, and /learn, which watches a run: no build step, nothing from elsewhere
+    pages/         /, a chat, and /training, which shows training runs; no build step and no
+                   files from other servers
 
 It needs starlette and uvicorn, the extra `serve`; the engines know nothing of it but the verb."""
 import asyncio
@@ -65,6 +66,7 @@ def card_of(name, speaker, options, length):
             "remembers": speaker.answers and not ne.is_alpaca(template),
             "weights": speaker.decoder.kept_as, "context": length, "slots": options.slots,
             "cache_mib": length * bytes_a_token(cfg, options) / 2**20,
+            "temperature": (ne.Talking if speaker.answers else ne.Sampling).temperature,
             "most_tokens": options.tokens, "heads": speaker.decoder.heads,
             "version": ne.__version__}
 
@@ -174,7 +176,7 @@ def run(file, decoder, options):
         print(f"{file}: {server.card['parameters']:,} parameters, {options.slots} slots of "
               f"{server.card['context']:,} tokens, {server.card['cache_mib']:,.0f} MiB\n"
               f"http://{address}:{port}/ to talk, "
-              f"http://{address}:{port}/learn to watch a run; Ctrl-C ends it", flush=True)
+              f"http://{address}:{port}/training to watch a run; Ctrl-C ends it", flush=True)
         if not is_loopback(options.host):
             print(f"note: {options.host} lets other machines in, "
                   f"{'with the key' if key else 'and there is no --api-key: whoever reaches it'}"

@@ -4,10 +4,14 @@ import os
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from helpers import needs
 from servers import CFG, chat_model, serving
+
+import nanoeuler as ne
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -54,16 +58,28 @@ def address(tokenizer, folder):
 
 @pytest.fixture
 def opened(browser):
-    """A function that opens a page; whatever it complains of fails the test."""
+    """A function that opens a page; any complaint of the browser fails the test, except for
+    requests that fail where `failing` is set.  routes: {pattern: function of a Playwright route};
+    clock: may the test move the page's clock?"""
     problems, contexts = [], []
 
-    def open_page(url, **options):
+    def open_page(url, failing=False, routes=(), clock=False, **options):
         context = browser.new_context(**{"viewport": WIDE, **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
+
+        def complain(message):
+            expected = failing and message.text.startswith("Failed to load resource")
+            if message.type == "error" and not expected:
+                problems.append(message.text)
+
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda m: m.type == "error" and problems.append(m.text))
+        page.on("console", complain)
+        for pattern, answer in dict(routes).items():
+            page.route(pattern, answer)
+        if clock:
+            page.clock.install()
         page.goto(url)
         return page
     yield open_page
@@ -266,18 +282,17 @@ def test_export_and_import(opened, address, tmp_path):
     assert answers(page) == shown
     (tmp_path / "bad.json").write_text('{"conversations": [{"id": 1}]}', encoding="utf-8")
     page.set_input_files("#file", tmp_path / "bad.json")
-    wait(page, "document.querySelector('#announce').textContent.includes("
-                           "'not imported')")
+    wait(page, "document.querySelector('#notice').textContent.includes('not imported')")
     assert answers(page) == shown
 
 
 def test_a_run_is_watched(opened, address, folder):
-    page = opened(f"{address}/learn")
+    page = opened(f"{address}/training")
     page.wait_for_selector("#charts svg")
     assert page.locator("#charts figure").count() == 5
     assert "80" in page.inner_text("#tiles")
     page.check("#runs label:not(:has(:checked)) input")
-    wait(page, "document.querySelector('#charts .legend').children.length === 4")
+    wait(page, "document.querySelectorAll('#charts figure:first-child polyline').length === 4")
     with open(folder / "first.jsonl", "a", encoding="utf-8") as f:
         f.write('{"step": 81, "loss": 1.0, "bits_per_byte": 1.0, "lr": 1e-3, "norm": 1.0, '
                 '"ms": 1.0, "tokens_per_s": 1.0}\n{"step": 81, "sample": "And so <b>on</b>"}\n')
@@ -286,7 +301,407 @@ def test_a_run_is_watched(opened, address, folder):
     assert page.inner_text("#samples pre") == "And so <b>on</b>"
 
 
-@pytest.mark.parametrize("path", ["/", "/learn"])
+def steps(n, **more):
+    return [{"step": i, "loss": 6 - i / 40, "bits_per_byte": 4 - i / 60, "lr": 1e-3, "norm": 1.0,
+             "ms": 100.0, "tokens_per_s": 2e4, **more} for i in range(1, n + 1)]
+
+
+class Logs(dict):
+    """{name: (time of the last write, records)}, in place of the server's logs"""
+
+    def routes(self):
+        self.asked = []                      # (name, first record) of each read
+        return {"**/api/runs": self.runs, "**/api/run?*": self.records}
+
+    def runs(self, route):
+        newest = sorted(self.items(), key=lambda item: -item[1][0])
+        route.fulfill(json={"runs": [{"name": name, "changed": changed}
+                                     for name, (changed, _) in newest]})
+
+    def records(self, route):
+        asked = parse_qs(urlsplit(route.request.url).query)
+        name, start = asked["name"][0], int(asked["from"][0])
+        self.asked.append((name, start))
+        records = self[name][1]
+        raw = json.dumps({"records": records[start:], "next": len(records), "anew": False,
+                          "more": False})
+        route.fulfill(body=raw, content_type="application/json")
+
+
+def polled(page, holds):
+    """Until a condition holds; the clock moves on, so that each poll is due at once."""
+    for _ in range(1000):
+        if holds():
+            return
+        page.clock.fast_forward(2100)
+        page.wait_for_timeout(20)
+    raise AssertionError("no poll brings it about")
+
+
+def first_chart(page):
+    return page.locator("#charts svg[role=img]").first.get_attribute("aria-label")
+
+
+def named(page):
+    """The runs in the order of the list"""
+    return [text.split(" · ")[1] for text in page.locator("#runs label").all_inner_texts()]
+
+
+def tile(page, name):
+    return page.locator(f"#tiles div:has(dt:text-is('{name}')) dd").inner_text()
+
+
+@pytest.mark.parametrize(("planned", "left"), [(200, "0:12"), (80, "done"),
+                                               (None, "not known yet")])
+def test_time_left_of_a_run_by_minutes(opened, address, planned, left):
+    """Its log records the steps planned so far; it may end before it writes any checkpoint."""
+    logs = Logs({"run.jsonl": (1000, steps(80, n_steps=planned))})
+    page = opened(f"{address}/training", routes=logs.routes())
+    page.wait_for_selector("#tiles dd")
+    assert tile(page, "time left") == left
+
+
+def test_the_newest_run_is_first_and_followed_until_the_user_chooses(opened, address):
+    logs = Logs({"old.jsonl": (1000, steps(20))})
+    page = opened(f"{address}/training", routes=logs.routes(), clock=True)
+    page.wait_for_selector("#charts svg")
+    logs["new.jsonl"] = 2000, steps(30)
+    polled(page, lambda: "step 30" in first_chart(page))
+    assert page.inner_text("#follow") == "Now following new.jsonl, the newest run."
+    assert named(page) == ["new.jsonl", "old.jsonl"]
+    assert page.locator("#runs :checked").count() == 1 and page.is_checked("[name='new.jsonl']")
+    page.uncheck("[name='new.jsonl']")
+    page.check("[name='old.jsonl']")
+    logs["newer.jsonl"] = 3000, steps(40)
+    polled(page, lambda: "newer.jsonl is newer" in page.inner_text("#follow"))
+    assert page.is_checked("[name='old.jsonl']") and "step 20" in first_chart(page)
+    page.click("#follow >> text=Follow the newest run")
+    polled(page, lambda: "step 40" in first_chart(page))
+    assert named(page) == ["newer.jsonl", "new.jsonl", "old.jsonl"]
+    assert page.inner_text("#follow") == "Now following newer.jsonl, the newest run."
+
+
+def test_an_older_run_that_is_resumed_is_followed(opened, address):
+    """Two runs that are written at the same time keep their places."""
+    logs = Logs({"a.jsonl": (1000, steps(20)), "b.jsonl": (900, steps(30))})
+    page = opened(f"{address}/training", routes=logs.routes(), clock=True)
+    page.wait_for_selector("#charts svg")
+    logs["b.jsonl"] = 1010, steps(31)
+    before = len(logs.asked)
+    polled(page, lambda: len(logs.asked) > before + 1)
+    assert named(page) == ["a.jsonl", "b.jsonl"] and page.is_checked("[name='a.jsonl']")
+    logs["b.jsonl"] = 2000, steps(32)
+    polled(page, lambda: "step 32" in first_chart(page))
+    assert named(page) == ["b.jsonl", "a.jsonl"]
+
+
+def test_eight_runs_can_be_told_apart(opened, address):
+    """By color and dash, and by a number at the end of the curve, even where all end together."""
+    logs = Logs({f"{c}.jsonl": (1000, steps(20)) for c in "abcdefgh"})
+    page = opened(f"{address}/training", routes=logs.routes())
+    page.wait_for_selector("#charts svg")
+    for box in page.locator("#runs input").all():
+        box.check()
+    wait(page, "document.querySelectorAll('#charts figure:first-child .end').length === 8")
+    drawn = page.locator("#charts figure:first-child polyline").all()
+    assert len({line.get_attribute("class") for line in drawn}) == 8
+    ends = page.locator("#charts figure:first-child .end")
+    assert sorted(ends.all_text_contents()) == [*"12345678"]
+    heights = sorted(float(end.get_attribute("y")) for end in ends.all())
+    assert all(b - a > 9 for a, b in pairwise(heights)) and 0 < heights[0] < heights[-1] < 210
+    legend = page.locator("#charts figure:first-child .legend > span").all_inner_texts()
+    assert {text.strip() for text in legend} == {f"{i + 1} · {c}" for i, c in enumerate("hgfedcba")}
+
+
+def test_the_charts_are_explained(opened, address):
+    page = opened(f"{address}/training", routes=Logs({"a.jsonl": (1, steps(9))}).routes())
+    page.wait_for_selector("#charts svg")
+    said = page.inner_text("#charts")
+    assert "How far a step moves the weights" in said
+    assert "Length of the gradient before clipping" in said
+
+
+def test_several_runs_share_the_sampled_texts(opened, address):
+    """The legend names each run once, although held-out text has a curve beside the batch."""
+    logs = Logs({f"{c}.jsonl": (1000 - i, [*steps(9), {"step": 9, "val_bits_per_byte": 3.0},
+                                           {"step": 8, "sample": f"old {c}"},
+                                           {"step": 9, "sample": f"new {c}"}])
+                 for i, c in enumerate("abcd")})
+    page = opened(f"{address}/training", routes=logs.routes())
+    page.wait_for_selector("#charts svg")
+    for box in page.locator("#runs input").all():
+        box.check()
+    wait(page, "document.querySelectorAll('#charts figure:first-child .end').length === 4")
+    said = page.locator("#samples pre").all_inner_texts()
+    assert said == [f"{age} {c}" for c in "abcd" for age in ("new", "old")]
+    assert page.locator("#charts figure:first-child polyline").count() == 8
+    assert page.locator("#charts figure:first-child .faint").count() == 4
+    assert page.locator("#charts figure:first-child .legend > span").count() == 4
+
+
+def test_polls_do_not_overlap(opened, address):
+    """A slow server: the page asks again after the answer, and reads no record twice."""
+    logs, held = Logs({"a.jsonl": (1, steps(9))}), []
+    routes = logs.routes() | {"**/api/run?*": lambda route: held.append(route)}
+    page = opened(f"{address}/training", routes=routes, clock=True)
+    wait(page, "document.querySelector('#runs input') !== null")
+    page.uncheck("#runs input")
+    page.check("#runs input")
+    for _ in range(5):
+        page.clock.fast_forward(2100)
+        page.wait_for_timeout(20)
+    assert len(held) == 1
+    page.route("**/api/run?*", logs.records)
+    logs.records(held[0])
+    wait(page, "document.querySelectorAll('#tiles dd').length > 0")
+    polled(page, lambda: len(logs.asked) > 1)
+    assert logs.asked[:2] == [("a.jsonl", 0), ("a.jsonl", 9)]
+
+
+HOSTILE_RECORDS = [
+    {"step": 1, "loss": 1e300, "heads": {"length": 1e9}, "norm": -1e300, "ms": 1e300},
+    {"step": 2, "loss": 1e11, "heads": [1.0] * 65, "norm": 1e14, "ms": 1.0, "lr": 5e-324},
+    {"step": 3, "loss": 1e11 + 2e-5, "heads": ["1", None], "norm": 1e14 + 0.02, "ms": 1.0},
+    {"step": 4, "loss": "5", "heads": "abc", "norm": [], "ms": 1.0, "sample": {"length": 1e9}},
+    {"step": 5, "heads": [2.0, 1e300], "lr": 1e-323, "ms": 1.0, "sample": "x" * 100_000},
+    {"step": 1.5, "loss": 3.0}, {"step": "7"}, {"step": 1e300, "loss": 2.0}, {"loss": 2.0}, None, 3,
+    [], {"step": -1, "loss": 2.0}, {"step": 6, "loss": 1e11, "n_steps": "many", "ms": 1.0}]
+
+
+def test_a_hostile_log_does_not_freeze_the_page(opened, address):
+    page = opened(f"{address}/training",
+                  routes=Logs({"a.jsonl": (1, HOSTILE_RECORDS)}).routes())
+    page.wait_for_selector("#charts svg")
+    assert page.inner_text("#announce") == ""
+    for svg in page.locator("#charts svg[role=img]").all():
+        assert svg.locator("text").count() <= 24         # 12 ticks of each axis
+        assert "NaN" not in svg.inner_html() and "Infinity" not in svg.inner_html()
+    assert page.locator("#charts figcaption").first.inner_text() == "Loss"
+    assert tile(page, "step") == "6"
+    assert len(page.inner_text("#samples pre")) == 4000
+
+
+def test_a_long_log_is_kept_within_bounds(opened, address):
+    """60,000 steps are thinned to 30,000; of the 15,000 that follow, all are kept: a third of the
+    points, where they would be a fifth."""
+    records = [{"step": i, "loss": 1.0, "ms": 1.0} for i in range(1, 60_001)]
+    records += [{"step": 60_000, "sample": f"text {i}"} for i in range(50)]
+    logs = Logs({"a.jsonl": (1, records)})
+    page = opened(f"{address}/training", routes=logs.routes(), clock=True)
+    page.wait_for_selector("#charts svg")
+    assert page.locator("#samples article").count() == 8
+    assert page.locator("#samples pre").first.inner_text() == "text 49"
+    records += [{"step": i, "loss": 1.0, "ms": 1.0} for i in range(60_001, 75_001)]
+    polled(page, lambda: "step 74" in first_chart(page))
+    points = page.locator("#charts polyline").first.get_attribute("points").split()
+    xs = [float(point.split(",")[0]) for point in points]
+    there = xs[0] + (xs[-1] - xs[0]) * 60 / 75
+    assert 90 <= sum(x > there for x in xs) <= 110 and len(xs) <= 300
+
+
+def test_a_run_with_gaps_has_few_parts(opened, address):
+    """Each second step lacks the number, which would end a part of the curve at each of them."""
+    records = [{"step": i, "ms": 1.0, **({"loss": 1.0} if i % 2 else {})} for i in range(1, 2001)]
+    page = opened(f"{address}/training", routes=Logs({"a.jsonl": (1, records)}).routes())
+    page.wait_for_selector("#charts svg")
+    assert page.locator("#charts polyline").count() <= 50
+
+
+# ---- conversations that are read back
+def tree(**changes):
+    """A conversation of a question and an answer, as the page writes it; changes: {id: fields}"""
+    nodes = {"q": {"id": "q", "parent": None, "children": ["a"], "role": "user", "text": "Q?"},
+             "a": {"id": "a", "parent": "q", "children": [], "role": "assistant", "prompt": [1],
+                   "tokens": [[65, "A", 0]], "finish": "stop"}}
+    for name, fields in changes.items():
+        nodes[name] = {"id": name, "role": "user", "text": "", "children": [],
+                       **nodes.get(name, {}), **fields}
+    return {"id": "c", "title": "A sound one", "changed": 1, "nodes": nodes, "roots": ["q"],
+            "shown": "a"}
+
+
+UNSOUND = {
+    "parents in a circle": tree(x={"parent": "y", "children": ["y"]},
+                                y={"parent": "x", "children": ["x"]}) | {"shown": "x"},
+    "children in a circle": tree(a={"children": ["q"]}),
+    "a child of two": tree(a={"children": ["x"]}, q={"children": ["a", "x"]}, x={"parent": "a"}),
+    "another parent": tree(a={"parent": "a"}),
+    "a child twice": tree(q={"children": ["a", "a"]}),
+    "no such child": tree(a={"children": ["constructor"]}),
+    "not reached": tree(x={"parent": None}),
+    "a root twice": tree() | {"roots": ["q", "q"]},
+    "no roots": tree() | {"roots": []},
+    "no list": tree(q={"children": {"length": 1e9}}),
+    "no tokens": tree(a={"tokens": [["A", 1]], "text": None}),
+    "an id of a selector": tree() | {"id": '"]'},
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("where", ["file", "storage"])
+def test_unsound_conversations_are_left_out(opened, address, tmp_path, where):
+    """Whatever a file or the storage holds, the page shows the sound one, and keeps no other."""
+    page = opened(address)
+    page.evaluate("localStorage.clear()")
+    stored = {"version": 1, "current": "c", "conversations": [*UNSOUND.values(), tree()]}
+    if where == "file":
+        (tmp_path / "some.json").write_text(json.dumps(stored), encoding="utf-8")
+        page.set_input_files("#file", tmp_path / "some.json")
+    else:
+        page.evaluate("s => localStorage.setItem('nanoeuler.conversations', s)",
+                      json.dumps(stored))
+        page.reload()
+    page.wait_for_selector(".message.assistant .token")
+    wait(page, "document.querySelector('#notice').textContent.includes('left out')")
+    assert f"{len(UNSOUND)} conversations" in page.inner_text("#notice")
+    assert answers(page) == ["A"] and page.locator("#list li").count() == 1
+    page.click("#new")                       # saves
+    kept = json.loads(page.evaluate("localStorage.getItem('nanoeuler.conversations')"))
+    assert [c["title"] for c in kept["conversations"]] == ["", "A sound one"]
+
+
+@pytest.mark.parametrize("why", UNSOUND)
+def test_an_unsound_conversation_is_not_imported(opened, address, tmp_path, why):
+    page = opened(address)
+    (tmp_path / "bad.json").write_text(json.dumps({"conversations": [UNSOUND[why]]}),
+                                       encoding="utf-8")
+    page.set_input_files("#file", tmp_path / "bad.json")
+    wait(page, "document.querySelector('#notice').textContent.includes('not imported')")
+    assert page.evaluate("localStorage.getItem('nanoeuler.conversations')") is None
+
+
+def test_the_branch_shown_last_is_a_child(opened, address, tmp_path):
+    """`latest` may name an ancestor in a forged file: the walk to the last message has an end."""
+    page = opened(address)
+    nodes = tree(q={"latest": "q"}, x={"parent": None}) | {"roots": ["q", "x"], "shown": "x"}
+    (tmp_path / "some.json").write_text(json.dumps({"conversations": [nodes]}), encoding="utf-8")
+    page.set_input_files("#file", tmp_path / "some.json")
+    page.click("[aria-label='Previous branch']")
+    page.wait_for_selector(".message.assistant .token")
+    assert answers(page) == ["A"]
+
+
+# ---- waits and errors
+def test_settings_are_corrected_visibly(opened, address):
+    """The default temperature is the one of `chat`."""
+    page = opened(address)
+    wait(page, "document.querySelector('[name=temperature]').value !== ''")
+    assert page.input_value("[name=temperature]") == str(ne.Talking.temperature)
+    page.click("#open-settings")
+    page.fill("[name=temperature]", "-5")
+    page.press("[name=temperature]", "Tab")
+    assert page.input_value("[name=temperature]") == "0"
+    said = "Temperature: -5 is not allowed, so 0 is used. Expected a number from 0 to 100."
+    assert page.inner_text("#corrected") == said
+    page.fill("[name=top_k]", "2.6")
+    page.press("[name=top_k]", "Enter")      # closes the dialog: the notice stays
+    page.wait_for_selector("#settings:not([open])", state="attached")
+    assert "2.6 is not allowed, so 3 is used" in page.inner_text("#notice")
+    page.click("#open-settings")
+    page.fill("[name=top_k]", "2")
+    page.press("[name=top_k]", "Tab")
+    assert page.inner_text("#corrected") == ""
+    page.evaluate("localStorage.setItem('nanoeuler.settings', JSON.stringify("
+                  "{temperature: 'hot', top_p: 7, seed: null}))")
+    page.reload()
+    wait(page, "document.querySelector('[name=temperature]').value !== ''")
+    assert page.input_value("[name=temperature]") == str(ne.Talking.temperature)
+    assert page.input_value("[name=top_p]") == "1" and page.input_value("[name=seed]") == ""
+
+
+def test_the_first_trajectory_is_announced(opened, address):
+    page, held = opened(address), []
+    ask(page, "So?")
+
+    def answer(route):
+        if route.request.post_data_json.get("trajectory"):
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/api/explain", answer)
+    page.click("text=Look inside")
+    page.wait_for_selector("#rivals li")
+    assert "half a minute" in page.inner_text("#inside")
+    page.check("#trajectory")
+    wait(page, "document.querySelector('#steps').textContent.includes('half a minute')")
+    step = {"name": "embedding", "p": 0.5, "top": [{"text": "e", "p": 0.5}]}
+    held[0].fulfill(json={"steps": [step, {**step, "name": "1 attention", "ratio": 1, "angle": 9}]})
+    page.wait_for_selector("#steps svg")
+    page.click("#after")
+    wait(page, "document.querySelector('#steps').textContent === 'Computing the trajectory…'")
+    held[1].fulfill(json={"steps": [step, {**step, "name": "1 attention", "ratio": 1, "angle": 9}]})
+    page.wait_for_selector("#steps svg")
+
+
+def test_a_server_that_stopped(opened, address):
+    page = opened(address, failing=True)
+    page.wait_for_selector("[placeholder='Ask something']")
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    page.fill("#box", "Are you there?")
+    page.press("#box", "Enter")
+    page.wait_for_selector(".message.assistant .problem")
+    silent = "The server does not answer. Is it still running?"
+    assert page.inner_text(".message.assistant .problem") == silent
+    page.route("**/api/model", lambda route: route.abort())
+    page.reload()
+    page.wait_for_selector("#notice button")
+    assert page.inner_text("#notice").startswith(silent)
+    page.unroute("**/api/model")
+    page.click("#notice >> text=Try again")
+    page.wait_for_selector("[placeholder='Ask something']")
+    assert page.inner_text("#notice") == ""
+    page = opened(f"{address}/training", failing=True,
+                  routes={"**/api/runs": lambda route: route.abort()})
+    wait(page, f"document.querySelector('#announce').textContent === '{silent}'")
+
+
+def with_key(asked):
+    """Answers of a server whose key is `right`"""
+    def answer(route):
+        key = route.request.headers.get("authorization")
+        asked.append(key)
+        if key == "Bearer right":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "the key is missing or wrong"}})
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/", "/training"])
+def test_a_key(opened, address, path):
+    """A rejected key is called so, Escape leaves, and the page does not ask again by itself."""
+    asked = []
+    page = opened(address + path, failing=True, routes={"**/api/**": with_key(asked)},
+                  clock=True)
+    page.wait_for_selector("#keys[open]")
+    assert page.inner_text("#keys-problem") == ""
+    for wrong in ("wrong", "wr\u014dng", "wrong"):        # the second is one that no header carries
+        page.fill("#key", wrong)
+        page.press("#key", "Enter")
+        wait(page, "document.querySelector('#key').value === ''")
+        page.wait_for_selector("#keys[open]")
+        assert page.inner_text("#keys-problem") == "That key was rejected."
+    assert asked == [None, "Bearer wrong", "Bearer wrong"]
+    page.keyboard.press("Escape")
+    button = page.locator("button >> text=Enter a key")
+    button.wait_for()
+    for _ in range(5):                       # polls would be due
+        page.clock.fast_forward(2100)
+        page.wait_for_timeout(20)
+    assert len(asked) == 3 and page.locator("#keys[open]").count() == 0
+    button.click()
+    page.wait_for_selector("#keys[open]")
+    page.click("#keys-cancel")
+    button.click()
+    page.fill("#key", "right")
+    page.click("text=Use this key")
+    ready = "[placeholder='Ask something']" if path == "/" else "#charts svg"
+    page.wait_for_selector(ready)
+    assert button.count() == 0
+
+
+@pytest.mark.parametrize("path", ["/", "/training"])
 def test_nothing_is_wider_than_a_phone(opened, address, path):
     page = opened(address + path, viewport=NARROW)
     if path == "/":
@@ -314,11 +729,11 @@ def axe(tmp_path_factory):
 
 @pytest.mark.network
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("what", ["chat", "inside", "settings", "learn"])
+@pytest.mark.parametrize("what", ["chat", "inside", "settings", "training"])
 def test_axe_finds_nothing(opened, address, axe, what, scheme):
-    page = opened(address + ("/learn" if what == "learn" else "/"), color_scheme=scheme,
+    page = opened(address + ("/training" if what == "training" else "/"), color_scheme=scheme,
                   bypass_csp=True)
-    if what == "learn":
+    if what == "training":
         page.wait_for_selector("#charts svg")
     else:
         ask(page, "So?")

@@ -1,21 +1,27 @@
 // The chat.  A conversation is a tree: an edited message and a new answer are branches beside the
 // old ones.  An answer keeps its tokens, with which the server explains it and goes on from any.
 import { $, Refused, ask, askJson, drawn, element, events, percent } from "./common.js";
+import { MOST_FILE, checkedStore, decodedWith, emptyStore, newId, packed, pieces, textOf } from "./conversations.js";
 import { chart } from "./trajectory.js";
 
 const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
 const PAINT_EVERY = 30; // ms
+// name, label, default, least, most, step; the default temperature is the model card's
 const FIELDS = [
-  ["temperature", "Temperature", 0.8, 0, 100, 0.1], ["max_tokens", "Longest answer, tokens", 200, 1, 1e6, 1],
+  ["temperature", "Temperature", "", 0, 100, 0.1], ["max_tokens", "Longest answer, tokens", 200, 1, 1e6, 1],
   ["top_p", "Top p", 1, 0, 1, 0.01], ["top_k", "Top k, 0: all", 0, 0, 1e6, 1],
   ["min_p", "Min p", 0, 0, 1, 0.01], ["presence_penalty", "Presence penalty", 0, -100, 100, 0.1],
   ["frequency_penalty", "Frequency penalty", 0, -100, 100, 0.1], ["seed", "Seed, empty: any", "", 0, 2 ** 53, 1],
 ];
+const LONGEST_SYSTEM = 2 ** 20; // characters
+const COMPUTING = "Computing the trajectory…", FIRST = " The first one can take half a minute.";
 
 let card = null, running = null, looked = null, asking = null;
 let early = false; // was something sent before the model's card had come?
-let store = load(STORE, { version: 1, current: null, conversations: [] });
-let settings = load(SETTINGS, {});
+let failed = false; // could the card not be fetched?
+let computed = false; // has a trajectory come since the page was opened?
+const { store, lost } = checkedStore(load(STORE, emptyStore()));
+let settings = checkedSettings(load(SETTINGS, {}));
 
 function load(name, otherwise) {
   try {
@@ -26,8 +32,6 @@ function load(name, otherwise) {
 }
 
 // ---- the tree
-const newId = () => crypto.getRandomValues(new Uint32Array(2)).join("-");
-
 function conversation() {
   return store.conversations.find((c) => c.id === store.current) ?? null;
 }
@@ -78,25 +82,12 @@ function save() {
       return;
     } catch {
       const heavy = store.conversations.findLast((c) => c.id !== store.current && !c.light);
-      if (!heavy) return say("This browser keeps no more: export and remove conversations.");
+      if (!heavy) return notify("The browser's storage is full. Export conversations, then remove some.");
       for (const node of Object.values(heavy.nodes)) if (node.tokens) [node.text, node.tokens, node.prompt] = [textOf(node), null, null];
       heavy.light = true;
     }
   }
 }
-
-// ---- tokens: [id, its bytes as Latin-1, was it a draft that was accepted?, what was drafted]
-const packed = (t) => [t.id, String.fromCharCode(...t.bytes), t.accepted ? 1 : 0, ...(t.drafts ? [t.drafts] : [])];
-
-const bytesOf = ([, raw]) => Uint8Array.from(raw, (c) => c.charCodeAt(0));
-
-// The text that each token adds: a character of several tokens comes with its last one
-function pieces(tokens) {
-  const decoder = new TextDecoder();
-  return tokens.map((token, i) => decoder.decode(bytesOf(token), { stream: i + 1 < tokens.length }));
-}
-
-const textOf = (node) => node.tokens ? pieces(node.tokens).join("") : node.text;
 
 const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ | $/g, "␣") || "∅";
 
@@ -187,13 +178,15 @@ function meter(used) {
   $("context-said").textContent = card ? `${Math.min(used, most)} of ${most}` : "";
 }
 
-const say = (text) => { $("announce").textContent = text; };
+const say = (text) => { $("announce").textContent = text; };          // for screen readers
+
+const notify = (text) => { $("notice").textContent = text; };        // for all readers
 
 // ---- asking
 function sampling() {
   const found = {};
-  for (const [name, , otherwise] of FIELDS) {
-    const value = settings[name] ?? otherwise;
+  for (const field of FIELDS) {
+    const [name] = field, value = settings[name] ?? defaultOf(field);
     if (value !== "" && !(name.startsWith("top_k") && value === 0)) found[name] = value;
   }
   found.max_tokens = Math.min(found.max_tokens, card.most_tokens);
@@ -210,6 +203,7 @@ function question(path) {
 
 async function run(c, node, path, body) {
   if (running) return;
+  notify("");
   running = new AbortController();
   closeInside();
   $("send").hidden = true;
@@ -277,7 +271,7 @@ const paceOf = (n, first, rest) => `${n > 1 && rest > 0 ? `${((n - 1) / rest * 1
 // are long, and tokens may come faster than a page is drawn.
 function painter(article, node) {
   const decoder = new TextDecoder(), log = $("log");
-  const next = (token) => decoder.decode(bytesOf(token), { stream: true });
+  const next = (token) => decodedWith(decoder, token);
   node.tokens.forEach(next);
   let shown = node.tokens.length;
   return () => {
@@ -381,7 +375,9 @@ async function look(node, i, focus = false) {
     drafts(node, i, found);
     $("steps").replaceChildren();
     if (settings.trajectory) {
+      $("steps").replaceChildren(element("p", { class: "hint", role: "status" }, COMPUTING + (computed ? "" : FIRST)));
       const { steps } = await askJson("api/explain", { tokens, chosen: id, trajectory: true }, signal);
+      computed = true;
       $("steps").replaceChildren(...chart(steps, piece, visible));
     }
     say(`${piece} had ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
@@ -419,18 +415,57 @@ function drafts(node, i, found) {
 }
 
 // ---- settings, the model, files
+function defaultOf([name, , otherwise]) {
+  return name === "temperature" && card ? card.temperature : otherwise;
+}
+
+function largestOf([name, , , , most]) {
+  return name === "max_tokens" && card ? card.most_tokens : most;
+}
+
+// The nearest value that is allowed
+function fitting(field, value) {
+  const [, , , least, , step] = field;
+  return Math.min(largestOf(field), Math.max(least, step === 1 ? Math.round(value) : value));
+}
+
+// Stored settings are untrusted input, too: known fields alone, within their ranges.
+function checkedSettings(raw) {
+  const found = {};
+  for (const field of FIELDS) {
+    const value = raw[field[0]];
+    if (Number.isFinite(value)) found[field[0]] = fitting(field, value);
+  }
+  for (const name of ["colour", "trajectory"]) if (typeof raw[name] === "boolean") found[name] = raw[name];
+  if (typeof raw.system === "string") found.system = raw.system.slice(0, LONGEST_SYSTEM);
+  return found;
+}
+
+// Takes over what was typed.  A value that is not allowed is corrected, with a word on why.
+function change(field, input) {
+  const [name, label, , least, , step] = field, bad = input.validity.badInput;
+  const typed = bad || input.value === "" ? defaultOf(field) : Number(input.value);
+  const value = typed === "" ? "" : fitting(field, typed), shown = value === "" ? "no value" : value;
+  if (value === "" || input.value === "") delete settings[name];
+  else settings[name] = value;
+  input.value = value;
+  const expected = `${step === 1 ? "a whole number" : "a number"} from ${least} to ${largestOf(field)}`;
+  const problem = bad ? "the text is not a number" : value !== typed ? `${typed} is not allowed` : "";
+  const said = problem && `${label}: ${problem}, so ${shown} is used. Expected ${expected}.`;
+  $("corrected").textContent = said;
+  notify(said);
+  saveSettings();
+}
+
 function buildSettings() {
-  $("fields").replaceChildren(...FIELDS.map(([name, text, otherwise, min, max, step]) => {
-    const input = element("input", { type: "number", min, max, step: step === 1 ? 1 : "any", name });
-    input.value = settings[name] ?? otherwise;
-    input.addEventListener("change", () => {
-      const value = input.value === "" ? otherwise : Number(input.value);
-      settings[name] = value === "" ? value : Math.min(max, Math.max(min, step === 1 ? Math.round(value) : value));
-      input.value = settings[name];
-      saveSettings();
-    });
-    return element("label", {}, text, input);
+  $("fields").replaceChildren(...FIELDS.map((field) => {
+    const [name, label, , least, , step] = field;
+    const input = element("input", { type: "number", min: least, max: largestOf(field), step: step === 1 ? 1 : "any", name });
+    input.value = settings[name] ?? defaultOf(field);
+    input.addEventListener("change", () => change(field, input));
+    return element("label", {}, label, input);
   }));
+  $("corrected").textContent = "";
   $("system").value = settings.system ?? "";
   $("colour").checked = settings.colour !== false;
   $("trajectory").checked = settings.trajectory === true;
@@ -456,31 +491,25 @@ function exported() {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-// Is it what `exported` writes?  Whatever else is in a file gets no further.
-function sound(c) {
-  const texts = (...all) => all.every((x) => typeof x === "string");
-  return c && texts(c.id, c.title) && Array.isArray(c.roots) && c.nodes && Object.entries(c.nodes).every(([id, node]) =>
-    id === node.id && ["user", "assistant"].includes(node.role) && Array.isArray(node.children) && node.children.every((x) => x in c.nodes) &&
-    (node.parent === null || c.nodes[node.parent]?.children.includes(id)) && (texts(node.text) || Array.isArray(node.tokens) && node.tokens.every((t) =>
-      Number.isInteger(t[0]) && texts(t[1]) && (t[3] === undefined || Array.isArray(t[3]) && texts(...t[3])))) &&
-    (!node.prompt || Array.isArray(node.prompt) && node.prompt.every(Number.isInteger))) && c.roots.every((x) => x in c.nodes) && (c.shown === null || c.shown in c.nodes);
-}
-
 async function imported(file) {
   try {
-    const found = JSON.parse(await file.text()).conversations.filter(sound);
-    if (!found.length) throw new Error("it holds no conversation");
+    if (file.size > MOST_FILE) throw new Error(`expected at most ${MOST_FILE >> 20} MiB, got ${file.size >> 20}`);
+    const found = checkedStore(JSON.parse(await file.text())), all = found.store.conversations;
+    if (!all.length) throw new Error("it holds no conversation that this page can show");
     const known = new Set(store.conversations.map((c) => c.id));
-    for (const c of found) if (known.has(c.id)) c.id = newId();
-    store.conversations.unshift(...found);
-    store.current = found[0].id;
+    for (const c of all) if (known.has(c.id)) c.id = newId();
+    store.conversations.unshift(...all);
+    store.current = all[0].id;
+    closeInside();
     save();
     render();
-    say(`${found.length} conversations imported.`);
+    notify(`${counted(all.length)} imported${found.lost ? `; ${counted(found.lost)} damaged and left out` : ""}.`);
   } catch (error) {
-    say(`${file.name} was not imported: ${error.message}`);
+    notify(`${file.name} was not imported: ${error.message}.`);
   }
 }
+
+const counted = (n) => n === 1 ? "1 conversation" : `${n} conversations`;
 
 // ---- what people do
 const grow = () => {
@@ -492,6 +521,7 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("box").value;
   early = !card;
+  if (failed) start();
   if (!text.trim() || running || !card) return;
   $("box").value = "";
   grow();
@@ -561,16 +591,28 @@ $("file").addEventListener("change", async (event) => {
   event.target.value = "";
 });
 
-buildSettings();
-render();
-try {
-  card = await askJson("api/model");
+// Fetches the model's card.  Without it nothing can be sent.
+async function start() {
+  failed = false;
+  try {
+    card = await askJson("api/model");
+  } catch (error) {
+    failed = true;
+    const label = error.status === 401 ? "Enter a key" : "Try again";
+    $("notice").replaceChildren(error.message, " ", button(label, start));
+    return;
+  }
+  notify(lost ? `${counted(lost)} in this browser's storage ${lost === 1 ? "is" : "are"} damaged and left out.` : "");
   document.title = `${card.name} · NanoEuler`;
   $("box").placeholder = card.answers ? "Ask something" : "Begin a text";
+  settings = checkedSettings(settings);
+  buildSettings();
   buildCard();
   render();
   $("box").focus();
   if (early) $("form").requestSubmit();
-} catch (error) {
-  $("log").replaceChildren(element("p", { class: "welcome", role: "alert" }, `The server does not answer: ${error.message}`));
 }
+
+buildSettings();
+render();
+await start();
