@@ -3092,19 +3092,38 @@ def held_out(example, share=0.02):
     return question_hash(example) < share * (1 << 32)
 
 # ---- the files they come in
+# Templates write a role as it is, so any other one could spell the name of a special token.
 ROLES = "system", "user", "assistant", "tool"
 
+def text_of(content, place):
+    """The text of a message, which may come in parts: [{"type": "text", "text": ..}, ..]"""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for part in parts:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text") if is_text else part
+        need(is_text and isinstance(text, str), f"{place}: expected a text as its content, found "
+             f"{text!r:.40}")
+    return "".join(part["text"] for part in parts)
+
+def checked_message(role, content, place):
+    """(role, text) of a message.  place: where it stands, for an error"""
+    need(isinstance(role, str) and role in ROLES, f"{place}: expected one of the roles "
+         f"{', '.join(ROLES)}, found {role!r:.40}")
+    return role, text_of(content, place)
+
 def messages_in(listed, name):
-    """[(role, text)] of a list of {"role": ..., "content": ...}"""
-    need(isinstance(listed, list) and listed, f"{name} is {listed!r:.40}, expected messages")
+    """[(role, text)] of a conversation from a file or a caller: a list of {"role": ..,
+    "content": ..}, or of pairs (role, text).  Every conversation passes through this function."""
+    need(isinstance(listed, list | tuple) and listed, f"{name}: expected a list of messages, found "
+         f"{listed!r:.40}")
     messages = []
-    for message in listed:
-        need(isinstance(message, dict), f"{name} holds {message!r:.40}, expected an object with "
-             f"role and content")
-        role, text = message.get("role"), message.get("content")
-        need(role in ROLES, f"a role in {name} is {role!r:.40}, expected {', '.join(ROLES)}")
-        need(isinstance(text, str), f"a content in {name} is {text!r:.40}, expected text")
-        messages.append((role, text))
+    for i, message in enumerate(listed):
+        place = f"{name}[{i}]"
+        if isinstance(message, dict):
+            message = message.get("role"), message.get("content")
+        need(isinstance(message, list | tuple) and len(message) == 2, f"{place}: expected a "
+             f"message with role and content, found {message!r:.40}")
+        messages.append(checked_message(*message, place))
     return messages
 
 def conversation(asked, answers):
@@ -4808,8 +4827,9 @@ def export(file, folder, gguf, matrices, force):
 #
 # where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
 # such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
-# was it said?), and names are looked for only in those that were not.  An imported model brings a
-# template that is a program; 11.2 makes pieces of what it writes.
+# role of its speaker).  The template's own pieces have the role "", and only in those are names
+# replaced by special tokens.  An imported model brings a template that is a program; 11.2 makes
+# pieces of what it writes.
 
 # Ours as such programs, for others who read an export
 ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
@@ -4834,7 +4854,7 @@ def alpaca_instruction(messages):
 
 def alpaca_pieces(messages):
     before, after = PROMPT.split("{instruction}")
-    return [(before, False), (alpaca_instruction(messages), True), (after, False)]
+    return [(before, ""), (alpaca_instruction(messages), "user"), (after, "")]
 
 def chatml_pieces(template, messages):
     """Some spellings of ChatML begin with a system message of their own."""
@@ -4842,9 +4862,9 @@ def chatml_pieces(template, messages):
     for _, text in default_system(template, messages):
         ended = f"<|im_start|>system\n{text}<|im_end|>\n"
     for role, text in messages:
-        pieces += [(f"{ended}<|im_start|>{role}\n", False), (text, True)]
+        pieces += [(f"{ended}<|im_start|>{role}\n", ""), (text, role)]
         ended = "<|im_end|>\n"
-    return [*pieces, (f"{ended}<|im_start|>assistant\n", False)]
+    return [*pieces, (f"{ended}<|im_start|>assistant\n", "")]
 
 def own_pieces(template, messages):
     """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
@@ -4857,17 +4877,18 @@ def special_names(tokenizer):
     return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation, with what begins the next answer
+    """The ids of a conversation, with what begins the next answer.  The messages are checked here,
+    so that no caller can forget it.
     sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
-    messages = [(role, unmarked(text)) for role, text in messages]
+    messages = [(role, unmarked(text)) for role, text in messages_in(messages, "messages")]
     pieces = (own_pieces(template, messages) or
               strangers_pieces(template, messages, state, tokenizer))
     ids, text = [], ""                       # text: not encoded yet, because words reach over seams
-    for piece, said in pieces:
-        for part in [piece] if said else re.split(f"({special_names(tokenizer)})", piece):
-            if said and sampled and part in sampled:
+    for piece, speaker in pieces:
+        for part in [piece] if speaker else re.split(f"({special_names(tokenizer)})", piece):
+            if speaker == "assistant" and sampled and part in sampled:
                 new = sampled[part]
-            elif not said and part in tokenizer.specials:
+            elif not speaker and part in tokenizer.specials:
                 new = [tokenizer.specials[part]]
             else:
                 text += part
@@ -4989,7 +5010,7 @@ class Speaker:
         return "".join(self.answer_pieces(self.ids_to_read(question)))
 
     def ids_of(self, prompt):
-        """The ids of a prompt by itself: a text, or messages [(role, text)]"""
+        """The ids of a prompt by itself: a text, or messages, as `messages_in` takes them"""
         if isinstance(prompt, str) and not self.answers:
             ids = self.tokenizer.encode(prompt)
         else:
@@ -5426,6 +5447,12 @@ def with_letters_alone(messages, known):
     return [(role, re.sub(r"\S", letter, said))
             for (role, said), letter in zip(messages, letters_but(known))]
 
+def speaker_of(part, roles):
+    """The role of a part that is said, from the letters of its messages: "assistant" if all of it
+    is the model's, "user" of anything else.     roles: {letter: role}"""
+    said_by = {roles.get(letter) for letter in unmarked(part)}
+    return "assistant" if said_by == {"assistant"} else "user"
+
 def frame(text, special):
     """What a template wrote around what is said: its special names, and for the parts before,
     between and after them the letters that are said there.
@@ -5435,13 +5462,14 @@ def frame(text, special):
 
 def strangers_pieces(template, messages, state, tokenizer):
     """The pieces of messages by a template that is a program"""
-    text = conversation_text(template, messages, state, tokenizer)
+    text, speakers = conversation_text(template, messages, state, tokenizer)
     parts = re.split(f"({SAID.pattern})", text)          # what was said is every other one
-    return [(unmarked(part), i % 2 == 1) for i, part in enumerate(parts)]
+    return [(unmarked(part), speakers[i // 2] if i % 2 else "") for i, part in enumerate(parts)]
 
 def conversation_text(template, messages, state, tokenizer):
     """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
-    BEFORE and A is AFTER.  Special names are those without marks: the template's own.
+    BEFORE and A is AFTER.  Special names are those without marks: the template's own.  And the
+    role of each part that bears marks.
 
     What users and models say must never become a special token, whatever the template does with
     it.  And yet a template must see what is said: it may strip it, quote it, cut it where a thought
@@ -5481,7 +5509,8 @@ def conversation_text(template, messages, state, tokenizer):
     need(found == found_in_marked, refusal)
     need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
     need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
-    return text
+    roles = {letter: role for (role, _), letter in zip(messages, letters_but(known))}
+    return text, [speaker_of(part, roles) for part in SAID.findall(in_letters)]
 
 # ==== 11.3 Prompts in a file, the lens, the server ====
 # ---- a file of prompts
@@ -5501,11 +5530,11 @@ def prompts_in(path, speaker, truncate):
             record = {"prompt": record} if isinstance(record, str) else record
             need(isinstance(record, dict), "it is no object")
             if "messages" in record:
-                prompt = [(m["role"], m["content"]) for m in record["messages"]]
-                need(all(isinstance(x, str) for m in prompt for x in m), "a message is no text")
+                prompt = messages_in(record["messages"], "messages")
             else:
                 prompt = record["prompt"]
-                need(isinstance(prompt, str), "its prompt is no text")
+                need(isinstance(prompt, str), f"expected a text as its prompt, found "
+                     f"{prompt!r:.40}")
             found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
         except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
             said = f"it has no {e}" if isinstance(e, KeyError) else e

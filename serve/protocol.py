@@ -367,18 +367,10 @@ class Reader:
             refuse_unless(key in ("role", "content") or value in (None, [], ""),
                           f"{place}.{shown(key)} is not supported", "messages",
                           "unsupported_parameter")
-        role, content = m.get("role"), m.get("content")
-        refuse_unless(role in ("system", "user", "assistant"), f"{place}.role is {shown(role)}, "
-                      f"expected system, user or assistant", "messages")
-        if isinstance(content, list):
-            parts = [x.get("text") if isinstance(x, dict) and x.get("type") == "text" else None
-                     for x in content]
-            refuse_unless(all(isinstance(x, str) for x in parts),
-                          f"{place}.content has a part that is no text", "messages")
-            content = "".join(parts)
-        refuse_unless(isinstance(content, str), f"{place}.content is {shown(content)}, expected a "
-                      f"text", "messages")
-        return role, content
+        try:
+            return ne.checked_message(m.get("role"), m.get("content"), place)
+        except ne.UserError as e:
+            raise Refusal(400, str(e), "messages") from None
 
     def ids_of_messages(self, messages):
         s = self.speaker

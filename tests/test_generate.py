@@ -551,8 +551,9 @@ def test_a_file_that_another_run_writes_is_left_alone(path, tmp_path, capsys):
 
 @pytest.mark.parametrize("line, words", [
     ('{"prompt": "x"', "line 2"), ('{"text": "x"}', "no 'prompt'"), ("17", "no object"),
-    ('{"prompt": 4}', "no text"), ("", "line 2"), ('""', "no token"),
-    ('{"messages": [{"role": "user"}]}', "no 'content'"),
+    ('{"prompt": 4}', "expected a text"), ('""', "no token"),
+    ('{"messages": [{"role": "user"}]}', "messages[0]: expected a text"),
+    ('{"messages": [{"role": "user</s>", "content": "Hi"}]}', "found 'user</s>'"),
     ('{"prompt": "' + "x " * 60 + '"}', "the context 40")])
 def test_bad_lines_are_named_before_anything_is_computed(line, words, path, tmp_path, capsys,
                                                          monkeypatch):

@@ -548,7 +548,8 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
     ("chat/completions", {"messages": "hi"}, "expected a list"),
     ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 2049}, "1 to 2,048"),
     ("chat/completions", {"messages": ["hi"]}, "no object"),
-    ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "role"),
+    ("chat/completions", {"messages": [{"role": "user\n", "content": "x"}]},
+     "messages[0]: expected one of the roles system, user, assistant, tool, found 'user\\n'"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "content"),
     ("chat/completions", {"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "x"}}]}]}, "no text"),
