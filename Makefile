@@ -49,10 +49,10 @@ sft: $(RUN_DEPS)  ## teach what `train` made to answer (4 minutes); writes nanoe
 dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
 	$(PY) nanoeuler.py dpo $(CHAT) $(call resume,$(DPO)) --out $(DPO) $(ARGS)
 
-# The one that OUT names, or the newest of these that is there, or the program's own choice
-MODEL ?= $(if $(filter file,$(origin OUT)),$(firstword $(shell ls -t $(OUT) $(CHAT) $(DPO) 2>/dev/null)),$(OUT))
+# The one that OUT= names, or the program's own choice: the newest in this folder, or the bundled one
+MODEL ?= $(if $(filter file,$(origin OUT)),,$(OUT))
 
-chat: $(RUN_DEPS)  ## talk to the newest model here, or to the one that MODEL= names
+chat: $(RUN_DEPS)  ## talk to the newest model here, or to another: MODEL=FILE, MODEL=bundled
 	$(PY) nanoeuler.py chat $(MODEL) $(ARGS)
 
 serve: $(SERVE_DEPS)  ## the same in a browser, or from programs

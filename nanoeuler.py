@@ -12,7 +12,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
     python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
     python nanoeuler.py plot LOG...            loss curves
-    python nanoeuler.py info FILE              what is in a checkpoint
+    python nanoeuler.py info [FILE]            what is in a checkpoint
     python nanoeuler.py quantize FILE OUT      the same model in int8, a quarter of the size
     python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
     python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
@@ -3587,14 +3587,15 @@ def print_table(title, rows):
         print(f"  {name:<16} {printable(str(value))}")
     print(flush=True)
 
-def info(file):
+def info(file=None):
     """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
+    file = model_to_use(file, place="")
     c = read_checkpoint(file)
     s = c.state
     text = str(s.options.get("data"))
     if s.text_sha256:                        # an imported model's is not known
         text += f", sha256 {s.text_sha256[:12]}"
-    print_table(file, [
+    print_table(shown_name(file), [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
         ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
@@ -4402,7 +4403,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
             own = run.begins_with
             need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
-                 f"first, or begin with another, such as {beside_program(SHIPPED)}")
+                 f"first, or begin with another, such as {BUNDLED}")
             file = file or own
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
@@ -5147,34 +5148,59 @@ def said_or_read(prompt):
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
 
-# What `dpo`, `sft` and `train` write where no name is given, and the model that comes with the
-# program: of that data/MODEL.md says what it was made of, and what it can
-MADE_HERE = "nanoeuler_dpo.bin", "nanoeuler_chat.bin", "nanoeuler.bin"
+# The model that comes with the program: of that data/MODEL.md says what it was made of, and what it
+# can.  It has a name, and a short one, wherever a checkpoint is asked for.
 SHIPPED = "data/model.bin"
+BUNDLED, BOX = "bundled", "box"
 
-BOX = "box"                  # its name wherever one is asked for
+def is_bundled(file):
+    return os.path.realpath(file) == os.path.realpath(beside_program(SHIPPED))
 
 def in_box(file):
-    """The path of a checkpoint: a file of that name goes before the model in the box."""
-    return beside_program(SHIPPED) if file == BOX and not os.path.exists(BOX) else file
+    """The path of a checkpoint: a file of that name takes precedence over the bundled model."""
+    bundled = file in (BUNDLED, BOX) and not os.path.exists(file)
+    return beside_program(SHIPPED) if bundled else file
 
-def model_to_use(file=None, told=False):
-    """The checkpoint that is named; else the newest that was made here, or the one that comes with
-    the program; or the name that `train` would give one.  What was chosen is told of, unless it is
-    all that `train` has made here, or the verb itself says what it talks to."""
+def shown_name(file):
+    """A checkpoint as messages call it: the bundled one may lie deep in site-packages."""
+    return BUNDLED if is_bundled(file) else file
+
+MOST_MODELS = 1000           # files that are opened in search of a checkpoint
+
+def newest_model(folder=os.curdir):
+    """The name of the newest checkpoint in a folder, by modification time; None if there is none.
+    Only regular files named *.bin are opened, the newest first."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".bin") and not entry.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    if entry.is_file():
+                        found.append((entry.stat().st_mtime, entry.name))
+    for _, name in sorted(found, reverse=True)[:MOST_MODELS]:
+        with contextlib.suppress(OSError):
+            if begins_as_checkpoint(os.path.join(folder, name)):
+                return name
+    return None
+
+def model_to_use(file=None, place=None):
+    """The checkpoint that is named; else the newest one in this folder, or the bundled one.
+    place: where on the command line another one is named.  A note then says which was taken."""
     if file is not None:
         return in_box(file)
-    made, shipped = tuple(filter(os.path.exists, MADE_HERE)), beside_program(SHIPPED)
-    if made:
-        file, which = max(made, key=os.path.getmtime), "is the newest model here"
-    elif os.path.exists(shipped):
-        file, which = shipped, "is the model that comes with the program"
-    else:
-        return MADE_HERE[-1]
-    if told and made != MADE_HERE[-1:]:
-        print(f"note: {file} {which}; another one is named behind the prompt", file=sys.stderr,
-              flush=True)
-    return file
+    newest, bundled = newest_model(), beside_program(SHIPPED)
+    need(newest or os.path.exists(bundled), f"expected a model in this folder, found none; name "
+         f"its file, or make one: {typed(Model.program)} train")
+    note = (f"the {BUNDLED} model is used, as this folder has none; to use another, name its file"
+            f"{place}")
+    if newest:
+        note = (f"{newest} is the newest model in this folder; to use another, name it{place}: a "
+                f"file, or {BUNDLED}")
+    if place is not None:
+        print(f"note: {printable(note)}", file=sys.stderr, flush=True)
+    return newest or bundled
+
+AFTER_PROMPT = " after the prompt"
 
 def need_prompt_first(prompt, file):
     need(file is None or os.path.exists(file) or not os.path.isfile(in_box(prompt)),
@@ -5210,12 +5236,12 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         need(out, "name a file for the answers: --out answers.jsonl")
         need(not prompt or file is None,
              f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
-        file = model_to_use(prompt or file, told=True)
+        file = model_to_use(prompt or file, place="")
         return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
     need_prompt_first(prompt, file)
-    file = model_to_use(file, told=True)
+    file = model_to_use(file, AFTER_PROMPT)
     prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, options)
     for i in range(options.n):
@@ -5242,10 +5268,11 @@ def chat(file=None, decoder=Decoder, **chosen):
     talking = Talking(**chosen).check()
     need(talking.n == 1 and not talking.logprobs, "a chat has one answer to each line, without "
          "--n and --logprobs; generate has them")
-    file = model_to_use(file)
+    file = model_to_use(file, place="")
     speaker = Speaker(file, decoder, talking)
-    print(f"{file}: {n_params(speaker.cfg):,} parameters, context {speaker.cfg.seq_len} tokens, "
-          f"{'answers' if speaker.answers else 'continues'} what you type.\n"
+    print(f"{shown_name(file)}: {n_params(speaker.cfg):,} parameters, context "
+          f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
+          f"type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
     speaker.converse()
 
@@ -5636,7 +5663,7 @@ def euler_steps(model, tokens):
 def lens(prompt, file=None):
     """`lens`: the Euler steps of a prompt's last token."""
     need_prompt_first(prompt, file)
-    file = model_to_use(file, told=True)
+    file = model_to_use(file, AFTER_PROMPT)
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
@@ -5690,7 +5717,7 @@ def serve(file=None, decoder=Decoder, **chosen):
         import nanoeuler_serve as server
     else:
         import serve as server
-    return server.run(model_to_use(file), decoder, options)
+    return server.run(model_to_use(file, place=""), decoder, options)
 
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
@@ -6704,16 +6731,17 @@ def model_name(argument):
 def checkpoint(default):
     return arg("file", nargs="?", type=model_name, default=default, help="checkpoint")
 
-IN_BOX = "the one that comes along"
 
 def beginning(run):
     """The checkpoint that a run begins with.  Where none is named --resume compares none."""
     return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
-               help=f"checkpoint to begin with (default: {run.begins_with}; {BOX}: {IN_BOX})")
+               help=f"checkpoint to begin with (default: {run.begins_with}; {BUNDLED}: the bundled "
+                    f"model)")
 
 FILE = checkpoint("nanoeuler.bin")
 MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
-            help=f"checkpoint (default: the newest that was made here, or {IN_BOX}; {BOX}: that)")
+            help=f"checkpoint (default: the newest in this folder, or else {BUNDLED}, the bundled "
+                 f"model)")
 TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
 FORCE = arg("--force", action="store_true", help="replace what is there")
 TO_GENERATE = (
@@ -6867,7 +6895,7 @@ def add_verbs(add):
     add("serve", serve, "answer browsers and OpenAI's clients", MODEL, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
         arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
-    add("info", info, "what is in a checkpoint", FILE)
+    add("info", info, "what is in a checkpoint", MODEL)
     add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
         arg("file", type=model_name, help="checkpoint"),
         arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)

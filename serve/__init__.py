@@ -173,8 +173,8 @@ def run(file, decoder, options):
         server = build(file, decoder, options)
         address = f"[{options.host}]" if ":" in options.host else options.host
         port = s.getsockname()[1]
-        print(f"{file}: {server.card['parameters']:,} parameters, {options.slots} slots of "
-              f"{server.card['context']:,} tokens, {server.card['cache_mib']:,.0f} MiB\n"
+        print(f"{ne.shown_name(file)}: {server.card['parameters']:,} parameters, {options.slots} "
+              f"slots of {server.card['context']:,} tokens, {server.card['cache_mib']:,.0f} MiB\n"
               f"http://{address}:{port}/ to talk, "
               f"http://{address}:{port}/training to watch a run; Ctrl-C ends it", flush=True)
         if not is_loopback(options.host):

@@ -57,8 +57,9 @@ def test_tokens_made_of_what_is_said_are_forged(prepared, monkeypatch):
 def test_each_guard_of_the_ids_is_needed(without, prepared, monkeypatch):
     """The twin tells what each of them keeps away."""
     if without == "SAID":                    # marks are taken off before names are looked for
-        text = ne.conversation_text
-        monkeypatch.setattr(ne, "conversation_text", lambda *args: (ne.unmarked(text(*args)[0]), []))
+        text_of = ne.conversation_text
+        monkeypatch.setattr(ne, "conversation_text",
+                            lambda *args: (ne.unmarked(text_of(*args)[0]), []))
     elif without == "frame":                 # special names are not compared
         monkeypatch.setattr(ne, "frame", lambda text, special: ([], []))
     else:                                    # other letters are the same

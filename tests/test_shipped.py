@@ -1,4 +1,4 @@
-"""Which model speaks where none is named: the newest of the user's own, or the one in the box."""
+"""Which model speaks where none is named: the newest of the user's own, or the bundled one."""
 import importlib.util
 import os
 import shutil
@@ -13,7 +13,8 @@ import bpe
 import nanoeuler as ne
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
-VERBS = [("generate", "to be", "--tokens", 3), ("lens", "to be"), ("chat", "--tokens", 3)]
+VERBS = [("generate", "to be", "--tokens", 3), ("lens", "to be"), ("chat", "--tokens", 3),
+         ("info",)]
 verbs = pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 
 
@@ -45,29 +46,60 @@ def spoken_by(capsys, verb):
     return capsys.readouterr()
 
 
+def with_model(verb, model):
+    """The verb's arguments with a checkpoint, which stands after the prompt."""
+    place = 2 if verb[0] in ("generate", "lens") else 1
+    return *verb[:place], model, *verb[place:]
+
+
+def note_on_the_choice(verb, err):
+    """The one line that says which model was taken; it says where another one is named."""
+    [note] = err.splitlines()
+    assert note.startswith("note: ") and "to use another, name it" in note
+    assert ("after the prompt" in note) == (verb[0] in ("generate", "lens"))
+    return note
+
+
 @verbs
-def test_without_a_model_of_ones_own_the_one_in_the_box_speaks(verb, box, capsys):
+def test_without_a_model_of_ones_own_the_bundled_one_speaks(verb, box, capsys):
     out, err = spoken_by(capsys, verb)
-    assert out and out == told(verb[0], *verb[1:2] * (verb[0] != "chat"), box,
-                               *verb[2 - (verb[0] == "chat"):])
-    said = [line for line in (out + err).splitlines() if str(box) in line]
-    assert len(said) == 1, (out, err)        # and says in a line that it does
+    assert out and out == told(*with_model(verb, "bundled"))
+    assert "the bundled model is used" in note_on_the_choice(verb, err)
+    assert str(box) not in out + err         # a path that may lie deep in site-packages
 
 
 @verbs
 @pytest.mark.parametrize("names", [("nanoeuler.bin",), ("nanoeuler_chat.bin", "nanoeuler.bin"),
-                                   ("nanoeuler.bin", "nanoeuler_chat.bin"),
-                                   ("nanoeuler.bin", "nanoeuler_chat.bin", "nanoeuler_dpo.bin")])
+                                   ("nanoeuler.bin", "nanoeuler_dpo.bin", "mine.bin")])
 def test_the_newest_of_ones_own_goes_first(verb, names, box, capsys):
+    """Whatever its name is."""
     own(*names)
     out, err = spoken_by(capsys, verb)
-    assert str(box) not in out + err
-    if verb[0] == "chat":
-        assert out.startswith(f"{names[-1]}: ")
-    elif len(names) > 1:
-        assert err.startswith(f"note: {names[-1]} is the newest model here")
-    else:
-        assert err == ""                     # there is no other that it could be
+    assert out == told(*with_model(verb, names[-1]))
+    note = note_on_the_choice(verb, err)
+    assert f"{names[-1]} is the newest model in this folder" in note and "or bundled" in note
+
+
+def test_what_is_no_model_is_not_the_newest(box, monkeypatch):
+    """Nothing but the beginning of regular files is read, and of no more than a few."""
+    own("mine.bin")
+    late = [f"{i}.bin" for i in range(20)]
+    for name in ("x.tokens", "mine.bin.17.tmp", ".hidden.bin", *late):
+        shutil.copy("mine.bin", name)
+    os.truncate("0.bin", 20)
+    ne.write_tensors("1.bin", {"format": "nanoeuler tokens"}, {}, "")
+    for name in late[2:]:
+        os.remove(name)
+    os.mkdir("2.bin")
+    os.mkfifo("3.bin")
+    os.symlink("3.bin", "4.bin")
+    os.symlink("none", "5.bin")
+    os.symlink("/dev/zero", "6.bin")
+    assert ne.newest_model() == "mine.bin" and ne.newest_model("2.bin") is None
+    opened, begins = [], ne.begins_as_checkpoint
+    monkeypatch.setattr(ne, "begins_as_checkpoint", lambda p: opened.append(p) or begins(p))
+    monkeypatch.setattr(ne, "MOST_MODELS", 1)
+    assert ne.newest_model() is None and len(opened) == 1
 
 
 def test_what_is_named_speaks(box, capsys):
@@ -77,34 +109,35 @@ def test_what_is_named_speaks(box, capsys):
     refused(capsys, "chat", "no.bin", words=["no.bin: No such file"])
 
 
-def test_the_one_in_the_box_has_a_name(box, capsys):
-    """Of which a file goes first"""
+@pytest.mark.parametrize("name", ["bundled", "box"])
+def test_the_bundled_model_has_a_name(name, box, capsys):
+    """A file of that name takes precedence."""
     own("nanoeuler.bin")
     with open("prompts.jsonl", "w", encoding="utf-8") as f:
         f.write('"to be"\n')
-    out, err = spoken_by(capsys, ("generate", "to be", "box", "--tokens", 3))
+    out, err = spoken_by(capsys, ("generate", "to be", name, "--tokens", 3))
     assert (out, err) == (told("generate", "to be", box, "--tokens", 3), "")
-    assert spoken_by(capsys, ("chat", "box")).out.startswith(f"{box}: ")
-    assert spoken_by(capsys, ("info", "box")).out.startswith(f"{box}\n")
-    run("generate", "box", "--file", "prompts.jsonl", "--out", "a.jsonl", "--tokens", 3)
-    run("quantize", "box", "again.bin")
-    assert ne.load("box").cfg.seq_len == 8
-    os.rename("nanoeuler.bin", "box")
-    assert spoken_by(capsys, ("chat", "box")).out.startswith("box: ") and ne.load(
-        "box").cfg.seq_len == 32
+    assert spoken_by(capsys, ("chat", name)).out.startswith("bundled: ")
+    assert spoken_by(capsys, ("info", name)).out.startswith("bundled\n")
+    run("generate", name, "--file", "prompts.jsonl", "--out", "a.jsonl", "--tokens", 3)
+    run("quantize", name, "again.bin")
+    assert ne.load(name).cfg.seq_len == 8
+    os.rename("nanoeuler.bin", name)
+    assert spoken_by(capsys, ("chat", name)).out.startswith(f"{name}: ") and ne.load(
+        name).cfg.seq_len == 32
 
 
 @verbs
 def test_without_any_model_it_is_said_how_one_is_made(verb, box, capsys):
     box.unlink()
-    refused(capsys, *verb, words=["nanoeuler.bin: No such file", "train"])
+    refused(capsys, *verb, words=["expected a model in this folder, found none", "train"])
 
 
 def test_a_file_of_prompts(box, capsys):
     with open("prompts.jsonl", "w", encoding="utf-8") as f:
         f.write('"to be"\n')
     run("generate", "--file", "prompts.jsonl", "--out", "a.jsonl", "--tokens", 3)
-    assert str(box) in capsys.readouterr().err and os.path.getsize("a.jsonl")
+    assert "the bundled model is used" in capsys.readouterr().err and os.path.getsize("a.jsonl")
     run("generate", box, "--file", "prompts.jsonl", "--out", "b.jsonl", "--tokens", 3)
     with open("a.jsonl", encoding="utf-8") as a, open("b.jsonl", encoding="utf-8") as b:
         assert a.read() == b.read()
@@ -128,12 +161,11 @@ def test_the_server_and_python_take_it_too(box, monkeypatch):
 
 
 def test_other_verbs_do_not(box, capsys):
-    """info, export and what trains want a name, or a model of one's own; what trains says which."""
-    for verb in "info", "export":
-        assert str(box) not in refused(capsys, verb)
+    """export and what trains want a name, or a model of one's own; what trains says which."""
+    assert "bundled" not in refused(capsys, "export")
     for verb, own in ("sft", "nanoeuler.bin"), ("dpo", "nanoeuler_chat.bin"):
         line = refused(capsys, verb)
-        assert f"{own}: there is none here" in line and str(box) in line
+        assert f"{own}: there is none here" in line and "such as bundled" in line
 
 
 @pytest.fixture
@@ -160,27 +192,26 @@ def make(folder, *args, stdin=""):
 
 def test_make_chat_right_after_a_clone(clone, checkpoint):
     said = make(clone, "chat", "ARGS=--tokens 3 --threads 1", stdin="to be\n/quit\n")
-    assert "data/model.bin: " in said and "context 8 tokens" in said
+    assert "bundled: " in said and "context 8 tokens" in said
     shutil.copy(checkpoint, clone / "nanoeuler.bin")
     said = make(clone, "chat", "ARGS=--tokens 3 --threads 1", stdin="to be\n/quit\n")
-    assert "\nnanoeuler.bin: " in said and "data/model.bin" not in said
+    assert "\nnanoeuler.bin: " in said and "bundled: " not in said
+    said = make(clone, "chat", "MODEL=bundled", "ARGS=--threads 1", stdin="/quit\n")
+    assert "\nbundled: " in said
 
 
 @pytest.mark.parametrize("verb", ["chat", "serve"])
 def test_what_make_talks_to(verb, clone):
-    """The commands alone."""
+    """The commands alone.  The program chooses, unless a model is named."""
     begin = f"nanoeuler.py {verb}"
-    assert f"{begin}  --x" in make(clone, "-n", verb, "ARGS=--x")
-    (clone / "nanoeuler.bin").touch()
-    (clone / "mine.bin").touch()
-    os.utime(clone / "nanoeuler.bin", (1e9, 1e9))
-    assert f"{begin} nanoeuler.bin --x" in make(clone, "-n", verb, "ARGS=--x")
-    assert f"{begin} mine.bin --x" in make(clone, "-n", verb, "CHAT=mine.bin", "ARGS=--x")
+    for name in "nanoeuler.bin", "nanoeuler_chat.bin":
+        (clone / name).touch()
+        assert f"{begin}  --x" in make(clone, "-n", verb, "ARGS=--x")
     for named in "MODEL=no.bin", "OUT=no.bin":
         assert f"{begin} no.bin --x" in make(clone, "-n", verb, named, "ARGS=--x")
 
 
-def test_the_card_is_of_the_model_in_the_box():
+def test_the_card_is_of_the_bundled_model():
     card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
     path = ROOT / ne.SHIPPED
     assert f"{path.stat().st_size:,} bytes, sha256 `{ne.sha256_of(path)}`" in card
@@ -189,7 +220,7 @@ def test_the_card_is_of_the_model_in_the_box():
     assert f"{ne.n_params(c.cfg):,} parameters" in card
 
 
-def test_the_model_in_the_box_says_what_its_card_shows():
+def test_the_bundled_model_says_what_its_card_shows():
     """Answers that are plain: another processor sums in another order."""
     card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
     model = ne.load(str(ROOT / ne.SHIPPED), temperature=0.0)
@@ -199,7 +230,7 @@ def test_the_model_in_the_box_says_what_its_card_shows():
         assert f"   - **{asked}**\n   - {model.say(asked)}\n" in card
 
 
-def test_the_model_in_the_box_is_a_llama(tmp_path):
+def test_the_bundled_model_is_a_llama(tmp_path):
     """transformers answers with the same tokens."""
     torch, transformers = needs("torch"), needs("transformers")
     asked = "What is the capital of Norway?"
