@@ -750,6 +750,17 @@ def cuts_digits(cutting):
          f"pre_tokenizer {json.dumps(cutting)} is not GPT-2's, nor that behind Digits")
     return len(steps) == 2
 
+def adds_nothing(processor):
+    """Whether a post_processor leaves the ids of a text as they are: ByteLevel moves offsets only,
+    and save_pretrained of transformers writes a TemplateProcessing of the text A alone."""
+    kind = processor.get("type", "ByteLevel")
+    if kind == "Sequence":
+        return all(map(adds_nothing, processor["processors"]))
+    if kind == "TemplateProcessing":
+        parts = processor.get("single", ())
+        return [part.get("Sequence", {}).get("id") for part in parts] == ["A"]
+    return kind == "ByteLevel"
+
 def check_model(root, model):
     """Refuses a tokenizer.json with a setting that would make other ids than this file does."""
     kind = model.get("type", "BPE")                     # older files leave it out
@@ -760,8 +771,8 @@ def check_model(root, model):
         settings.append("unk_token")                    # of a byte without an id
     both = {**root, **model}
     found = {name: both[name] for name in settings if both.get(name)}
-    after = root.get("post_processor") or {}
-    if after.get("type", "ByteLevel") != "ByteLevel":   # that one moves offsets only
+    after = root.get("post_processor")
+    if after and not adds_nothing(after):
         found["post_processor"] = after["type"]
     need(not found, f"{found} would make other ids: only files without can be read")
 

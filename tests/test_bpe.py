@@ -589,6 +589,14 @@ def edit(tokenizer, **changes):
     return json.dumps(root)
 
 
+def template_of(*parts):
+    return {"type": "TemplateProcessing", "single": [*parts], "pair": [], "special_tokens": {}}
+
+
+TEXT_ALONE = {"Sequence": {"id": "A", "type_id": 0}}
+BEGINS = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+
+
 @pytest.mark.parametrize("changes, words", [
     (dict(model__dropout=0.1), "dropout"), (dict(model__ignore_merges=True), "ignore_merges"),
     (dict(model__continuing_subword_prefix="##"), "continuing_subword_prefix"),
@@ -598,6 +606,11 @@ def edit(tokenizer, **changes):
     (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[])), "GPT-2"),
     (dict(model__type="WordPiece"), "type WordPiece, expected BPE"),
     (dict(post_processor={"type": "TemplateProcessing"}), "{'post_processor': 'Templ"),
+    (dict(post_processor=template_of(BEGINS, TEXT_ALONE)), "{'post_processor': 'Templ"),
+    (dict(post_processor=template_of(TEXT_ALONE, TEXT_ALONE)), "{'post_processor': 'Templ"),
+    (dict(post_processor={"type": "Sequence", "processors": [
+        {"type": "ByteLevel"}, template_of(BEGINS, TEXT_ALONE)]}), "{'post_processor': 'Seq"),
+    (dict(post_processor={"type": "BertProcessing"}), "{'post_processor': 'Bert"),
     (dict(pre_tokenizer__add_prefix_space=True), "GPT-2"),
     (dict(pre_tokenizer={"type": "Whitespace"}), "GPT-2"),
     (dict(model__merges=["a b", "a b"]), "different"),
@@ -620,6 +633,14 @@ def test_what_other_writers_leave_out(small):
     """Older files say nothing of use_regex; what a file has none of may be null."""
     text = edit(small, pre_tokenizer=dict(type="ByteLevel", add_prefix_space=False),
                 added_tokens=None, post_processor=None, normalizer=None)
+    assert bpe.Tokenizer.from_json(text).hash() == small.hash()
+
+
+@pytest.mark.parametrize("processor", [
+    {"type": "ByteLevel"}, template_of(TEXT_ALONE),
+    {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template_of(TEXT_ALONE)]}])
+def test_a_post_processor_that_adds_nothing_is_read(processor, small):
+    text = edit(small, post_processor=processor)
     assert bpe.Tokenizer.from_json(text).hash() == small.hash()
 
 

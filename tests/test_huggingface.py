@@ -117,6 +117,27 @@ def test_a_sharded_model_of_transformers_runs_here(dtype, tokenizer, tmp_path):
     assert np.abs(ne.Model(c.cfg, c.flat).logits(tokens)[0, 0] - want).max() < 1e-4 * want.std()
 
 
+@pytest.mark.parametrize("state", [
+    dict(kind="base"), dict(kind="chat", template=CHATML, eos="<|im_end|>", bos="<|im_start|>")],
+    ids=lambda state: state["kind"])
+def test_a_model_comes_back_from_transformers(state, tokenizer, tmp_path):
+    """Exported, loaded and saved there by save_pretrained, and imported again."""
+    transformers = needs("transformers")
+    cfg = replace(TINY, vocab_size=512, n_mtp=1, tie_embeddings=True, rope_theta=5e5)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, **state)
+    run("export", path, tmp_path / "hf")
+    for kind in transformers.AutoModelForCausalLM, transformers.AutoTokenizer:
+        kind.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "again")
+    saved = json.loads((tmp_path / "again" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert saved["post_processor"]["type"] == "TemplateProcessing"       # which adds no token
+    run("import", tmp_path / "again", tmp_path / "b.bin")
+    before, after = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert after.cfg == before.cfg and np.array_equal(after.flat, before.flat)
+    assert after.tokenizer.hash() == before.tokenizer.hash()
+    for name in "kind", "template", "bos", "eos":
+        assert getattr(after.state, name) == getattr(before.state, name)
+
+
 def test_what_a_config_leaves_out_is_as_in_transformers():
     """Keys that are missing or null: transformers says what they are then."""
     transformers = needs("transformers")
