@@ -52,10 +52,15 @@ dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
 # The one that OUT= names, or the program's own choice: the newest in this folder, or the bundled one
 MODEL ?= $(if $(filter file,$(origin OUT)),,$(OUT))
 
+# Says how the choice of the program is changed.
+HOW_TO_CHOOSE = $(if $(MODEL),,@echo "MODEL=bundled or MODEL=FILE chooses another model")
+
 chat: $(RUN_DEPS)  ## talk to the newest model here, or to another: MODEL=FILE, MODEL=bundled
+	$(HOW_TO_CHOOSE)
 	$(PY) nanoeuler.py chat $(MODEL) $(ARGS)
 
 serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
+	$(HOW_TO_CHOOSE)
 	$(PY) nanoeuler.py serve $(MODEL) $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences

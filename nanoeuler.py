@@ -2288,6 +2288,8 @@ class Sampling(Settings):
 class Talking(Sampling):
     """How answers are drawn in a chat: fewer slips (bench/NOTES.md), still not twice the same"""
     temperature: float = setting(0.5, 0, 100, "0: always the likeliest token")
+    n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
+    logprobs: int = setting(0, 0, 0)
 
 def rng_of(seed, prompt=0, answer=0):
     """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
@@ -2590,10 +2592,14 @@ class Pace:
 
 def next_tokens(reader, replies, pace, also=()):
     """One step of some replies, each in a slot of its own: reads what each has to read, draws the
-    next token, and if that is the draft that was read behind it, one more, and so on.
+    next token, and if that is the draft that was read behind it, one more, and so on.  One Pace
+    decides how many draft tokens the step has, so all replies must have the same `speculate`.
     also: Parts of other slots, pieces of long prompts, whose logits nobody wants
     Returns the tokens drawn for each."""
     began = time.perf_counter()
+    speculate = {reply.sampling.speculate for reply in replies}
+    need(len(speculate) == 1, f"expected replies with the same speculate, found {speculate}; "
+         f"generate them one after the other")
     reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
     for reply in replies:
         held = len(reader.texts[reply.slot]) + len(reply.pending)
@@ -5228,6 +5234,16 @@ def shown_logprobs(reply):
              "top": [[text(i), round(other, 4)] for i, other in top]}
             for token, (logp, top) in zip(reply.tokens, reply.logprobs)]
 
+def print_template_note(template):
+    """A chat model does not continue a prompt, and a reader who expects that needs to know why."""
+    name = "its own"
+    if is_alpaca(template):
+        name = "Alpaca's"
+    elif is_chatml(template):
+        name = "the ChatML"
+    print(f"note: a chat model reads the prompt as a user's message, in {name} template, and "
+          f"answers it", file=sys.stderr, flush=True)
+
 def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
                   truncate=False, force=False, **chosen):
     """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
@@ -5244,6 +5260,8 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
     file = model_to_use(file, AFTER_PROMPT)
     prompt = said_or_read(prompt)
     speaker = Speaker(file, decoder, options)
+    if speaker.answers:
+        print_template_note(speaker.template)
     for i in range(options.n):
         speaker.rng = rng_of(options.seed, 0, i)
         speaker.said.clear()
@@ -5266,8 +5284,6 @@ def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation."""
     need(sys.stdin, "standard input is closed; see generate")
     talking = Talking(**chosen).check()
-    need(talking.n == 1 and not talking.logprobs, "a chat has one answer to each line, without "
-         "--n and --logprobs; generate has them")
     file = model_to_use(file, place="")
     speaker = Speaker(file, decoder, talking)
     print(f"{shown_name(file)}: {n_params(speaker.cfg):,} parameters, context "
@@ -5542,9 +5558,9 @@ def conversation_text(template, messages, state, tokenizer):
 # ==== 11.3 Prompts in a file, the lens, the server ====
 # ---- a file of prompts
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
-# ..}, ..]}, with whatever else an object holds, which the answer keeps.  All of it is read before
-# anything is computed.  Answers are written in the order of the prompts, a line each, as soon as
-# all before it are there.
+# ..}, ..]}, with whatever else an object holds, which the answer keeps.  Blank lines are skipped.
+# All of it is read before anything is computed.  Answers are written in the order of the prompts, a
+# line each, as soon as all before it are there.
 def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file"""
     with reading(path, "name a file of JSON lines"):
@@ -5552,6 +5568,8 @@ def prompts_in(path, speaker, truncate):
         lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
     found = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             record = parse_json(line)
             record = {"prompt": record} if isinstance(record, str) else record
@@ -5566,7 +5584,7 @@ def prompts_in(path, speaker, truncate):
         except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
             said = f"it has no {e}" if isinstance(e, KeyError) else e
             raise UserError(f"{path}, line {number}: {said}") from None
-    need(found, f"{path} has no line")
+    need(found, f"{path}: expected a prompt in each line, found none")
     return found
 
 def answers_there(f, keys, out):
@@ -5661,13 +5679,19 @@ def euler_steps(model, tokens):
         yield name, float(length), angle, said(after)
 
 def lens(prompt, file=None):
-    """`lens`: the Euler steps of a prompt's last token."""
+    """`lens`: the Euler steps of a prompt's last token; of a chat model, those of the token before
+    its answer."""
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
     prompt = said_or_read(prompt)
     c = read_checkpoint(file, moments=False)
-    tokens = c.tokenizer.encode(prompt)[-c.cfg.seq_len:]
+    tokens = c.tokenizer.encode(prompt)
     need(len(tokens), "the prompt is empty; give at least one character")
+    if c.state.kind == "chat":
+        print_template_note(c.state.template)
+        asked = chat_ids(c.state.template, [("user", prompt)], c.state, c.tokenizer)
+        tokens = np.array(asked, np.int32)
+    tokens = tokens[-c.cfg.seq_len:]
     Model.ready()
     model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
 
@@ -6797,11 +6821,13 @@ class Parser(argparse.ArgumentParser):
 
 def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
     """A verb that calls `call` with its arguments, and with those settings, of the run and of the
-    model's shape, that are given.  Returns its parser."""
+    model's shape, that are given.  A setting without a help text is no flag.  Returns its
+    parser."""
     parser = verbs.add_parser(name, help=text, description=text,
                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.set_defaults(call=call)
-    flags = [flag(f, f.default) for f in settings] + [flag(f, "of the model") for f in shape]
+    flags = [flag(f, f.default) for f in settings if f.metadata["help"]]
+    flags += [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
         names = parser.add_argument(*names, **options).option_strings
         parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))

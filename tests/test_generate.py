@@ -378,6 +378,13 @@ def test_a_stream_is_no_part_of_what_is_said(path):
     assert said[0] == said[1] and model.decoder.tokens == other.decoder.tokens
 
 
+def test_replies_of_a_step_have_one_number_of_drafts(path):
+    model = ne.load(str(path))
+    replies = [ne.Reply([1, 2], ne.Sampling(tokens=4, speculate=n), ne.rng_of(1)) for n in (0, 3)]
+    with pytest.raises(ne.UserError, match="the same speculate, found {0, 3}"):
+        list(ne.generate_many(model.decoder.with_slots(2), replies))
+
+
 def test_several_answers(path):
     model = ne.load(str(path))
     some = model.generate(["To be", "or not"], n=3, tokens=6, batch=2)
@@ -397,8 +404,14 @@ def test_what_load_has_chosen_no_call_chooses_anew(path):
 
 
 def test_a_chat_refuses_what_it_has_not(path, capsys):
-    for flag in "--n", "--logprobs":
-        refused(capsys, "chat", path, flag, 2, words=["--n and --logprobs", "generate"])
+    for name in "n", "logprobs":
+        refused(capsys, "chat", path, f"--{name}", 2, words=[f"there is no flag --{name}"])
+        with pytest.raises(ne.UserError, match=f"{name} is 2, expected"):
+            ne.chat(str(path), **{name: 2})
+    with pytest.raises(SystemExit):
+        ne.main(["chat", "--help"])
+    said = capsys.readouterr().out
+    assert "--speculate" in said and "--logprobs" not in said and "--n " not in said
 
 
 def test_messages_are_for_a_chat_model(path):
@@ -495,6 +508,20 @@ def test_a_separator_within_a_text_ends_no_line(path, tmp_path):
     prompts.write_text('"To be\u2028or not"\r\n{"prompt": "To\u0085be"}\n', encoding="utf-8")
     run("generate", "--file", prompts, path, "--out", out, "--tokens", 3)
     assert len(out.read_bytes().splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ['"To be"\n\n', '\n"To be"\n \t\n"or not"', '"To be"\r\n\r\n'])
+def test_blank_lines_of_a_file_are_skipped(text, path, tmp_path):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text(text, encoding="utf-8", newline="")
+    run("generate", "--file", prompts, path, "--out", out, "--tokens", 3)
+    assert [a["prompt"] for a in lines_of(out)] == ["To be", "or not"][:text.count('"') // 2]
+
+
+def test_a_file_of_blank_lines_has_no_prompt(path, tmp_path, capsys):
+    (tmp_path / "p").write_text("\n \n", encoding="utf-8")
+    refused(capsys, "generate", "--file", tmp_path / "p", path, "--out", tmp_path / "a",
+            words=("expected a prompt",))
 
 
 def test_two_checkpoints_for_a_file_of_prompts(path, tmp_path, capsys):

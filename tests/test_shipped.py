@@ -192,12 +192,12 @@ def make(folder, *args, stdin=""):
 
 def test_make_chat_right_after_a_clone(clone, checkpoint):
     said = make(clone, "chat", "ARGS=--tokens 3 --threads 1", stdin="to be\n/quit\n")
-    assert "bundled: " in said and "context 8 tokens" in said
+    assert "bundled: " in said and "context 8 tokens" in said and "MODEL=FILE" in said
     shutil.copy(checkpoint, clone / "nanoeuler.bin")
     said = make(clone, "chat", "ARGS=--tokens 3 --threads 1", stdin="to be\n/quit\n")
     assert "\nnanoeuler.bin: " in said and "bundled: " not in said
     said = make(clone, "chat", "MODEL=bundled", "ARGS=--threads 1", stdin="/quit\n")
-    assert "\nbundled: " in said
+    assert "\nbundled: " in said and "MODEL=FILE" not in said
 
 
 @pytest.mark.parametrize("verb", ["chat", "serve"])

@@ -401,6 +401,32 @@ def test_a_conversation_goes_on(template, tmp_path, monkeypatch, capsys):
     assert said[1:] == [first, second, "", first]        # after the head; /reset says nothing
 
 
+@pytest.mark.parametrize("template, name", [(CHATML, "the ChatML"), ("", "Alpaca's"),
+                                            (ZEPHYR, "its own")])
+def test_a_prompt_of_a_chat_model_is_a_message(template, name, tmp_path, capsys):
+    """generate and lens say so, and both read the same tokens."""
+    needs("jinja2")
+    tokenizer = bpe.train(TORTURE.encode(), 512, SPECIALS)
+    cfg = replace(SMALL, n_mtp=1, seq_len=400)
+    path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=template)
+    c, said = ne.read_checkpoint(str(path)), []
+    ids = ne.chat_ids(template, [("user", "ROMEO:")], c.state, tokenizer)
+    logits = ne.Decoder(c.cfg, c.flat).read([ne.Part(0, ids)])[0]
+    for verb in ("generate", "ROMEO:", path, "--tokens", 1, "--temperature", 0), (
+                 "lens", "ROMEO:", path):
+        run(*verb)
+        out, err = capsys.readouterr()
+        [note] = err.splitlines()
+        assert f"as a user's message, in {name} template" in note
+        said.append(out)
+    best = tokenizer.vocab[logits.argmax()].decode("utf-8", "backslashreplace")
+    assert repr(best) in said[1].splitlines()[-1]
+    write(path, cfg, tokenizer)              # a base model continues the text
+    run("lens", "ROMEO:", path)
+    run("generate", "ROMEO:", path, "--tokens", 1)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_template_that_is_chosen_rules(tmp_path, capsys):
     tokenizer = bpe.train(TORTURE.encode(), 512, ("</s>", "<|im_start|>", "<|im_end|>"))
     path = write(tmp_path / "a.bin", replace(SMALL, n_mtp=1), tokenizer, kind="chat",
