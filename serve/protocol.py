@@ -313,8 +313,10 @@ class Reader:
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
             return self.newest_exchanges(system, said[len(system):], gone)
-        for _, content in said:
-            self.need_room(len(content), "messages")
+        if ne.is_alpaca(self.speaker.template):          # it reads the last question alone
+            self.need_room(len(said[-1][1]), "messages")
+        else:
+            self.need_room(sum(len(content) for _, content in said), "messages")
         return self.fitting(self.ids_of_messages(said), "messages"), 0
 
     def newest_exchanges(self, system, rest, gone):
