@@ -1,8 +1,8 @@
 """The logs of training runs, for the training page: those of a folder, and those that are named.
 
 Whatever is in the folder is untrusted.  Only regular files are opened, a bounded part of them is
-read, and only records of the form that a run writes are passed on."""
-import json
+read, and only records of the form that a run writes are passed on.  A record says how many steps
+are planned, so no checkpoint is read."""
 import os
 import pathlib
 import stat
@@ -11,7 +11,6 @@ import nanoeuler as ne
 
 MOST_LOGS = 500              # the newest ones
 MOST_BYTES = 1 << 20         # of a log, at a time
-LONGEST_HEADER = 1 << 26     # bytes: that of a checkpoint holds its tokenizer
 LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
 
 
@@ -49,7 +48,7 @@ class Runs:
     def __init__(self, folder, named=()):
         self.folder = pathlib.Path(folder)
         self.named = [pathlib.Path(path) for path in named]
-        self.known = {}                      # of a file as it is now: what was read of it
+        self.known = {}                      # of a file as it is now: is it a log?
 
     def paths(self):
         """{name: path}, the newest first"""
@@ -60,27 +59,28 @@ class Runs:
             except OSError:                  # it went away
                 continue
         newest = sorted(dated.items(), key=lambda item: -item[1][0])[:MOST_LOGS]
-        files = {file for _, (_, path) in newest for file in (path, path.with_suffix(".bin"))}
-        self.known = {key: fact for key, fact in self.known.items() if key[1] in files}
-        return {name: path for name, (_, path) in newest if self.fact(is_log, path)}
+        files = {path for _, (_, path) in newest}
+        self.known = {key: value for key, value in self.known.items() if key[0] in files}
+        return {name: path for name, (_, path) in newest if self.is_log(path)}
 
     def name_of(self, path):
         """What the page calls it: text, also where the name of a file is none"""
         here = path.resolve().parent == self.folder.resolve()
         return os.fsencode(path.name if here else path).decode("utf-8", "backslashreplace")
 
-    def fact(self, function, path):
-        """function(file) of an open file; None if it cannot be read.  Each fact is kept until the
-        file changes: the page asks for all of them every two seconds."""
+    def is_log(self, path):
+        """Whether its first line is the record of a step.  A file of prompts has the same ending.
+        It is read once, until the file changes: the page asks every two seconds."""
         try:
             with opened(path) as f:
                 s = os.fstat(f.fileno())
-                key = function, path, s.st_ino, s.st_size, s.st_mtime_ns
+                key = path, s.st_ino, s.st_size, s.st_mtime_ns
                 if key not in self.known:
-                    self.known[key] = function(f)
+                    record = record_in(f.readline(1 << 16).decode("utf-8", "replace"))
+                    self.known[key] = bool({"loss", "val_bits_per_byte"} & {*(record or ())})
                 return self.known[key]
         except OSError:
-            return None
+            return False
 
     def listed(self, gone=None):
         found = []
@@ -89,13 +89,8 @@ class Runs:
                 s = path.stat()
             except OSError:
                 continue
-            found.append({"name": name, "bytes": s.st_size, "changed": s.st_mtime,
-                          **self.plan(path)})
+            found.append({"name": name, "bytes": s.st_size, "changed": s.st_mtime})
         return found
-
-    def plan(self, path):
-        """What the checkpoint beside a log says of the run: how long it is to be."""
-        return self.fact(plan_in, path.with_suffix(".bin")) or {}
 
     def read(self, name, start, gone=None):
         """Records from a byte on, and where the next begin; None: there is no such log.  A log that
@@ -118,23 +113,4 @@ class Runs:
         end = start + len(whole)
         records = map(record_in, whole.decode("utf-8", "replace").splitlines())
         return {"records": [r for r in records if r], "next": end, "anew": anew,
-                "more": end < size and bool(whole), **self.plan(path)}
-
-
-def is_log(f):
-    """Is its first line the record of a step?  A file of prompts has the same ending."""
-    record = record_in(f.readline(1 << 16).decode("utf-8", "replace"))
-    return record is not None and bool({"loss", "val_bits_per_byte"} & {*record})
-
-
-def plan_in(f):
-    """{"n_steps", "kind"} in the header of a checkpoint; {} if it is none"""
-    try:
-        n = int.from_bytes(f.read(8), "little")
-        if n > LONGEST_HEADER:
-            return {}
-        state = json.loads(json.loads(f.read(n))["__metadata__"]["state"])
-        n_steps = int(state["n_steps"])
-        return {"n_steps": n_steps, "kind": str(state["kind"])} if 0 < n_steps < 1 << 53 else {}
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return {}
+                "more": end < size and bool(whole)}

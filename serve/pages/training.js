@@ -82,7 +82,7 @@ function forget(run) {
 function newRun(name, number) {
   const index = number - 1, round = Math.floor(index / COLOURS);
   const run = { name, number, chosen: false, next: 0, colour: index % COLOURS,
-    dash: (index + round) % DASHES, changed: 0, n_steps: null };
+    dash: (index + round) % DASHES, changed: 0 };
   forget(run);
   return run;
 }
@@ -100,7 +100,6 @@ function arrange(listed) {
   for (const found of listed) {
     const run = all.get(found.name);
     run.changed = Number(found.changed) || 0;
-    run.n_steps = isCount(found.n_steps) ? found.n_steps : null;
   }
   const newest = Math.max(0, ...listed.map((found) => Number(found.changed) || 0));
   const age = (run) => newest - run.changed < GROWING ? 0 : newest - run.changed;
@@ -383,10 +382,10 @@ function draw() {
   showSamples(chosen);
 }
 
-// Computed from the planned steps, which the log records (older logs: the checkpoint), and the
+// Computed from the planned steps, which the records of a log say, and the
 // milliseconds of the latest ones
 function timeLeft(run, step, ms) {
-  const planned = run.planned ?? run.n_steps;
+  const { planned } = run;
   if (!planned || !Number.isFinite(ms)) return "not known yet";
   return step >= planned ? "done" : duration((planned - step) * ms / 1000);
 }
@@ -400,7 +399,7 @@ function showTiles(chosen) {
   };
   const number = (x, text) => Number.isFinite(x) ? text(x) : "none";
   const held = run.records.findLast((r) => r.val_bits_per_byte !== undefined);
-  const planned = run.planned ?? run.n_steps;
+  const { planned } = run;
   const of = planned ? ` / ${planned.toLocaleString("en")}` : "";
   const facts = [
     ...(chosen.length > 1 ? [["run", `${run.number} · ${shortName(run.name)}`]] : []),
