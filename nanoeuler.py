@@ -5485,6 +5485,19 @@ def with_other_letters(messages, known):
     return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
             for (role, said), letter in zip(messages, letters_but(known))]
 
+def with_random_letters(messages):
+    """Each marked letter and digit becomes a random one of its kind, so that a template cannot tell
+    these messages from those that somebody wrote.  The same messages become the same text."""
+    seed = hashlib.sha256(repr(messages).encode(errors="backslashreplace")).digest()
+    rng = np.random.default_rng(list(seed))
+    kinds = string.ascii_lowercase, string.ascii_uppercase, string.digits
+
+    def another(match):
+        kind = next((kind for kind in kinds if match[1] in kind), match[1])
+        return BEFORE + kind[rng.integers(len(kind))] + AFTER
+
+    return [(role, re.sub(f"(?s){BEFORE}(.){AFTER}", another, said)) for role, said in messages]
+
 def with_letters_alone(messages, known):
     """The same without marks: blanks stay, each other character is the message's letter."""
     return [(role, re.sub(r"\S", letter, said))
@@ -5520,7 +5533,8 @@ def conversation_text(template, messages, state, tokenizer):
     ends; or also without those on a few words that the template looks for.  One of these must be
     the same text but for the marks.  It is refused unless
     - the marks come back in pairs;
-    - all outside of them is the same where other letters are said: then it is not made of these;
+    - all outside of them is the same where other letters are said, one letter for each message or
+      random ones: then it is not made of what is said;
     - its special names are those of the text in which all that is said is marked, and no message
       stands between others of them than there;
     - if something is shown without marks, they are those of a text of as many other letters, too:
@@ -5541,11 +5555,13 @@ def conversation_text(template, messages, state, tokenizer):
     outside = SAID.sub("", text)
     need(unmarked(outside) == outside, refusal)
     known = {*names, *"".join(said for _, said in messages)}
-    in_letters, all_in_letters, without_marks = render_each(template, [
+    in_letters, in_random_letters, all_in_letters, without_marks = render_each(template, [
         with_other_letters(marked_messages[same[0]], known),
+        with_random_letters(marked_messages[same[0]]),
         with_other_letters(marked_messages[0], known),
         with_letters_alone(messages, known)], state)
     need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
+    need(SAID.sub(BEFORE, in_random_letters) == SAID.sub(BEFORE, text), refusal)
     special = special_names(tokenizer)
     found, said = frame(in_letters, special)
     found_in_marked, said_of_marked = frame(all_in_letters, special)

@@ -327,6 +327,24 @@ def test_what_is_shown_makes_no_token_that_the_template_would_have_written(name,
         ne.chat_ids(template, [("user", said)], STATE, tokenizer)
 
 
+MARKLESS = (r"{% for m in messages %}{% set c = m.content.replace('\udc00', '')"
+            r".replace('\udc01', '') %}")
+
+
+@pytest.mark.parametrize("template, said", [
+    ("{% if c == '</s>' or c | unique | list | length == 1 %}</s>{% else %}{{ m.content }}"
+     "{% endif %}", "</s>"),
+    ("{% if c | unique | list | length > 1 %}{{ c }}{% else %}</s>{% endif %}", "</s>"),
+    ("{% if '</s>' in c %}{{ c }}{% elif c | unique | list | length > 1 %}{{ m.content }}"
+     "{% else %}x </s> x{% endif %}", "x </s> x")])
+def test_a_template_cannot_tell_how_it_is_examined(template, said, tokenizer):
+    """It writes its own token where a message is one letter, repeated: so it would hide that it
+    makes a token of what a user says."""
+    needs("jinja2")
+    with pytest.raises(ne.UserError, match="might make a special token"):
+        ne.chat_ids(f"{MARKLESS}{template}{{% endfor %}}", [("user", said)], STATE, tokenizer)
+
+
 # ---- rendering
 @pytest.mark.parametrize("name", ["smollm", "chatml"])
 def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
