@@ -552,7 +552,7 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
      "messages[0]: expected one of the roles system, user, assistant, tool, found 'user\\n'"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "content"),
     ("chat/completions", {"messages": [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": "x"}}]}]}, "no text"),
+        {"type": "image_url", "image_url": {"url": "x"}}]}]}, "expected a text as its content"),
     ("chat/completions", {"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
