@@ -913,7 +913,7 @@ def need_no_tokenizer(path):
     there = [name for name in names if os.path.exists(name)]
     need(not there, f"{', '.join(there)} exists; --tokenizer NAME keeps it, --force replaces it")
 
-def main():
+def parser():
     parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("verb", choices=["train", "encode", "decode"],
@@ -923,7 +923,10 @@ def main():
     parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
                         "the others: a .json file, or a directory for vocab.json, merges.txt")
     parser.add_argument("--force", action="store_true", help="train replaces a tokenizer")
-    args = parser.parse_intermixed_args()    # the file may stand behind the flags
+    return parser
+
+def main():
+    args = parser().parse_intermixed_args()  # the file may stand behind the flags
     if args.verb == "train" and not args.force:
         need_no_tokenizer(args.tokenizer)
     if args.file == "-" and sys.stdin and sys.stdin.isatty():

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 RESULTS = ROOT / "bench" / "results"
 README = "\n".join(path.read_text(encoding="utf-8")             # and what it leads to
-                   for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+                   for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
 
 
 def measured(name):

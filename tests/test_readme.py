@@ -8,8 +8,9 @@ import nanoeuler as ne
 from helpers import ROOT, needs
 
 pytestmark = pytest.mark.cli
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md",
+         *sorted((ROOT / "docs").rglob("*.md"))]
+pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def commands(path):
@@ -39,8 +40,32 @@ def test_every_command_is_understood(path):
 
 def test_the_readme_is_short_and_names_what_a_newcomer_does():
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 191
-    verbs = {words[2] for words in commands(PAGES[0]) if words[:2] == ["python", "nanoeuler.py"]}
-    assert verbs >= {"train", "sft", "chat", "generate", "lens", "import", "export"}
+    assert verbs_in([PAGES[0]]) >= {"train", "sft", "chat", "generate", "lens"}
+
+
+def verbs_in(paths):
+    lines = [words for path in paths for words in commands(path)]
+    return {words[2] for words in lines if words[:2] == ["python", "nanoeuler.py"]}
+
+
+def test_each_verb_has_an_example_in_a_guide():
+    verbs, guides = [], [path for path in PAGES if path.parent in (ROOT, ROOT / "docs")]
+    ne.add_verbs(lambda name, *args, **options: verbs.append(name))
+    assert {*verbs} <= verbs_in(guides)
+
+
+def test_the_reference_is_what_the_programs_declare():
+    needs("numba_cuda")
+    import make_reference
+    assert make_reference.PAGE.read_text(encoding="utf-8") == make_reference.page(), (
+        "docs/reference.md is older than the flags: python bench/make_reference.py --write")
+
+
+def test_the_index_of_the_documentation_names_every_page():
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve()
+              for link in re.findall(r"\]\(([^)#]+)", index.read_text(encoding="utf-8"))}
+    assert linked >= {*(ROOT / "docs").rglob("*.md")} - {index}
 
 
 @pages
