@@ -69,7 +69,7 @@ def test_from_texts_to_a_model_and_its_card(recipe, capsys):
     told("generate", "hi", folder / "model.bin", "--tokens", 3)
     digest = ne.sha256_of(folder / "model.bin")
     for word in (digest, "commit abc1234", "seed 1", f"{ne.n_params(c.cfg):,} parameters",
-                 f"{os.path.getsize(folder / 'model.bin'):,} bytes", "MIT", "cannot",
+                 f"{os.path.getsize(folder / 'model.bin'):,} bytes", "MIT", "limits",
                  "| pretrain | 4 |", "| sft | 2 |", "| dpo | 2 |", "together, of 12 |",
                  "`text.txt` | 40,000 |", "`everyday.jsonl`", "`pairs.json`"):
         assert word in card, word
