@@ -1,4 +1,4 @@
-"""The files of a release, of the model in the box or of another one, into dist/.
+"""The files of a release, of the bundled model or of another one, into dist/.
 
     python bench/release.py [MODEL] [--card MODEL.md] [--out dist]
 
