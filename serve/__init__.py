@@ -88,9 +88,7 @@ def build(file, decoder, options):
 
 def name_of(file):
     """What clients see as the model's name"""
-    if os.path.realpath(file) == os.path.realpath(ne.beside_program(ne.SHIPPED)):
-        return ne.BOX
-    return os.path.basename(file).removesuffix(".bin")
+    return ne.BUNDLED if ne.is_bundled(file) else os.path.basename(file).removesuffix(".bin")
 
 
 def listening(options):

@@ -542,5 +542,5 @@ def test_a_missing_content_type_is_named(there):
 
 def test_the_bundled_model_has_its_name():
     import serve
-    assert serve.name_of(ne.beside_program(ne.SHIPPED)) == ne.BOX
+    assert serve.name_of(ne.beside_program(ne.SHIPPED)) == ne.BUNDLED
     assert serve.name_of("/somewhere/mine.bin") == "mine"
