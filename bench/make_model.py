@@ -432,7 +432,8 @@ def card_text(e):
     lines += ["", "## Samples, not selected", "",
               f"The {len(e['everyday'])} conversations of `bench/everyday_prompts.jsonl`, with "
               "greedy answers. The prompts were written before the first training example, and "
-              "none of them is in the training data.", ""]
+              "the training data leaves out every question of theirs that has more than two words. "
+              "Short ones, as *hi*, occur in both.", ""]
     for x in e["everyday"]:
         lines += ["", f"{x['id']}. *{x['kind']}*"]
         for turn, answer in zip(x["turns"], x["answers"]):
