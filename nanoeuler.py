@@ -87,8 +87,14 @@ if __name__ == "__main__":
     try:
         import nanoeuler
     except ImportError as e:
-        print(f"nanoeuler: {e}; it needs bpe.py beside it and Numba: pip install 'numba==0.68.*'",
-              file=sys.stderr)
+        venv = os.path.join(os.path.dirname(os.path.abspath(__file__)), ".venv")
+        python = os.path.join(venv, "bin", "python")
+        remedy = "pip install 'numba==0.68.*'"
+        if e.name == "bpe":
+            remedy = "expected bpe.py in the folder of nanoeuler.py, found none"
+        elif os.path.exists(python) and os.path.realpath(sys.prefix) != os.path.realpath(venv):
+            remedy = f"start it with {python}, or {remedy}"
+        print(f"nanoeuler: {e} (Python is {sys.executable}); {remedy}", file=sys.stderr)
         sys.exit(2)
     except ValueError as e:          # what the environment sets or holds: a UserError, or Numba's
         print(f"nanoeuler: {e}", file=sys.stderr)
@@ -2272,7 +2278,8 @@ class Sampling(Settings):
         "help": "a text before which a reply ends; may be given several times"})
     logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
     speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    n: int = setting(1, 1, 1 << 16, "answers to a prompt")
+    n: int = setting(1, 1, 1 << 16, "answers to a prompt; a line with a number precedes "
+                     "each of several")
     seed: int = setting(1, 0, 1 << 60, "of the sampling")
     weights: str = setting("", 0, 0, "in memory: f32, bf16, or on the CPU int8; empty: f32, on a "
                            "GPU bf16 if it can")
@@ -2966,8 +2973,8 @@ def read_text(path):
         print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
               f"bytes are learned as they are", file=sys.stderr)
     if found := marks_of_editors(text):
-        print(f"note: {path} {found}, which is learned as it is; dos2unix takes it out",
-              file=sys.stderr)
+        print(f"note: {path} {found}, which is learned as it is; to avoid that, save it in an "
+              f"editor as UTF-8 without BOM and with LF line ends", file=sys.stderr)
     return text
 
 def split_text(text, holdout):
@@ -4377,6 +4384,33 @@ def need_memory(cfg):
     need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
          f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
 
+SLOW_ON_CPU = 30_000_000     # parameters
+
+def seconds_of_step(cfg, tokens):
+    """About the time of a training step on this CPU: 6 floating-point operations for each parameter
+    and token (Kaplan et al. 2020, 2.1), at the speed of a matrix product."""
+    a, times = np.ones((768, 768), np.float32), []
+    for _ in range(3):
+        began = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - began)
+    return 6 * n_params(cfg) * tokens * min(times) / (2 * a.size * len(a))
+
+def note_slow_run(cfg, options):
+    """A preset for a GPU would not get through its first steps in the time that it has."""
+    n = n_params(cfg)
+    if n < SLOW_ON_CPU:
+        return
+    seconds = seconds_of_step(cfg, options.batch)
+    if options.steps:
+        length = f"{options.steps:,} steps take about {options.steps * seconds / 3600:,.1f} hours"
+    else:
+        steps = 60 * options.minutes / seconds
+        length = f"{options.minutes:g} minutes are about {steps:,.0f} steps"
+    print(f"note: {n:,} parameters are many for a CPU: a step takes about {seconds:,.1f} s, so "
+          f"{length}, of the thousands that a useful model needs; nanoeuler_cuda.py trains it on a "
+          f"GPU, and the presets small and big suit a CPU", file=sys.stderr, flush=True)
+
 def need_data(path, out):
     """Refuses what no run can read, before anything is compiled."""
     remedy = f"{out} is to learn it: name another with --data"
@@ -4424,6 +4458,8 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                  f"{best}, of --keep-best, would replace what the run reads; choose another --out")
         if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
             print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+        if engine is Model and run is Run:
+            note_slow_run(start.cfg, options)
         run(out, start, options, engine).go()
 
 # ---- loss curves
@@ -4513,9 +4549,19 @@ REMEDY = "free space or name another place"
 # A model as an import finds it: shapes {name: shape} of its tensors, read(name) one of them
 Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
 
+def need_llama(config):
+    """Rejects another kind of model by its name, before anything is missing in it."""
+    kind = config.get("model_type")
+    found = config.get("architectures") or kind
+    if isinstance(found, list):
+        found = ", ".join(map(str, found))
+    need(kind, "it does not say its model_type")
+    need(kind == "llama", f"expected a Llama, found {found!s:.80}")
+
 def llama_config(entries, n_mtp=1):
     """Config of the entries of a config.json; what this file does not compute is refused.  What it
     leaves out is as in transformers; what it says of RoPE may stand in a block of its own."""
+    need_llama(entries)
     rope = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
     n_head = entries["num_attention_heads"]
     c = {**COMPUTED, **DEFAULTS, "num_key_value_heads": n_head,
@@ -4523,7 +4569,6 @@ def llama_config(entries, n_mtp=1):
     c["rope_type"] = rope.get("type", "default")         # its name before it was rope_type
     c.update(rope)
     c.update((key, value) for key, value in entries.items() if value is not None)
-    need(entries.get("model_type"), "it does not say its model_type")
     for key, expected in COMPUTED.items():
         need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
     need(not c.get("quantization_config"), "its weights are quantized (quantization_config)")
@@ -4548,6 +4593,7 @@ def llama_of_folder(folder):
     for name in FILES_OF_LLAMA:
         with reading(at / name, "name another directory"):
             need_regular(at / name)
+    need_llama(json_of(at / "config.json"))  # others may lack the files that follow
     tensors = {}
     for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
         with reading(shard, AGAIN):
@@ -5263,6 +5309,8 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
     if speaker.answers:
         print_template_note(speaker.template)
     for i in range(options.n):
+        if options.n > 1:                    # also into a pipe: a blank line may be of a text
+            print(f"--- {i + 1} of {options.n}")
         speaker.rng = rng_of(options.seed, 0, i)
         speaker.said.clear()
         if not speaker.answers:
@@ -5746,10 +5794,18 @@ class Serving(Settings):
                            "GPU bf16 if it can")
     template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
 
+def need_packages(verb, names):
+    """Names all packages that a verb lacks at once."""
+    missing = [name for name in names if not importlib.util.find_spec(name)]
+    need(not missing, f"{verb} needs {' and '.join(missing)}, not installed for this Python: pip "
+         f"install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "
+         f"pip install -e '.[{verb}]'")
+
 def serve(file=None, decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages; they are a package of their own, serve/, and that
     beside this file, not one of another copy that is installed."""
     options = Serving(**chosen).check()
+    need_packages("serve", ("starlette", "uvicorn"))
     installed = importlib.util.find_spec("nanoeuler_serve")          # as pip names the folder
     beside = os.path.join(os.path.dirname(os.path.realpath(__file__)), "serve")
     if not os.path.isdir(beside) or (installed and
@@ -6760,6 +6816,9 @@ def file_name(argument):
     """The name of a file or a folder, which the program would find empty only later."""
     if not argument:
         raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
+    if argument == "-":
+        raise argparse.ArgumentTypeError("expected the name of a file, found -: standard input "
+                                         "and output are not supported here")
     if len(argument) > LONGEST_NAME:
         raise argparse.ArgumentTypeError(f"a name of {len(argument):,} characters")
     return argument
@@ -6811,14 +6870,30 @@ def flag(f, default):
     return arg(name, type=type_of(f), default=argparse.SUPPRESS,
                help=f"{text} (default: {default})")
 
+# argparse's errors, as Python 3.11 to 3.14 word them, and ours
+PLAIN_ERRORS = [
+    (r"\Aargument (\S+): invalid int value: (.*)", r"\1: expected a whole number, found \2"),
+    (r"\Aargument (\S+): invalid float value: (.*)", r"\1: expected a number, found \2"),
+    (r"\Aargument (\S+): invalid choice: (.*) \(choose from (.*)\)",
+     r"\1: expected one of \3, found \2"),
+    (r"\Aargument (\S+): expected one argument", r"\1: expected a value, found none"),
+    (r"\Aargument (\S+): ignored explicit argument (.*)", r"\1: expected no value, found \2"),
+    (r"\Aargument (\S+): ", r"\1: "),
+    (r"\Athe following arguments are required: (.*)", r"expected \1, found nothing"),
+    (r"\Aunrecognized arguments: (.*)", r"expected no more arguments, found \1"),
+    (r"\Aambiguous option: (\S+) could match (.*)", r"\1 may mean \2; write it in full")]
+
 class Parser(argparse.ArgumentParser):
     """Its complaints are errors like others, of one line."""
     flags = ("--help",)                      # all that there are
 
     def error(self, message):
+        said = message
+        for pattern, plain in PLAIN_ERRORS:
+            said = re.sub(f"(?s){pattern}", plain, said, count=1)
         if message.startswith("argument preset: invalid choice"):
-            message += "; a text is named by --data"
-        raise UserError(f"{message}; see {self.prog} --help")
+            said += "; a text is named by --data"
+        raise UserError(f"{said}; see {self.prog} --help")
 
     def need_flags(self, argv):
         """Names the first flag that there is not.  argparse would complain of the word behind it,

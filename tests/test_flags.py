@@ -131,9 +131,17 @@ def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
     (("train", "--stpes", "5"), "there is no flag --stpes, is it --steps?; see "),
     (("chat", "--temprature=0.5"), "there is no flag --temprature, is it --temperature?; see "),
     (("train", "--nonsense", "5"), "there is no flag --nonsense; see "),
-    (("train", "mine.txt"), "argument preset: invalid choice: 'mine.txt' (choose from "),
+    (("train", "mine.txt"), "preset: expected one of "),
     (("trian", "--steps", "5"), "there is no verb trian, is it train?; see "),
-    (("teach",), "argument VERB: invalid choice: 'teach' (choose from 'train', "),
+    (("teach",), "VERB: expected one of "),
+    (("train", "--steps", "many"), "--steps: expected a whole number, found 'many'; see "),
+    (("chat", "--temperature", "hot"), "--temperature: expected a number, found 'hot'; see "),
+    (("train", "--steps"), "--steps: expected a value, found none; see "),
+    (("train", "--force=1"), "--force: expected no value, found '1'; see "),
+    (("import", "a"), "expected out, found nothing; see "),
+    (("import", "a", "b", "c"), "expected no more arguments, found c; see "),
+    (("chat", "--te", "1"), "--te may mean --temperature, --template; write it in full; see "),
+    (("export", "a.bin", "-"), "folder: expected the name of a file, found -: "),
     (("generate", "--tokns", "5", "--", "--help"), "there is no flag --tokns, is it --tokens?; ")])
 def test_an_unknown_flag_is_named_first(args, said, elsewhere, capsys):
     """argparse would take the 5 for a preset."""
@@ -172,7 +180,7 @@ def test_absurd_values(args, words, elsewhere, capsys):
     (("info", "a\nb\x1b[31m.bin"), r"a\nb\x1b[31m.bin: No such file"),
     (("train", "--data", "a\rb"), r"a\rb: No such file"),
     (("train", "--out", "a\n/b.bin"), r"cannot write a\n/b.bin"),
-    (("train", "a\nb"), r"invalid choice: 'a\nb'")])
+    (("train", "a\nb"), r"found 'a\nb'; a text is named by --data")])
 def test_a_name_with_a_line_end_is_one_line(args, shown, elsewhere, capsys):
     assert shown in refused(capsys, *args)
 

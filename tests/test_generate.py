@@ -616,7 +616,9 @@ def test_a_prompt_as_long_as_the_context_is_not_cut(n, kept, path):
 @pytest.mark.parametrize("args, words", [
     (["--file", "p"], "--out"), (["x", "--out", "a"], "--file"), ([], "name a prompt"),
     (["--file", "none", "--out", "a"], "none"), (["--file", "p", "--out", "p"], "replaced"),
-    (["--file", "p", "--out", "a", "--batch", "0"], "--batch"), (["x", "--n", "0"], "n is 0")])
+    (["--file", "p", "--out", "a", "--batch", "0"], "--batch"),
+    (["--file", "p", "--out", "-"], "--out: expected the name of a file, found -"),
+    (["x", "--n", "0"], "n is 0")])
 def test_what_generate_refuses(args, words, path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nanoeuler.bin").write_bytes(path.read_bytes())
@@ -628,5 +630,7 @@ def test_flags_of_one_text(path, tmp_path):
     said = nanoeuler("generate", "To be", path, "--tokens", 4, "--n", 2, "--logprobs", 2, "--stop",
                      "qq", "--stop", "zz", cwd=tmp_path)
     assert ok(said).count("To be") == 2
+    assert [line for line in said.stdout.splitlines() if line.startswith("---")] == [
+        "--- 1 of 2", "--- 2 of 2"]
     rows = said.stderr.splitlines()
     assert len(rows) == 8 and all(len(row.split("  ")) >= 4 for row in rows), said.stderr

@@ -228,7 +228,8 @@ def test_an_imported_model_is_fine_tuned(tokenizer, tmp_path):
 
 # ---- what is refused
 @pytest.mark.parametrize("config, word", [
-    (dict(model_type="qwen2"), "qwen2"), (dict(model_type="absent"), "model_type"),
+    (dict(model_type="qwen2", architectures=None), "expected a Llama, found qwen2"),
+    (dict(model_type="absent"), "model_type"),
     (dict(attention_bias=True), "attention_bias"), (dict(mlp_bias=True), "mlp_bias"),
     (dict(hidden_act="gelu"), "gelu"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
     (dict(rope_scaling=dict(type="linear", factor=2.0)), "linear"),
@@ -335,6 +336,15 @@ def test_the_file_of_a_directory_that_is_cut_short_is_named(name, tokenizer, tmp
     path.write_bytes(path.read_bytes()[:-9])
     refused(capsys, "import", path.parent, tmp_path / "b.bin",
             words=[path, "download it again"])
+
+
+def test_a_folder_of_gpt2_is_no_llama(tmp_path, capsys):
+    """Nothing of what a Llama has and GPT-2 lacks is asked for."""
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_head": 12}), "utf-8")
+    refused(capsys, "import", tmp_path / "gpt2", tmp_path / "b.bin",
+            words=["expected a Llama, found GPT2LMHeadModel"])
 
 
 def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):

@@ -160,6 +160,13 @@ def test_the_server_and_python_take_it_too(box, monkeypatch):
     assert ne.load(weights="int8").cfg.seq_len == 8
 
 
+def test_the_server_names_all_packages_that_are_missing(box, monkeypatch, capsys):
+    for name in "starlette", "uvicorn":
+        monkeypatch.setitem(sys.modules, name, None)
+    line = refused(capsys, "serve", words=["serve needs starlette and uvicorn", "'.[serve]'"])
+    assert ne.PACKAGES["starlette"] in line and ne.PACKAGES["uvicorn"] in line
+
+
 def test_other_verbs_do_not(box, capsys):
     """export and what trains want a name, or a model of one's own; what trains says which."""
     assert "bundled" not in refused(capsys, "export")

@@ -414,7 +414,8 @@ def test_kernels_go_to_a_private_folder(unwritable, alone, compiled, copy, tmp_p
     folder.chmod(0o700)
     for path in compiled:
         shutil.copy(path, kept)
-    result = program(alone, "generate", "To", "--tokens", 3, cwd=copy, env=unwritable)
+    result = program(alone, "generate", "To", "nanoeuler.bin", "--tokens", 3, cwd=copy,
+                     env=unwritable)
     assert ok(result).startswith("To")
     [note] = result.stderr.splitlines()
     assert note.startswith("note: ") and str(folder) in note
@@ -426,7 +427,8 @@ def test_kernels_that_cannot_be_kept(unwritable, alone, copy, tmp_path):
     """Every start compiles them anew; a note says so, once."""
     with open(tmp_path / "guard/sitecustomize.py", "a", encoding="utf-8") as f:
         f.write("import tempfile\ntempfile.tempdir = '/proc/nowhere'\n")
-    result = program(alone, "generate", "To", "--tokens", 3, cwd=copy, env=unwritable)
+    result = program(alone, "generate", "To", "nanoeuler.bin", "--tokens", 3, cwd=copy,
+                     env=unwritable)
     assert ok(result).startswith("To")
     [note] = result.stderr.splitlines()
     assert note.startswith("note: ") and "NUMBA_CACHE_DIR" in note
@@ -551,7 +553,13 @@ def test_what_is_not_installed_is_named(missing, verb, alone, env, tmp_path):
         (alone / "bpe.py").unlink()
     with open(tmp_path / "guard/sitecustomize.py", "a", encoding="utf-8") as f:
         f.write(f"sys.modules[{missing!r}] = None\n")   # bpe may be installed with the repository
-    complains(program(alone, verb, env=env), missing, "bpe.py", f"'numba=={ne.NUMBA}.*'")
+    said = complains(program(alone, verb, env=env), missing)
+    assert ("expected bpe.py in the folder" in said) == (missing == "bpe")
+    assert (f"pip install 'numba=={ne.NUMBA}.*'" in said) == (missing != "bpe")
+    (alone / ".venv" / "bin").mkdir(parents=True)
+    (alone / ".venv" / "bin" / "python").touch()
+    said = complains(program(alone, verb, env=env), missing)
+    assert (f"start it with {alone / '.venv' / 'bin' / 'python'}" in said) == (missing != "bpe")
 
 
 @pytest.mark.parametrize("name, value, words", [

@@ -649,3 +649,30 @@ def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
     monkeypatch.setattr(ne.Run, "go", lambda run: began.append(run.elapsed()))
     run("train", "--data", text, "--steps", 1, *FAST)
     assert 0 < began[0] < 1e5
+
+
+@pytest.mark.parametrize("length, words", [
+    (dict(minutes=3.0), "so 3 minutes are about 15 steps"),
+    (dict(steps=3600), "so 3,600 steps take about 12.0 hours")])
+def test_a_model_for_a_gpu_is_said_to_be_slow_on_a_cpu(length, words, monkeypatch, capsys):
+    monkeypatch.setattr(ne, "seconds_of_step", lambda cfg, tokens: 12.0)
+    options = ne.TrainOptions.chosen(**length)
+    for preset in "small", "big":
+        ne.note_slow_run(ne.PRESETS[preset], options)
+    assert capsys.readouterr().err == ""
+    ne.note_slow_run(ne.PRESETS["base"], options)
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1 and "a step takes about 12.0 s" in said
+
+
+def test_the_time_of_a_step_grows_with_the_work():
+    """It is of matrix products: seconds on a CPU of today for the preset base."""
+    assert 0.05 < ne.seconds_of_step(ne.PRESETS["base"], 2048) < 1000
+
+
+def test_train_says_that_a_model_is_slow_before_it_begins(text, tmp_path, monkeypatch):
+    noted = []
+    monkeypatch.setattr(ne, "note_slow_run", lambda cfg, options: noted.append(cfg.n_embd))
+    monkeypatch.setattr(ne.Run, "go", lambda run: None)
+    run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
+    assert noted == [ne.PRESETS["small"].n_embd]
