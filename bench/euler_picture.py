@@ -48,7 +48,9 @@ def drawn(steps, text):
         return TALL - BOTTOM - (TALL - TOP - BOTTOM) * share
 
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y(0)}" y2="{y(0)}"/>',
-             f'<text x="{LEFT - 8}" y="{y(1) + 4}" text-anchor="end">{most:.1f}</text>',
+             f'<line class="axis" x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y(1 / most):.1f}" '
+             f'y2="{y(1 / most):.1f}" stroke-dasharray="3 5"/>',
+             f'<text x="{LEFT - 8}" y="{y(1 / most) + 4:.1f}" text-anchor="end">1</text>',
              f'<text x="{LEFT - 8}" y="{y(0) + 4}" text-anchor="end">0</text>',
              f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(1) + 4}">100 %</text>',
              f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(0) + 4}">0 %</text>',
