@@ -167,6 +167,8 @@ class Settings:
                 if kind is int and high >= 1 << 40 and value < low:      # more than anybody asks
                     limits = f"{low} or more"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
+            if kind is float:                # Numba would compile each kernel anew for an integer
+                object.__setattr__(self, f.name, float(value))
         return self
 
     def written(self):

@@ -52,6 +52,28 @@ def test_a_file_says_zero_for_none():
         ne.State(n_steps=False).check()
 
 
+@pytest.mark.parametrize("name", ["norm_eps", "rope_theta"])
+def test_an_integer_in_place_of_a_float_compiles_no_kernel(name, checkpoint):
+    """Numba compiles a kernel for each combination of types: an int64 would be a new one."""
+    c = ne.read_checkpoint(str(checkpoint))
+    ne.Decoder(c.cfg, c.flat).step(1)
+    compiled = list(ne.decode_step.signatures)
+    ne.write_checkpoint(str(checkpoint), ne.replace(c.cfg, **{name: 1}), *c[1:4])
+    assert b'\\"%s\\": 1,' % name.encode() in checkpoint.read_bytes()
+    cfg = ne.read_checkpoint(str(checkpoint)).cfg
+    ne.Decoder(cfg, c.flat).step(1)
+    assert type(getattr(cfg, name)) is float
+    assert list(ne.decode_step.signatures) == compiled
+
+
+def test_each_number_of_a_file_has_the_type_of_its_field():
+    state = ne.State(elapsed=3, bits_per_byte=2, best=0).check()
+    assert [repr(x) for x in (state.elapsed, state.bits_per_byte, state.best)] == [
+        "3.0", "2.0", "None"]
+    with pytest.raises(ne.UserError, match="n_layer is 1.0, expected int"):
+        ne.Config(n_layer=1.0).check()
+
+
 def test_without_moments_and_with_chat_state(checkpoint, tmp_path):
     c, path = ne.read_checkpoint(str(checkpoint)), tmp_path / "chat.bin"
     ne.write_checkpoint(str(path), c.cfg, c.tokenizer, ne.State(kind="chat"), c.flat)
