@@ -17,6 +17,7 @@ from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V t
 import argparse
 import collections
 import contextlib
+import errno
 import hashlib
 import heapq
 import json
@@ -731,6 +732,27 @@ def reading(source, remedy):
         path = getattr(error, "filename", None) or source        # a file of the folder `source`
         raise UserError(f"{path}: {what}; {remedy}") from None
 
+def regular(path, flags):
+    """The `opener` of `open` that rejects all but regular files.  A pipe would be waited for, and a
+    device read without an end."""
+    kind = "no regular file"
+    try:
+        fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)      # Windows has no pipes
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode):
+            return fd
+        os.close(fd)
+        kind = "a directory" if stat.S_ISDIR(mode) else kind
+    except OSError as error:
+        if error.errno != errno.ENXIO:       # of a pipe that nobody reads
+            raise
+    raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+
+def read_bytes(path):
+    """The content of a regular file"""
+    with open(path, "rb", opener=regular) as f:
+        return f.read()
+
 # ==== 7 The tokenizer, its files ====
 # The two parts of pre_tokenizer in a tokenizer.json that this file knows: GPT-2's pattern, and what
 # may stand before it.
@@ -899,11 +921,12 @@ class Tokenizer:
         with reading(path, "give a byte-level tokenizer.json, or vocab.json and merges.txt"):
             need(file.stat().st_size < 1 << 28, f"{file.stat().st_size} bytes, over {1 << 28}")
             if not file.is_dir():
-                return cls.from_json(file.read_text(encoding="utf-8"))
+                return cls.from_json(read_bytes(file).decode())
             # not splitlines: U+0085 and others that it takes for a line's end may be in a merge
-            lines = (file / "merges.txt").read_text(encoding="utf-8").split("\n")
+            text = read_bytes(file / "merges.txt").decode()
+            lines = text.replace("\r\n", "\n").split("\n")
             merges = [line for line in lines if line and not line.startswith("#version")]
-            ids = json.loads((file / "vocab.json").read_text(encoding="utf-8"))
+            ids = json.loads(read_bytes(file / "vocab.json").decode())
             return cls(ids, merges)
 
 # ==== 8 Command line ====
@@ -931,9 +954,12 @@ def main():
         need_no_tokenizer(args.tokenizer)
     if args.file == "-" and sys.stdin and sys.stdin.isatty():
         print("note: reading standard input; Ctrl-D ends it", file=sys.stderr)
-    source = 0 if args.file == "-" else args.file        # 0 is the number of standard input
-    with open(source, "rb") as f:
-        data = f.read()
+    if args.file == "-":
+        with open(0, "rb") as f:             # the number of standard input
+            data = f.read()
+    else:
+        with reading(args.file, "name a file, or - for standard input"):
+            data = read_bytes(args.file)
     if args.verb == "train":
         tokenizer = train(data, args.vocab_size, SPECIALS)
         tokenizer.save(args.tokenizer)

@@ -135,7 +135,7 @@ from numba.extending import intrinsic, overload
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
-from bpe import UserError, need, printable, reading
+from bpe import UserError, need, printable, read_bytes, reading, regular
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -2960,9 +2960,8 @@ def marks_of_editors(text):
 def read_text(path):
     """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
     with reading(path, "name a text with --data"):
-        need_regular(path)
-        need(os.path.getsize(path), "it is empty")       # of nothing there is no map
-        with open(path, "rb") as f:
+        with open(path, "rb", opener=regular) as f:
+            need(os.fstat(f.fileno()).st_size, "it is empty")        # of nothing there is no map
             text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         need(text[:LARGE].strip(), "it is empty")
         zero = text.find(b"\0")
@@ -3213,8 +3212,7 @@ def parse_json(text):
 def read_entries(path, remedy):
     """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
     with reading(path, remedy):
-        need_regular(path)
-        text = pathlib.Path(path).read_bytes()
+        text = read_bytes(path)
         digest = hashlib.sha256(text).hexdigest()
         if os.fspath(path).endswith(".parquet"):
             import pyarrow.parquet
@@ -3327,8 +3325,7 @@ def write_tensors(path, meta, tensors, remedy):
 def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
     """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
     No size in the header is believed until the file is known to be that long."""
-    need_regular(path)
-    with open(path, "rb") as f:
+    with open(path, "rb", opener=regular) as f:
         size, first = os.fstat(f.fileno()).st_size, f.read(8)
         need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
         length = int.from_bytes(first, "little")
@@ -3662,8 +3659,7 @@ def parse_record(line):
 def read_log(path):
     """The records of a JSON-lines log."""
     with reading(path, "name a log that train, sft or dpo wrote"):
-        need_regular(path)
-        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_bytes(path).decode(errors="replace").splitlines()
         records = [r for r in map(parse_record, lines) if r]
         need(records or not lines, "no line of it is the record of a step")
     return records
@@ -3705,9 +3701,9 @@ def alone(out):
     with contextlib.ExitStack() as end:
         while True:
             try:
-                f = end.enter_context(open(path, "ab"))
+                f = end.enter_context(open(path, "ab", opener=regular))
             except OSError as e:
-                yield f"cannot write {out}: {e.strerror}; choose another --out"
+                yield f"cannot write {out}: {path}: {e.strerror}; choose another --out"
                 return
             need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
             with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
@@ -4587,7 +4583,7 @@ FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat
 
 def json_of(path):
     with reading(path, AGAIN):
-        return parse_json(path.read_bytes())
+        return parse_json(read_bytes(path))
 
 def llama_of_folder(folder):
     """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
@@ -5630,8 +5626,7 @@ def conversation_text(template, messages, state, tokenizer):
 def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file"""
     with reading(path, "name a file of JSON lines"):
-        need_regular(path)
-        lines = pathlib.Path(path).read_bytes().splitlines()     # of bytes: U+2028 ends no line
+        lines = read_bytes(path).splitlines()    # of bytes: U+2028 ends no line
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

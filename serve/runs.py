@@ -5,23 +5,12 @@ read, and only records of the form that a run writes are passed on.  A record sa
 are planned, so no checkpoint is read."""
 import os
 import pathlib
-import stat
 
 import nanoeuler as ne
 
 MOST_LOGS = 500              # the newest ones
 MOST_BYTES = 1 << 20         # of a log, at a time
 LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
-
-
-def opened(path):
-    """A regular file, opened to read its bytes; OSError if it is anything else.  To open a pipe
-    would mean to wait for somebody who writes into it, so it is not waited for."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is not a regular file")
-    return open(fd, "rb")
 
 
 def valid(value):
@@ -72,7 +61,7 @@ class Runs:
         """Whether its first line is the record of a step.  A file of prompts has the same ending.
         It is read once, until the file changes: the page asks every two seconds."""
         try:
-            with opened(path) as f:
+            with open(path, "rb", opener=ne.regular) as f:
                 s = os.fstat(f.fileno())
                 key = path, s.st_ino, s.st_size, s.st_mtime_ns
                 if key not in self.known:
@@ -99,7 +88,7 @@ class Runs:
         if path is None:
             return None
         try:
-            with opened(path) as f:
+            with open(path, "rb", opener=ne.regular) as f:
                 size = os.fstat(f.fileno()).st_size
                 anew = start > size
                 start = 0 if anew else start

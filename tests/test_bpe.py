@@ -764,6 +764,18 @@ def test_command_line_errors(tmp_path):
     assert not (tmp_path / "o.json").exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_pipes_and_devices_are_not_read(tmp_path):
+    """They would be waited for, or read until memory is gone.  Standard input may be a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "merges.txt")
+    for args in (("train", "pipe"), ("train", "/dev/zero"), ("encode", "--tokenizer", "pipe"),
+                 ("decode", "--tokenizer", "/dev/zero"), ("encode", "--tokenizer", ".")):
+        result = run(*args, cwd=tmp_path)
+        assert result.returncode == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+        assert b"it is no regular file; " in result.stderr
+
+
 def test_a_tokenizer_is_not_replaced_unasked(tmp_path):
     (tmp_path / "text").write_bytes(TEXT[:2000])
     train = ("train", "text", "--vocab-size", 300, "--tokenizer")

@@ -211,6 +211,20 @@ def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
     assert os.listdir() == []
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_in_place_of_the_lock_is_not_waited_for(text, elsewhere):
+    """In a process of its own, which can be ended if it waits.  Nor is a pipe with a reader used."""
+    os.mkfifo(".a.bin.lock")
+    result = nanoeuler("train", "--data", text, "--steps", 1, "--out", "a.bin", cwd=elsewhere)
+    words = "cannot write a.bin: ", ".a.bin.lock: it is no regular file"
+    for word in words:
+        assert word in complains(result)
+    reader = os.open(".a.bin.lock", os.O_RDONLY | os.O_NONBLOCK)
+    with ne.alone("a.bin") as refusal:
+        assert all(word in refusal for word in words)
+    os.close(reader)
+
+
 def test_a_complete_run_goes_on_only_if_it_is_to_be_longer(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     done = ne.read_checkpoint("nanoeuler.bin").state.step
