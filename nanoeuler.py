@@ -3588,6 +3588,20 @@ def begins_as_checkpoint(path):
     with open(path, "rb") as f:
         return b'{"__metadata__":{"format":"nanoeuler"' in f.read(64)
 
+def need_own_best(path, state):
+    """Rejects a run that would replace a file that is not its own best model.  A copy of the state
+    is in that file: with the same log, or where the log was lost, with the same best value."""
+    if not os.path.lexists(path):
+        return
+    refuse_overwrite(path, force=True)
+    kept = None
+    with contextlib.suppress(UserError):
+        kept = read_checkpoint(path, moments=False).state
+    same_log = kept and kept.log_sha256 and kept.log_sha256 == state.log_sha256
+    same_best = kept and state.best and (kept.step, kept.best) == (state.best_step, state.best)
+    need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
+         f"replace it; rename it, or --force replaces it")
+
 def counted(n, noun):
     """So many of them: 1 thread, 2,000 threads."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
@@ -3726,6 +3740,11 @@ def log_identity(log):
         line = f.readline(LONGEST_RECORD)
     return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
 
+def checkpoints_of(log):
+    """The names of the checkpoints whose log has this name: `log_path`"""
+    name = log.removesuffix(".jsonl")
+    return [f"{name}.bin", name]
+
 def numbered_logs(log):
     """The files NAME.1.jsonl, NAME.2.jsonl, ... beside the log NAME.jsonl"""
     name = log.removesuffix(".jsonl")
@@ -3737,10 +3756,9 @@ def free_log(log):
     NAME.1.bin, NAME.2.bin, ..."""
     name = log.removesuffix(".jsonl")
     for i in itertools.count(1):
-        numbered = f"{name}.{i}"
-        files = [f"{numbered}.jsonl", f"{numbered}.bin", numbered]
-        if not any(map(os.path.lexists, files)):
-            return files[0]
+        numbered = f"{name}.{i}.jsonl"
+        if not any(map(os.path.lexists, [numbered, *checkpoints_of(numbered)])):
+            return numbered
 
 def keep_aside(log):
     """Renames the log of another run to a free name.  There is nothing to keep of an empty one."""
@@ -3755,13 +3773,21 @@ def keep_aside(log):
 
 def restore_log(log, identity):
     """Before a run is resumed: its own log, known by `log_identity`, takes the name `log`.  Where
-    nothing is known, as of an older checkpoint, the log is left as it is."""
+    nothing is known, as of an older checkpoint, the log is left as it is.  A copy of the checkpoint
+    has the same log, so a log beside a checkpoint of its name, or in use, stays where it is."""
     if identity in ("", log_identity(log)):
         return
     own = [path for path in numbered_logs(log) if log_identity(path) == identity]
     keep_aside(log)
-    if own:
-        os.replace(own[0], log)
+    for path in own:
+        used_by = next(filter(os.path.lexists, checkpoints_of(path)), "")
+        with open(path, "rb+", opener=regular) as f:
+            is_free = not used_by and lock(f)
+        if is_free:                          # it is closed: some systems rename no open file
+            os.rename(path, log)
+            return
+        print(f"note: {path} is the log of {used_by or 'another run'} and stays there; {log} "
+              f"begins anew", file=sys.stderr, flush=True)
 
 @contextlib.contextmanager
 def open_log(path, step):
@@ -4416,6 +4442,15 @@ def need_data(path, out):
     need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
     need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
 
+def need_free_best(best, state, reads, resume, force):
+    """--keep-best replaces no file of others without --force, and nothing that the run reads."""
+    if resume and not force:
+        need_own_best(best, state)
+    else:
+        refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
+    need(os.path.realpath(best) not in map(os.path.realpath, filter(None, reads)),
+         f"{best}, of --keep-best, would replace what the run reads; choose another --out")
+
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=alone, **chosen):
     """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
     was started with.  All that can be refused is, before a kernel is compiled.  lock: of `out`, by
@@ -4449,16 +4484,16 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             start, options = fresh(run, preset, file, chosen)
         data = run.data_path(options)
         need_data(data, out)
-        if options.keep_best and not (resume and start.state.options.get("keep_best")):
-            best = best_path(out)
-            refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
-            need(os.path.realpath(best) not in map(os.path.realpath, filter(None, (data, file))),
-                 f"{best}, of --keep-best, would replace what the run reads; choose another --out")
-        if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
-            print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
-        if engine is Model and run is Run:
-            note_slow_run(start.cfg, options)
-        run(out, start, options, engine).go()
+        with contextlib.ExitStack() as end:
+            if options.keep_best:
+                refusal = end.enter_context(lock(best_path(out)))
+                need(not refusal, refusal)
+                need_free_best(best_path(out), start.state, (data, file), resume, force)
+            if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
+                print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+            if engine is Model and run is Run:
+                note_slow_run(start.cfg, options)
+            run(out, start, options, engine).go()
 
 # ---- loss curves
 LETTERS = string.ascii_letters               # a curve in the terminal

@@ -374,6 +374,55 @@ def test_resume_does_not_go_on_in_the_log_of_another_run(text, copy, monkeypatch
     assert not (copy / "nanoeuler.7.jsonl").exists()
 
 
+@pytest.mark.parametrize("owner", ["nanoeuler.3.bin", "nanoeuler.3", "another run"])
+def test_resume_leaves_a_log_to_the_checkpoint_of_its_name(owner, copy, monkeypatch, capsys):
+    """A copy of a checkpoint has the same log as the original, whose run may be at work."""
+    fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
+    monkeypatch.chdir(copy)
+    os.rename("nanoeuler.jsonl", "nanoeuler.3.jsonl")
+    log = copy / "nanoeuler.3.jsonl"
+    with contextlib.ExitStack() as end:
+        if owner == "another run":
+            fcntl.flock(end.enter_context(open(log, "ab")), fcntl.LOCK_EX)
+        else:
+            shutil.copy("nanoeuler.bin", owner)
+        before = log.read_bytes()
+        run("train", "--resume", "--steps", 22)
+        assert f"nanoeuler.3.jsonl is the log of {owner} and stays there" in capsys.readouterr().err
+    assert log.read_bytes() == before
+    assert steps_of("nanoeuler.jsonl") == [21, 22]
+
+
+def test_resume_replaces_no_best_model_of_another_run(text, copy, monkeypatch, capsys):
+    """Nor one whose run has begun and not yet saved.  Its own it replaces, with and without its
+    log, and any with --force."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    monkeypatch.chdir(copy)
+    often = "--keep-best", "--eval-every", 1, "--save-every", 1
+    start = "train", "--data", text, "--out", "k.bin", *often, "--steps", 2
+    run(*start, *FAST)
+    os.remove("k.jsonl")
+    for steps in (3, 4, 5):                  # of the second, the best model names the older log
+        run("train", "--resume", "--out", "k.bin", "--steps", steps)
+        assert ne.read_checkpoint("k_best.bin").state.step == ne.read_checkpoint(
+            "k.bin").state.best_step
+    state = ne.replace(ne.read_checkpoint("k.bin").state, log_sha256="")
+    ne.need_own_best("k_best.bin", state)    # the log is lost, and the best value is the same
+    with pytest.raises(ne.UserError, match="not the best model of this run"):
+        ne.need_own_best("k_best.bin", ne.replace(state, best=state.best + 1))
+    os.remove("k_best.bin")
+    with ne.alone("k_best.bin"):
+        refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
+                words=["another run writes k_best.bin"])
+    shutil.copy("nanoeuler.bin", "k_best.bin")
+    refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
+            words=["k_best.bin is not the best model of this run", "--keep-best", "--force"])
+    assert (copy / "k_best.bin").read_bytes() == (copy / "nanoeuler.bin").read_bytes()
+    assert ne.read_checkpoint("k.bin").state.step == 5
+    run("train", "--resume", "--out", "k.bin", "--steps", 6, "--force")
+    assert os.path.exists("k_best.bin") and not os.path.exists(".k_best.bin.lock")
+
+
 def test_an_older_checkpoint_goes_on_with_the_log_that_it_finds(copy, monkeypatch):
     """It does not say which log is its own."""
     monkeypatch.chdir(copy)
