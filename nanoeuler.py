@@ -5683,15 +5683,27 @@ def prompts_in(path, speaker, truncate):
     need(found, f"{path}: expected a prompt in each line, found none")
     return found
 
-def answers_there(f, keys, out):
-    """How many answers an open file holds, if they are those that would be written; a line that was
-    not finished is cut off.     keys: of each answer, by its prompt, model and settings"""
+def beginning_of(record):
+    """The bytes with which the line of its answer begins, up to the first value that is new"""
+    names = [*record, "answers"]
+    new = next(name for name in names if name in ("answers", "key"))
+    kept = {name: record[name] for name in names[:names.index(new)]}
+    text = json.dumps({**kept, new: ""}, ensure_ascii=False).removesuffix('""}')
+    return text.encode(errors="replace")
+
+def answers_there(f, records, keys, out):
+    """How many answers to the records an open file holds, if they are those that would be written;
+    an answer that was not finished is cut off, and no other line.     keys: of each answer, by its
+    prompt, model and settings"""
     f.seek(0)
     n = end = 0
     for line in f:
-        record, whole = object_in(line), line.endswith(b"\n")
-        cut_short = record is None and not whole and line.startswith(b"{")
-        is_next = n < len(keys) and (record or {}).get("key") == keys[n]
+        found, whole = object_in(line), line.endswith(b"\n")
+        is_next = n < len(keys) and (found or {}).get("key") == keys[n]
+        cut_short = False
+        if n < len(keys) and not whole:
+            beginning = beginning_of(records[n])
+            cut_short = line.startswith(beginning) or beginning.startswith(line)
         need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
              f"with these settings; choose another --out, or --force to begin anew")
         if whole:
@@ -5723,7 +5735,7 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
         need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
         if force:
             f.truncate(0)
-        done = answers_there(f, keys, out)
+        done = answers_there(f, [record for record, _ in records], keys, out)
         if done:
             print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
                   f"follow", file=sys.stderr, flush=True)

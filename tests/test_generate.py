@@ -555,13 +555,32 @@ def test_answers_of_other_settings_are_kept(change, path, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", [
-    "# Notes\n", "no end of the line", '{"a": 1}', '{"a": 1}\n', "{\n}\n", "[1]\n", "\n"])
+    "# Notes\n", "no end of the line", '{"a": 1}', '{"a": 1}\n', "{\n}\n", "[1]\n", "\n",
+    "{% for m in messages %}hello", '{"step": 1, "loss": 2.', '{"prompt": "one"}',
+    '{"prompt": "one", "b'])
 def test_a_file_that_holds_no_answers_is_left_alone(text, path, tmp_path, capsys):
     out = tmp_path / "notes"
     out.write_text(text, encoding="utf-8")
     refused(capsys, "generate", "--file", file_of(tmp_path, "one"), path, "--out", out,
             words=("line 1", "--force"))
     assert out.read_text(encoding="utf-8") == text
+
+
+def test_after_an_answer_only_the_beginning_of_the_next_one_is_cut(path, tmp_path, capsys):
+    prompts, out = file_of(tmp_path, {"id": 7, "prompt": "\u00e9"}, {"key": 1, "prompt": "b"}), (
+        tmp_path / "a")
+    args = "generate", "--file", prompts, path, "--out", out, "--tokens", 2
+    run(*args)
+    whole = out.read_bytes()
+    first = whole.index(b"\n") + 1
+    for end in (2, first - 1, first + 3, len(whole) - 1):
+        out.write_bytes(whole[:end])
+        run(*args)
+        assert out.read_bytes() == whole
+    for start, text in ((first, b'{"a note": "'), (len(whole), b'{"key"'), (0, b'{"prompt": "')):
+        out.write_bytes(whole[:start] + text)
+        refused(capsys, *args, words=("is no answer", "--force"))
+        assert out.read_bytes() == whole[:start] + text
 
 
 def test_a_file_that_another_run_writes_is_left_alone(path, tmp_path, capsys):
