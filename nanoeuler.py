@@ -4504,7 +4504,25 @@ def read_curve(path, key):
     return [(step, x) for step, x in values
             if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
 
-def plot(logs, out):
+PICTURES = b"\x89PNG", b"<?xml", b"%PDF", b"%!PS"         # of matplotlib, which they name
+
+def is_plot(path):
+    """Whether matplotlib wrote a file, by its first and last bytes.  Of an empty file: yes."""
+    with open(path, "rb", opener=regular) as f:
+        size, first = os.fstat(f.fileno()).st_size, f.read(4096)
+        f.seek(max(0, size - 4096))
+        named = b"matplotlib" in (first + b" " + f.read()).lower()
+    return not size or (first.startswith(PICTURES) and named)
+
+def need_picture(out, logs, force):
+    """Rejects an output file that would replace a log, or without --force anything but a plot."""
+    for path in logs:
+        need_another(out, path)
+    is_older_plot = os.path.isfile(out) and is_plot(out)
+    refuse_overwrite(out, force or is_older_plot, "it is no plot of matplotlib; another --out "
+                     "keeps it")
+
+def plot(logs, out, force=False):
     """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
     curves = {}                              # (path, key) -> (n, 2): step, bits per byte
     for path in logs:
@@ -4524,6 +4542,7 @@ def plot(logs, out):
         print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
               file=sys.stderr)
         return plot_terminal(curves, last_step, low, high)
+    need_picture(out, logs, force)
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
     for (path, key), xy in curves.items():
@@ -7055,7 +7074,7 @@ def add_verbs(add):
     add("lens", lens, "the Euler steps of one prompt", TEXT, MODEL)
     add("serve", serve, "answer browsers and OpenAI's clients", MODEL, settings=fields(Serving))
     add("plot", plot, "loss curves of logs",
-        arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"))
+        arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"), FORCE)
     add("info", info, "what is in a checkpoint", MODEL)
     add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
         arg("file", type=model_name, help="checkpoint"),

@@ -96,6 +96,40 @@ def test_a_picture_is_a_png(log, tmp_path):
     assert np.flatnonzero(blue)[0] < 0.2 * width and np.flatnonzero(blue)[-1] > 0.8 * width
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_a_plot_replaces_no_log(link, log, capsys):
+    needs("matplotlib")
+    before, out = log.read_bytes(), log
+    if link:
+        out = log.with_name("loss.png")
+        out.symlink_to(log.name)
+    for force in ([], ["--force"]):
+        refused(capsys, "plot", log, "--out", out, *force, words=["would replace", log])
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [
+    b"my notes", b"import matplotlib", b"\x89PNG\r\n\x1a\n of a camera", b"\xff\xd8\xff"])
+def test_a_plot_replaces_only_plots_unasked(content, log, tmp_path, capsys):
+    needs("matplotlib")
+    out = tmp_path / "loss.png"
+    out.write_bytes(content)
+    line = refused(capsys, "plot", log, "--out", out, words=["no plot", "--out", "--force"])
+    assert str(out) in line and out.read_bytes() == content
+    run("plot", log, "--out", out, "--force")
+    assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n\0")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf", "ps", "eps"])
+def test_a_plot_replaces_an_older_plot(ending, log, tmp_path):
+    needs("matplotlib")
+    out = tmp_path / f"loss.{ending}"
+    out.touch()                              # of an empty file nothing is lost
+    for _ in range(2):
+        run("plot", log, "--out", out)
+        assert out.stat().st_size
+
+
 @pytest.mark.parametrize("step", [-360, -1 << 63, 10 ** 400, 1 << 60])
 def test_steps_that_no_run_has_are_left_out(step, tmp_path, monkeypatch, capsys):
     path, records = tmp_path / "x.jsonl", [(step, 2.0), (1, 3.0), (2, 1e300), (3, 2.0)]
