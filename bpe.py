@@ -930,9 +930,14 @@ class Tokenizer:
             return cls(ids, merges)
 
 # ==== 8 Command line ====
-def need_no_tokenizer(path):
-    """Texts are encoded with the one that is there: it is not replaced unasked."""
+def need_no_tokenizer(path, text, force):
+    """Texts are encoded with the one that is there: it is not replaced unasked.  The text that is
+    learned is never replaced."""
     names = [path] if path.endswith(".json") else [f"{path}/vocab.json", f"{path}/merges.txt"]
+    need(os.path.realpath(text) not in map(os.path.realpath, names),
+         f"{path} would replace {text}, from which it is learned; choose another --tokenizer")
+    if force:
+        return
     there = [name for name in names if os.path.exists(name)]
     need(not there, f"{', '.join(there)} exists; --tokenizer NAME keeps it, --force replaces it")
 
@@ -950,8 +955,8 @@ def parser():
 
 def main():
     args = parser().parse_intermixed_args()  # the file may stand behind the flags
-    if args.verb == "train" and not args.force:
-        need_no_tokenizer(args.tokenizer)
+    if args.verb == "train":
+        need_no_tokenizer(args.tokenizer, args.file, args.force)
     if args.file == "-" and sys.stdin and sys.stdin.isatty():
         print("note: reading standard input; Ctrl-D ends it", file=sys.stderr)
     if args.file == "-":

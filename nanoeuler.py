@@ -4915,6 +4915,9 @@ def export(file, folder, gguf, matrices, force):
         for name in WEIGHTS_OF_LLAMA:
             need_another(os.path.join(folder, name), file)
         need_folder(c, folder, force)
+        written = [os.path.join(folder, name) for name in (*llama_files(c), *WEIGHTS_OF_LLAMA)]
+        need(not gguf or os.path.realpath(gguf) not in map(os.path.realpath, written),
+             f"{gguf} is also one of the files of {folder}; choose another name for --gguf")
     if gguf:
         with replacing(gguf, REMEDY) as temporary:
             write_gguf(temporary, c, matrices)

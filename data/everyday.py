@@ -2053,7 +2053,10 @@ def conversations(count, seed=1, exclude=frozenset()):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("everyday.jsonl"))
+    usual = Path(__file__).with_name("everyday.jsonl")
+    parser.add_argument("--out", type=Path, default=usual, help=f"file to write (default: {usual})")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there; the "
+                        "default is replaced without it")
     parser.add_argument("--count", type=int, default=8000, help="about how many conversations")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exclude", type=Path, help="JSON Lines of prompts: what is asked there "
@@ -2061,6 +2064,8 @@ def main(argv=None):
     parser.add_argument("--show", type=int, default=0, help="print so many of them")
     o = parser.parse_args(argv)
     try:
+        if o.out.exists() and o.out != usual and not o.force:
+            raise ValueError(f"{o.out} exists; another --out keeps it, --force replaces it")
         exclude = excluded(o.exclude) if o.exclude else frozenset()
         entries, left_out = conversations(o.count, o.seed, exclude)
         lines = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in entries)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import download as dl
 
 CORPORA = "gutenberg.txt", "web.txt"
+PREPARED = "pretrain.txt"                    # what is made of them, anew at each start
 GAP = re.compile(rb"\n[ \t\r]*\n[ \t\r]*\n\s*")         # what separates documents in other texts
 CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd]")
 
@@ -135,7 +136,9 @@ def main(argv=None):
     parser = dl.parser(__doc__)
     parser.add_argument("files", nargs="*", type=Path,
                         help="texts; none: " + " and ".join(CORPORA))
-    parser.add_argument("--out", default="pretrain.txt", help="file to write, in --to")
+    parser.add_argument("--out", default=PREPARED, help="file to write, in --to")
+    parser.add_argument("--force", action="store_true", help=f"replace a file that is there; "
+                        f"{PREPARED} is replaced without it")
     parser.add_argument("--holdout", type=dl.number(0.0002, 0.5), default=0.02,
                         help="share of the documents to validate on")
     o = parser.parse_args(argv)
@@ -149,6 +152,8 @@ def main(argv=None):
     path = o.to / o.out
     if path.resolve() in [f.resolve() for f in files]:
         raise dl.DataError(f"{path} would replace what it is made of; choose another --out")
+    if path.exists() and path.resolve() != (o.to / PREPARED).resolve() and not o.force:
+        raise dl.DataError(f"{path} exists; another --out keeps it, --force replaces it")
     corpus = Corpus(files)
     n = corpus.split(o.holdout)
     gap = corpus.write(path, n)

@@ -788,6 +788,10 @@ def test_a_tokenizer_is_not_replaced_unasked(tmp_path):
         assert (tmp_path / name).read_bytes() == before
         forced = run(*train[:3], 310, *train[4:], path, "--force", cwd=tmp_path)
         assert forced.returncode == 0 and (tmp_path / name).read_bytes() != before
+    before = (tmp_path / "t.json").read_bytes()
+    over_input = run("train", "t.json", "--tokenizer", "./t.json", "--force", cwd=tmp_path)
+    assert over_input.returncode == 2 and b"would replace t.json" in over_input.stderr
+    assert (tmp_path / "t.json").read_bytes() == before
 
 
 def test_who_reads_a_terminal_says_so(tmp_path):

@@ -870,6 +870,18 @@ def test_prepare_replaces_nothing_that_it_reads(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "web.txt").read_bytes() == before
 
 
+def test_prepare_replaces_only_its_own_file_unasked(tmp_path, capsys):
+    make(tmp_path, "web.txt", [prose(i) for i in range(9)])
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    start = ["--to", str(tmp_path), "--holdout", "0.3"]
+    assert dl.run(prepare.main, [*start, "--out", "notes.txt"]) == 2
+    one_line(capsys, "notes.txt exists", "--out", "--force")
+    assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
+    for more in ([], [], ["--out", "notes.txt", "--force"]):
+        assert dl.run(prepare.main, [*start, *more]) == 0
+    assert (tmp_path / "notes.txt").read_bytes() == (tmp_path / "pretrain.txt").read_bytes()
+
+
 def test_prepare_says_what_is_missing(tmp_path, capsys):
     for argv, words in (
             ([], ["get_gutenberg.py", "get_web.py"]), (["nowhere.txt"], ["nowhere.txt"])):

@@ -52,6 +52,15 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
     assert one == again != other
 
 
+def test_a_file_of_others_is_not_replaced_unasked(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("mine", encoding="utf-8")
+    assert everyday.main(["--out", str(path), "--count", "60"]) == 2
+    assert path.read_text("utf-8") == "mine" and "--force" in capsys.readouterr().err
+    assert everyday.main(["--out", str(path), "--count", "60", "--force"]) == 0
+    assert path.read_bytes().startswith(b'{"')
+
+
 def test_sft_reads_it(tmp_path, entries):
     path = tmp_path / "everyday.jsonl"
     path.write_text("".join(json.dumps(e) + "\n" for e in entries), encoding="utf-8")

@@ -213,7 +213,7 @@ def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
 def test_a_pipe_in_place_of_the_lock_is_not_waited_for(text, elsewhere):
-    """In a process of its own, which can be ended if it waits.  Nor is a pipe with a reader used."""
+    """In a process of its own, which can be ended if it waits.  A reader makes no difference."""
     os.mkfifo(".a.bin.lock")
     result = nanoeuler("train", "--data", text, "--steps", 1, "--out", "a.bin", cwd=elsewhere)
     words = "cannot write a.bin: ", ".a.bin.lock: it is no regular file"
@@ -258,6 +258,8 @@ def test_interchange_replaces_nothing_that_it_reads(copy, monkeypatch, capsys):
     for name in "model.safetensors", "config.json":
         refused(capsys, "import", "hf", f"hf/{name}", "--force",
                 words=[f"hf/{name} would replace hf/{name}"])
+    refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "hf2/config.json",
+            words=["hf2/config.json", "one of the files", "--gguf"])
     refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "", words=["--gguf", "empty name"])
     assert not (copy / "hf2").exists()
     assert before == {path: path.read_bytes() for path in before}
