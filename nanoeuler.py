@@ -3717,7 +3717,8 @@ def alone(out):
             try:
                 f = end.enter_context(open(path, "ab", opener=regular))
             except OSError as e:
-                yield f"cannot write {out}: {path}: {e.strerror}; choose another --out"
+                lock_there = f"{path}: " if os.path.lexists(path) else ""
+                yield f"cannot write {out}: {lock_there}{e.strerror}; choose another --out"
                 return
             need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
             with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more

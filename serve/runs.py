@@ -13,6 +13,11 @@ MOST_BYTES = 1 << 20         # of a log, at a time
 LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
 
 
+def opened(path):
+    """A regular file, opened to read its bytes; OSError if it is anything else."""
+    return open(path, "rb", opener=ne.regular)
+
+
 def valid(value):
     """Whether a run writes such a value into its log"""
     if isinstance(value, str):
@@ -61,7 +66,7 @@ class Runs:
         """Whether its first line is the record of a step.  A file of prompts has the same ending.
         It is read once, until the file changes: the page asks every two seconds."""
         try:
-            with open(path, "rb", opener=ne.regular) as f:
+            with opened(path) as f:
                 s = os.fstat(f.fileno())
                 key = path, s.st_ino, s.st_size, s.st_mtime_ns
                 if key not in self.known:
@@ -88,7 +93,7 @@ class Runs:
         if path is None:
             return None
         try:
-            with open(path, "rb", opener=ne.regular) as f:
+            with opened(path) as f:
                 size = os.fstat(f.fileno()).st_size
                 anew = start > size
                 start = 0 if anew else start
