@@ -93,7 +93,7 @@ class Guard:
             return Refusal(403, f"the server was called {ne.printable(host)[:200]!r}, which is not "
                            f"a name of this machine; start it with --allow-host to allow the name")
         origin = headers.get("origin")
-        own = origin is None or urlsplit_netloc(origin) == host
+        own = origin is None or bool(host) and urlsplit_netloc(origin) == host
         if not (own or allowed):
             return Refusal(403, f"pages of {ne.printable(origin)[:200]} may not ask here; "
                            f"--origin allows it")

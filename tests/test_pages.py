@@ -570,6 +570,24 @@ def test_an_unsound_conversation_is_not_imported(opened, address, tmp_path, why)
     assert page.evaluate("localStorage.getItem('nanoeuler.conversations')") is None
 
 
+def test_a_conversation_that_cannot_be_shown_is_not_kept(opened, address, tmp_path):
+    """Neither if it has too many tokens, nor if the page fails at it for another reason."""
+    page = opened(address)
+    fault = "void (Element.prototype.replaceChildren = () => { throw new Error('planted'); })"
+    for tokens, planted in ((130_000, "null"), (1, fault)):
+        nodes = tree(a={"tokens": [[1, "a", 0]] * tokens, "text": None})
+        nodes |= {"roots": ["q"], "shown": "a"}
+        (tmp_path / "long.json").write_text(json.dumps({"conversations": [nodes]}),
+                                            encoding="utf-8")
+        page.evaluate(planted)
+        page.set_input_files("#file", tmp_path / "long.json")
+        wait(page, "document.querySelector('#notice').textContent.includes('not imported')")
+        assert page.evaluate("localStorage.getItem('nanoeuler.conversations')") is None
+        page.reload()
+        page.wait_for_selector("#box:not([disabled])")
+        wait(page, "document.title.includes('little')")
+
+
 def test_the_branch_shown_last_is_a_child(opened, address, tmp_path):
     """`latest` may name an ancestor in a forged file: the walk to the last message has an end."""
     page = opened(address)

@@ -20,7 +20,7 @@ let card = null, running = null, looked = null, asking = null;
 let early = false; // was something sent before the model's card had come?
 let failed = false; // could the card not be fetched?
 let computed = false; // has a trajectory come since the page was opened?
-const { store, lost } = checkedStore(load(STORE, emptyStore()));
+let { store, lost } = checkedStore(load(STORE, emptyStore()));
 let settings = checkedSettings(load(SETTINGS, {}));
 
 function load(name, otherwise) {
@@ -98,7 +98,7 @@ function button(text, action, attributes = {}) {
 
 function words(node) {
   const text = element("div", { class: "text" });
-  if (node.tokens) text.append(...pieces(node.tokens).map((piece, i) => span(node, i, piece)));
+  if (node.tokens) pieces(node.tokens).forEach((piece, i) => text.append(span(node, i, piece)));
   else text.append(node.text);
   return text;
 }
@@ -230,7 +230,7 @@ async function run(c, node, path, body) {
       const choice = chunk.choices[0];
       if (!choice) continue;
       if (choice.prompt_tokens && !node.prompt) node.prompt = choice.prompt_tokens;
-      node.tokens.push(...(choice.tokens ?? []).map(packed));
+      for (const token of choice.tokens ?? []) node.tokens.push(packed(token));
       if (choice.finish_reason) node.finish = choice.finish_reason;
       last = performance.now();
       first ||= last;
@@ -277,7 +277,8 @@ function painter(article, node) {
   return () => {
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
     const more = node.tokens.slice(shown).map((token, i) => span(node, shown + i, next(token)));
-    article().querySelector(".text").append(...more);
+    const text = article().querySelector(".text");
+    more.forEach((piece) => text.append(piece));
     shown += more.length;
     if (atEnd) log.scrollTop = log.scrollHeight;
   };
@@ -471,7 +472,13 @@ function buildSettings() {
   $("trajectory").checked = settings.trajectory === true;
 }
 
-const saveSettings = () => localStorage.setItem(SETTINGS, JSON.stringify(settings));
+function saveSettings() {
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(settings));
+  } catch {
+    say("This browser does not store the settings: its storage is full or switched off.");
+  }
+}
 
 function buildCard() {
   const { config } = card;
@@ -498,11 +505,17 @@ async function imported(file) {
     if (!all.length) throw new Error("it holds no conversation that this page can show");
     const known = new Set(store.conversations.map((c) => c.id));
     for (const c of all) if (known.has(c.id)) c.id = newId();
-    store.conversations.unshift(...all);
-    store.current = all[0].id;
+    const before = store;
+    store = { ...store, current: all[0].id, conversations: [...all, ...store.conversations] };
     closeInside();
+    try {
+      render();
+    } catch (error) {                        // what cannot be shown is not kept
+      store = before;
+      render();
+      throw error;
+    }
     save();
-    render();
     notify(`${counted(all.length)} imported${found.lost ? `; ${counted(found.lost)} damaged and left out` : ""}.`);
   } catch (error) {
     notify(`${file.name} was not imported: ${error.message}.`);
@@ -593,6 +606,7 @@ $("file").addEventListener("change", async (event) => {
 
 // Fetches the model's card.  Without it nothing can be sent.
 async function start() {
+  if (failed) notify("");                    // the reason for which it failed before
   failed = false;
   try {
     card = await askJson("api/model");
@@ -602,7 +616,7 @@ async function start() {
     $("notice").replaceChildren(error.message, " ", button(label, start));
     return;
   }
-  notify(lost ? `${counted(lost)} in this browser's storage ${lost === 1 ? "is" : "are"} damaged and left out.` : "");
+  if (lost) notify(`${counted(lost)} in this browser's storage ${lost === 1 ? "is" : "are"} damaged and left out.`);
   document.title = `${card.name} · NanoEuler`;
   $("box").placeholder = card.answers ? "Ask something" : "Begin a text";
   settings = checkedSettings(settings);
@@ -614,5 +628,10 @@ async function start() {
 }
 
 buildSettings();
-render();
+try {
+  render();
+} catch {                                    // the others stay within reach
+  store.current = null;
+  render();
+}
 await start();

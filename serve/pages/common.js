@@ -52,16 +52,37 @@ function askForKey(problem) {
   return typedKey;
 }
 
+// The key of this tab.  A browser may forbid storage: then it is kept until the page is left.
+let heldKey = null;
+
+function storedKey() {
+  try {
+    return sessionStorage.getItem(KEY);
+  } catch {
+    return heldKey;
+  }
+}
+
+function storeKey(key) {
+  heldKey = key;
+  try {
+    if (key === null) sessionStorage.removeItem(KEY);
+    else sessionStorage.setItem(KEY, key);
+  } catch {
+    // heldKey has it
+  }
+}
+
 // Asks for a key in place of the one that was sent, unless another request has asked meanwhile.
 async function replaceKey(sent) {
   let problem = sent ? "That key was rejected." : "";
-  while (sessionStorage.getItem(KEY) === sent) {
+  while (storedKey() === sent) {
     const key = await askForKey(problem);
     if (key === null) {
-      sessionStorage.removeItem(KEY);
+      storeKey(null);
       throw new Refused("The server needs an API key.", 401);
     }
-    if (SENDABLE.test(key)) sessionStorage.setItem(KEY, key);
+    if (SENDABLE.test(key)) storeKey(key);
     problem = "That key was rejected.";
     if (key === sent) return;
   }
@@ -70,7 +91,7 @@ async function replaceKey(sent) {
 // The Response of a request that went well; a Refused otherwise
 export async function ask(path, body, signal) {
   for (;;) {
-    const key = sessionStorage.getItem(KEY);
+    const key = storedKey();
     const headers = { ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
     let response;
     try {

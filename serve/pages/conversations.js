@@ -6,7 +6,7 @@
 
 export const MOST_FILE = 64 * 2 ** 20;       // bytes of an import
 const MOST_CONVERSATIONS = 2000, MOST_NODES = 10_000;    // nodes: of one conversation
-const MOST_TOKENS = 500_000;                 // of all answers of one conversation
+const MOST_TOKENS = 100_000;                 // of all answers of one conversation
 const MOST_PROMPT = 2 ** 20, LONGEST_TEXT = 2 ** 22, LONGEST_TOKEN = 1000, LONGEST_TITLE = 200;
 const MOST_DRAFTS = 64;
 const ID = /^[0-9A-Za-z-]{1,64}$/;
