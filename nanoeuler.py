@@ -2047,7 +2047,8 @@ class SftOptions(TuningOptions):
     lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
-    template: str = setting("", 0, 0, "alpaca or chatml; empty: chatml for messages, else alpaca")
+    template: str = setting("", 0, 0, "alpaca or chatml; empty: the chat model's; of a base "
+                           "model chatml for messages, else alpaca")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
     def check(self):
@@ -4114,25 +4115,29 @@ class SftRun(Run):
         self.same_data(self.digest)
         if not s.text_sha256:                # a run that goes on keeps its own
             own, s.template = s.template, self.template_for(examples, tokenizer)
-            left = own and not is_alpaca(own) and not s.template
-            if left and not getattr(o, "template", ""):          # dpo has none
-                print("note: the model has a chat template of its own, and these answers are "
-                      "learned in Alpaca's; --template chatml, or messages, keep ChatML",
-                      file=sys.stderr)
+            lost = own and not is_alpaca(own) and s.template != own
+            if lost and not getattr(o, "template", ""):          # dpo has none
+                name = "ChatML" if s.template else "Alpaca's"
+                print(f"note: the model has a chat template of its own, which cannot be trained; "
+                      f"these answers are learned in {name}", file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
         need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
         self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
 
     def template_for(self, examples, tokenizer):
-        """That which --template names.  Else ChatML, the model's own if it is that, for messages,
-        and "", Alpaca's, for others, and for single questions where ChatML's tokens are missing."""
+        """That which --template names; else that of a chat model, if it is ChatML or Alpaca's.  Of
+        other models ChatML for messages, and Alpaca's, which is "", for single questions, and where
+        ChatML's tokens are missing."""
         own, asked = self.state.template, self.options.template
         there = has_chatml(tokenizer)
         need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
              f"of which ChatML is made; drop --template, or begin with another")
-        if asked == "alpaca" or not (there and (asked or any(map(is_conversation, examples)))):
+        if asked == "alpaca" or not there:
             return ""
-        return own if is_chatml(own) else CHATML
+        if is_chatml(own):
+            return own
+        of_messages = any(map(is_conversation, examples)) and not (own and is_alpaca(own))
+        return CHATML if asked or of_messages else ""
 
     def row_length(self, start):
         """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
@@ -4161,7 +4166,8 @@ class SftRun(Run):
         single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
         need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
              f"Alpaca's template, which knows one question and one answer: its model has no tokens "
-             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another")
+             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another, or "
+             f"choose --template chatml")
         if systems:
             example = {"instruction": alpaca_instruction(asked), "input": ""}
         prompt = encode(prompt_of(example))
@@ -4385,10 +4391,12 @@ def fresh(run, preset, file, chosen):
         if issubclass(run, DpoRun) and start.state.kind == "base":
             print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
                   f"teaches only which of two answers is the better one", file=sys.stderr)
-        bos, eos = start.state.bos, start.state.eos
+        bos, eos, template = start.state.bos, start.state.eos, start.state.template
+        if start.state.kind == "chat":       # of a base model "" says nothing
+            template = template or "alpaca"
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
         start = start._replace(moments=(), state=State(
-            kind="chat", bos=bos, eos=eos, template=start.state.template,
+            kind="chat", bos=bos, eos=eos, template=template,
             source_sha256=sha256_of(file)))
     else:
         start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())

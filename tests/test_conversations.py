@@ -1,5 +1,6 @@
 """Conversations as examples: the fields of data sets, ChatML's rows, runs that learn them."""
 import json
+import os
 import signal
 
 import numpy as np
@@ -293,15 +294,29 @@ def test_alpaca_has_system_messages_before_the_instruction(template, base, tmp_p
         assert c.tokenizer.decode(answered).decode().endswith(c.state.eos)
 
 
-def test_alpaca_after_chatml_is_alpaca(base, tmp_path, monkeypatch):
-    """The token that ended answers goes on to end them."""
+def test_a_chat_model_keeps_its_template(base, tmp_path, monkeypatch, capsys):
+    """Whatever form the examples have, unless --template chooses another one.  The token that ended
+    answers goes on to end them."""
     monkeypatch.chdir(tmp_path)
     alpaca = [dict(instruction=f"{i}?", output="Yes.") for i in range(9)]
     (tmp_path / "alpaca.json").write_text(json.dumps(alpaca), encoding="utf-8")
-    told("sft", base / "nanoeuler.bin", "--data", base / "talk.json", *FLAGS, "--out", "chat.bin")
-    told("sft", "chat.bin", "--data", "alpaca.json", *FLAGS, "--out", "alpaca.bin")
-    state = ne.read_checkpoint("alpaca.bin").state
-    assert (state.template, state.eos) == ("", END)
+    single, talk = base / "single.json", base / "talk.json"
+
+    def taught(model, data, *flags):
+        told("sft", model, "--data", data, *FLAGS, *flags, "--force", "--out", "taught.bin")
+        state = ne.read_checkpoint("taught.bin").state
+        return state.template, state.eos
+
+    assert taught(base / "nanoeuler.bin", "alpaca.json") == ("", "</s>")
+    assert taught(base / "nanoeuler.bin", single) == (ne.CHATML, END)
+    os.rename("taught.bin", "chatml.bin")
+    assert taught("chatml.bin", "alpaca.json") == taught("chatml.bin", talk) == (ne.CHATML, END)
+    assert taught("chatml.bin", "alpaca.json", "--template", "alpaca") == ("", END)
+    os.rename("taught.bin", "alpaca.bin")
+    assert taught("alpaca.bin", "alpaca.json") == taught("alpaca.bin", single) == ("", END)
+    assert taught("alpaca.bin", single, "--template", "chatml") == (ne.CHATML, END)
+    refused(capsys, "sft", "alpaca.bin", "--data", talk, *FLAGS, "--out", "no.bin",
+            words=["talk.json has conversations", "--template chatml"])
 
 
 def test_a_run_that_was_killed_ends_in_the_same_bytes(base, tmp_path, monkeypatch):

@@ -470,6 +470,16 @@ def test_fewer_tokens_than_asked_have_a_reason(tmp_path, capsys):
         assert reason == noted and len(notes) == noted + (kind == "chat")
 
 
+@pytest.mark.parametrize("text", ["\U0001f600", "a \u2603!", "\U0001f980\u00e9"])
+def test_a_character_of_several_tokens_comes_whole(text, tmp_path):
+    """Each byte is a token; none of them is shown before the character is complete."""
+    model = ne.load(str(spoken(tmp_path, text, "chat")), temperature=0.0)
+    assert model.say("b") == text and len(model.last.tokens) == len(text.encode())
+    assert list(model.stream("b")) == list(text)
+    [reply] = model.generate(["b"])
+    assert reply.answer == text and reply.finish == "stop"
+
+
 def test_a_chat_model_answers(tmp_path):
     """The template goes in and is not shown, </s> ends the answer, each question stands alone."""
     path = spoken(tmp_path, "Yes!", "chat")

@@ -481,9 +481,10 @@ def test_a_short_run_warms_up_for_a_tenth_of_it(base, tmp_path, monkeypatch, cap
 def test_it_is_said_that_a_template_is_left(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     c = ne.read_checkpoint("nanoeuler.bin")
-    ne.write_checkpoint("theirs.bin", c.cfg, c.tokenizer, ne.replace(c.state, template=ne.CHATML),
-                        c.flat)
-    for name, said in (("theirs.bin", True), ("nanoeuler.bin", False)):
+    for name, template in ("theirs.bin", "{{ messages[0].content }}"), ("chat.bin", ne.CHATML):
+        state = ne.replace(c.state, template=template)
+        ne.write_checkpoint(name, c.cfg, c.tokenizer, state, c.flat)
+    for name, said in (("theirs.bin", True), ("chat.bin", False), ("nanoeuler.bin", False)):
         capsys.readouterr()
         run("sft", name, "--data", "add.json", "--steps", 1, "--force", *FLAGS)
         assert ("a chat template of its own" in capsys.readouterr().err) == said
