@@ -3266,6 +3266,13 @@ AGAIN = "copy or download it again"
 def cut_short(size, end):
     return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
+MUCH = 100_000_000           # bytes that take a second or more
+
+def note_large(doing, n_bytes):
+    """A line before a wait that may seem like a standstill"""
+    if n_bytes >= MUCH:
+        print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+
 class WriteError(UserError):
     """A file cannot be written, perhaps only now."""
 
@@ -3296,8 +3303,9 @@ def replacing(path, remedy):
         with contextlib.suppress(OSError):
             os.remove(temporary)
         if isinstance(e, OSError):
-            raise WriteError(f"cannot write {path}: {e.strerror}; an older file there is "
-                             f"untouched; {remedy}") from None
+            reason = e.strerror or f"only a part of it was written ({e})"        # NumPy's tofile
+            raise WriteError(f"cannot write {path}: {reason}; an older file there is untouched; "
+                             f"{remedy}") from None
         raise
 
 def write_tensors(path, meta, tensors, remedy):
@@ -3349,6 +3357,7 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
         need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
         end = stop
     need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    note_large(f"reading {path}", data.size)
     if "sha256" in meta:
         digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
         digest.update(data)
@@ -3654,6 +3663,7 @@ def quantize(file, out, force, n_mtp=None):
     learned = os.path.basename(str(c.state.options.get("data", "")))
     state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
                     source_sha256="", log_sha256="", micro_batch=None, reference=[])
+    note_large(f"rounding to int8 and writing {out}", c.flat.nbytes)
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
     print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
           f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
@@ -3719,7 +3729,7 @@ def alone(out):
                 f = end.enter_context(open(path, "ab", opener=regular))
             except OSError as e:
                 lock_there = f"{path}: " if os.path.lexists(path) else ""
-                yield f"cannot write {out}: {lock_there}{e.strerror}; choose another --out"
+                yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose another --out"
                 return
             need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
             with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
@@ -3926,6 +3936,8 @@ class Run(TrainingLoop):
     def load(self, cfg, tokenizer):
         """The DataSet of a text; it trains the tokenizer if there is none yet."""
         o, T, path = self.options, cfg.seq_len, self.data_file()
+        if os.path.getsize(path) > LARGE // 2:
+            print(f"reading {path}", flush=True)         # and it may train a tokenizer
         text = read_text(path)
         digest = self.same_data(hashlib.sha256(text).hexdigest())
         parts = split_text(memoryview(text), o.holdout)
@@ -4093,6 +4105,8 @@ def tokens_of(rows):
     """Of the longest row; its last token is a target only."""
     return max(sum(map(len, parts)) - 1 for parts in rows)
 
+MANY_EXAMPLES = 10_000       # which take two seconds
+
 def has_chatml(tokenizer):
     return tokenizer.specials.keys() >= {*CHATML_TOKENS}
 
@@ -4122,7 +4136,10 @@ class SftRun(Run):
                       f"these answers are learned in {name}", file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
         need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
-        self.encoded = [(e, self.rows_of(e, tokenizer)) for e in examples]
+        if len(examples) > MANY_EXAMPLES:
+            print(f"encoding {len(examples):,} examples", flush=True)
+        self.encoded = [(e, self.rows_of(e, tokenizer))
+                        for e in with_progress(examples, "encoding examples")]
 
     def template_for(self, examples, tokenizer):
         """That which --template names; else that of a chat model, if it is ChatML or Alpaca's.  Of
@@ -4318,6 +4335,7 @@ FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best"}
 OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
 
 def sha256_of(path):
+    note_large(f"computing the checksum of {path}", os.path.getsize(path))
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -4774,6 +4792,7 @@ def llama_of_gguf(path):
     with open(path, "rb") as f:
         need(f.read(4) == b"GGUF", "it is no GGUF file")
     file = Reader(path)
+    note_large(f"reading {path}", len(file.data))
     meta = {key: x.contents() for key, x in file.fields.items()}
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
     need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
@@ -4908,6 +4927,7 @@ def import_llama(source, out, force):
         for name, x in named(f.cfg, flat).items():
             x[...] = f.read(name)
             need_finite(name, x)
+    note_large(f"writing {out}", flat.nbytes)
     write_checkpoint(out, f.cfg, f.tokenizer, state, flat)
     print(f"{out}: {flat.size:,} parameters, context {f.cfg.seq_len} tokens.  Talk to it with:\n"
           f"    {typed(Model.program)} chat {shlex.quote(out)}")
@@ -4928,10 +4948,12 @@ def export(file, folder, gguf, matrices, force):
         need(not gguf or os.path.realpath(gguf) not in map(os.path.realpath, written),
              f"{gguf} is also one of the files of {folder}; choose another name for --gguf")
     if gguf:
+        note_large(f"writing {gguf}", c.flat.nbytes)
         with replacing(gguf, REMEDY) as temporary:
             write_gguf(temporary, c, matrices)
         print(f"{gguf}: for llama.cpp, {matrices}")
     if folder:
+        note_large(f"writing {folder}", c.flat.nbytes)
         export_folder(c, folder)
 
 # ==== 11.1 Conversation ====
@@ -7040,7 +7062,7 @@ def problem(e):
     if isinstance(e, MemoryError):
         return f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
     if isinstance(e, OSError):
-        return f"{e.filename or 'a file'}: {e.strerror}; see --out"
+        return f"{e.filename or 'a file'}: {e.strerror or e}; see --out"
     return str(e)
 
 def run_verb(declare, text, argv=None):

@@ -14,6 +14,43 @@ import nanoeuler as ne
 pytestmark = pytest.mark.interop
 
 
+def test_a_full_disk_is_named(tokenizer, tmp_path, monkeypatch, capsys):
+    """NumPy's error of a short write has a text and no number of the system."""
+    gguf = package()
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer)
+
+    def short(writer):
+        raise OSError("1048576 requested and 0 written")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", short)
+    line = refused(capsys, "export", path, "--gguf", tmp_path / "a.gguf",
+                   words=["cannot write", "only a part", "0 written", "free space"])
+    assert "None" not in line and os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_each_wait_for_a_large_file_begins_with_a_line(tokenizer, tmp_path, monkeypatch, capsys):
+    package()
+    a, hf, f, b, c, q = (tmp_path / x for x in ("a.bin", "hf", "f", "b.bin", "c.bin", "q"))
+    write(a, replace(TINY, vocab_size=512, n_mtp=1), tokenizer)
+    (tmp_path / "p").write_text('"to be"\n', encoding="utf-8")
+    verbs = {
+        ("export", a, hf, "--gguf", f): [f"reading {a}", f"writing {f}", f"writing {hf}"],
+        ("import", hf, b): [f"reading {hf / 'model.safetensors'}", f"writing {b}"],
+        ("import", f, c): [f"reading {f}", f"writing {c}"],
+        ("quantize", a, q): [f"reading {a}", f"rounding to int8 and writing {q}"],
+        ("info", a): [f"reading {a}"],
+        ("lens", "to be", a): [f"reading {a}"],
+        ("generate", "--file", tmp_path / "p", a, "--out", tmp_path / "o", "--tokens", 1): [
+            f"reading {a}", f"computing the checksum of {a}"]}
+    for most, is_said in (0, True), (ne.MUCH, False):
+        monkeypatch.setattr(ne, "MUCH", most)
+        for verb, waits in verbs.items():
+            run(*verb, *["--force"] * (verb[0] in ("export", "import", "quantize", "generate")))
+            lines = capsys.readouterr().err.splitlines()
+            said = [line.rpartition(": ")[0] for line in lines if line.endswith(" MB")]
+            assert said == waits * is_said, verb
+
+
 @pytest.mark.parametrize("matrices", ["f32", "f16", "q8_0"])
 def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     gguf = package()

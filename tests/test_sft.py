@@ -563,6 +563,14 @@ def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
     assert sorted(os.listdir()) == ["add.json", "bad.json", "nanoeuler.bin"]
 
 
+def test_many_examples_are_encoded_after_a_line(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    for most, said in (len(ADD) - 1, 1), (len(ADD), 0):
+        monkeypatch.setattr(ne, "MANY_EXAMPLES", most)
+        run("sft", "--data", "add.json", "--steps", 1, "--force", *FLAGS)
+        assert capsys.readouterr().out.count(f"encoding {len(ADD)} examples\n") == said
+
+
 def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     data = ("--data", "add.json")

@@ -676,3 +676,12 @@ def test_train_says_that_a_model_is_slow_before_it_begins(text, tmp_path, monkey
     monkeypatch.setattr(ne.Run, "go", lambda run: None)
     run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
     assert noted == [ne.PRESETS["small"].n_embd]
+
+
+def test_train_says_that_it_reads_a_large_text(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ne.Run, "go", lambda run: None)
+    size = os.path.getsize(text)
+    for large, said in (size, True), (2 * size, False):
+        monkeypatch.setattr(ne, "LARGE", large)
+        run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
+        assert (f"reading {text}\n" in capsys.readouterr().out) == said
