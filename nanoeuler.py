@@ -5184,6 +5184,8 @@ class Speaker:
     def generate(self, prompts, batch=64, truncate=False, **sampling):
         """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
         written at a time.  Reply.answer is its text."""
+        need(not isinstance(prompts, str), "generate: expected a list of prompts, found one text; "
+             "put it into a list, or use stream")
         options = self.settings_of_one(sampling)
         ids = [self.shortened(self.ids_of(prompt), truncate) for prompt in prompts]
         found = {i: replies for i, replies in self.answers_to(ids, options, batch, Pace())}
@@ -5789,7 +5791,7 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
         if force:
             f.truncate(0)
         done = answers_there(f, [record for record, _ in records], keys, out)
-        if done:
+        if 0 < done < len(records):
             print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
                   f"follow", file=sys.stderr, flush=True)
         waiting, pace, told = {}, Pace(), time.perf_counter()

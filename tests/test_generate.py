@@ -392,6 +392,8 @@ def test_several_answers(path):
     assert len({reply.answer for replies in some for reply in replies}) > 3
     assert [r.answer for r in model.generate(["To be"], n=1, tokens=6)] == [some[0][0].answer]
     assert model.generate([]) == []
+    with pytest.raises(ne.UserError, match="expected a list of prompts"):
+        model.generate("To be")              # a text is a list of characters, too
 
 
 def test_what_load_has_chosen_no_call_chooses_anew(path):
