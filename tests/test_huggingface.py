@@ -213,7 +213,7 @@ def test_a_byte_without_an_id_is_left_out():
 
 # ---- what was imported
 def test_an_imported_model_is_fine_tuned(tokenizer, tmp_path):
-    """Its own token ends a response then; the template is Alpaca's."""
+    """Its template and the token that ends a response stay."""
     path = write(tmp_path / "a.bin", replace(TINY, seq_len=300, vocab_size=512, n_mtp=1), tokenizer,
                  kind="chat", template=CHATML, eos="<|im_end|>")
     run("export", path, tmp_path / "hf")
@@ -223,7 +223,8 @@ def test_an_imported_model_is_fine_tuned(tokenizer, tmp_path):
     run("sft", tmp_path / "b.bin", "--data", tmp_path / "data.json", "--steps", 2, "--batch", 600,
         "--out", tmp_path / "c.bin")
     state = ne.read_checkpoint(str(tmp_path / "c.bin")).state
-    assert (state.kind, state.template, state.eos, state.step) == ("chat", "", "<|im_end|>", 2)
+    assert (state.kind, state.template, state.eos, state.step) == (
+        "chat", CHATML, "<|im_end|>", 2)
 
 
 # ---- what is refused
