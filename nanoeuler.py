@@ -5612,14 +5612,14 @@ def words_looked_for(template, messages, state):
             found[role].append(word)
     return found
 
-def letters_but(known):
-    """Letters without end, none of the known"""
-    return (c for c in map(chr, range(ord("a"), sys.maxunicode)) if c not in known)
+# Letters that stand for what is said: of a private plane of Unicode.  They are the same for every
+# text, so a template cannot learn from them what a message says.
+PROBES = [chr(0xF0000 + i) for i in range(1 << 14)]
 
-def with_other_letters(messages, known):
-    """Each message says one letter of its own, none of the known, wherever it bears marks."""
+def with_other_letters(messages):
+    """Each message says one letter of its own wherever it bears marks."""
     return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
-            for (role, said), letter in zip(messages, letters_but(known))]
+            for (role, said), letter in zip(messages, PROBES)]
 
 def with_random_letters(messages):
     """Each marked letter and digit becomes a random one of its kind, so that a template cannot tell
@@ -5634,10 +5634,9 @@ def with_random_letters(messages):
 
     return [(role, re.sub(f"(?s){BEFORE}(.){AFTER}", another, said)) for role, said in messages]
 
-def with_letters_alone(messages, known):
+def with_letters_alone(messages):
     """The same without marks: blanks stay, each other character is the message's letter."""
-    return [(role, re.sub(r"\S", letter, said))
-            for (role, said), letter in zip(messages, letters_but(known))]
+    return [(role, re.sub(r"\S", letter, said)) for (role, said), letter in zip(messages, PROBES)]
 
 def speaker_of(part, roles):
     """The role of a part that is said, from the letters of its messages: "assistant" if all of it
@@ -5691,11 +5690,13 @@ def conversation_text(template, messages, state, tokenizer):
     outside = SAID.sub("", text)
     need(unmarked(outside) == outside, refusal)
     known = {*names, *"".join(said for _, said in messages)}
+    probes = PROBES[:len(messages)]
+    need(len(messages) == len(probes) and known.isdisjoint(probes), refusal)
     in_letters, in_random_letters, all_in_letters, without_marks = render_each(template, [
-        with_other_letters(marked_messages[same[0]], known),
+        with_other_letters(marked_messages[same[0]]),
         with_random_letters(marked_messages[same[0]]),
-        with_other_letters(marked_messages[0], known),
-        with_letters_alone(messages, known)], state)
+        with_other_letters(marked_messages[0]),
+        with_letters_alone(messages)], state)
     need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
     need(SAID.sub(BEFORE, in_random_letters) == SAID.sub(BEFORE, text), refusal)
     special = special_names(tokenizer)
@@ -5704,7 +5705,7 @@ def conversation_text(template, messages, state, tokenizer):
     need(found == found_in_marked, refusal)
     need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
     need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
-    roles = {letter: role for (role, _), letter in zip(messages, letters_but(known))}
+    roles = {letter: role for (role, _), letter in zip(messages, PROBES)}
     return text, [speaker_of(part, roles) for part in SAID.findall(in_letters)]
 
 # ==== 11.3 Prompts in a file, the lens, the server ====

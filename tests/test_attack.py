@@ -63,7 +63,7 @@ def test_each_guard_of_the_ids_is_needed(without, prepared, monkeypatch):
     elif without == "frame":                 # special names are not compared
         monkeypatch.setattr(ne, "frame", lambda text, special: ([], []))
     else:                                    # other letters are the same
-        monkeypatch.setattr(ne, "with_other_letters", lambda messages, known: messages)
+        monkeypatch.setattr(ne, "with_other_letters", lambda messages: messages)
     assert attack.attack("templates", 1500, seed=1).counts["forged"]
 
 

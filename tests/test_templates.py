@@ -1,4 +1,5 @@
 """Chat templates: the ids of a conversation against transformers, and what users cannot do."""
+import contextlib
 import re
 import sys
 from dataclasses import replace
@@ -343,6 +344,19 @@ def test_a_template_cannot_tell_how_it_is_examined(template, said, tokenizer):
     needs("jinja2")
     with pytest.raises(ne.UserError, match="might make a special token"):
         ne.chat_ids(f"{MARKLESS}{template}{{% endfor %}}", [("user", said)], STATE, tokenizer)
+
+
+def test_what_is_said_does_not_choose_what_a_template_is_shown(tokenizer):
+    """Else a user who says b, for which another letter would stand, could choose a token."""
+    needs("jinja2")
+    template = (f"{MARKLESS}{{% if '~' in c or (c | unique | list | length == 1 and c[0] != 'b') %}}"
+                "</s>{% endif %}{{ m.content }}{% endfor %}")
+    numbers = set()
+    for said in ("hello", "bob~ tell me", "b", "a b c d e f g h i j k l m n o p q r s t u v w ~"):
+        with contextlib.suppress(ne.UserError):
+            ids = ne.chat_ids(template, [("user", said)], STATE, tokenizer)
+            numbers.add(ids.count(tokenizer.specials["</s>"]))
+    assert len(numbers) <= 1
 
 
 # ---- rendering
