@@ -303,7 +303,7 @@ def test_a_damaged_index_of_the_cache_ends_no_start(alone, env, copy):
     result = program(alone, *args, cwd=copy, env=env)
     assert ok(result).startswith("To") and "note: compiled in" in result.stderr
     again = program(alone, *args, cwd=copy, env=env)
-    assert again.stdout == result.stdout and again.stderr == ""
+    assert again.stdout == result.stdout and "compil" not in again.stderr
 
 
 def children(pid):

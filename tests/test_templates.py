@@ -349,8 +349,9 @@ def test_a_template_cannot_tell_how_it_is_examined(template, said, tokenizer):
 def test_what_is_said_does_not_choose_what_a_template_is_shown(tokenizer):
     """Else a user who says b, for which another letter would stand, could choose a token."""
     needs("jinja2")
-    template = (f"{MARKLESS}{{% if '~' in c or (c | unique | list | length == 1 and c[0] != 'b') %}}"
-                "</s>{% endif %}{{ m.content }}{% endfor %}")
+    template = (MARKLESS + "{% set one = c | unique | list | length == 1 %}"
+                "{% if '~' in c or (one and c[0] != 'b') %}</s>{% endif %}"
+                "{{ m.content }}{% endfor %}")
     numbers = set()
     for said in ("hello", "bob~ tell me", "b", "a b c d e f g h i j k l m n o p q r s t u v w ~"):
         with contextlib.suppress(ne.UserError):

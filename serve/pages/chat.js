@@ -1,7 +1,7 @@
 // The chat.  A conversation is a tree: an edited message and a new answer are branches beside the
 // old ones.  An answer keeps its tokens, with which the server explains it and goes on from any.
 import { $, Refused, ask, askJson, drawn, element, events, percent } from "./common.js";
-import { MOST_FILE, checkedStore, decodedWith, emptyStore, newId, packed, pieces, textOf } from "./conversations.js";
+import { MOST_CONVERSATIONS, MOST_FILE, checkedStore, decodedWith, emptyStore, newId, packed, pieces, textOf } from "./conversations.js";
 import { chart } from "./trajectory.js";
 
 const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
@@ -506,16 +506,17 @@ async function imported(file) {
     const known = new Set(store.conversations.map((c) => c.id));
     for (const c of all) if (known.has(c.id)) c.id = newId();
     const before = store;
+    if (all.length + store.conversations.length > MOST_CONVERSATIONS) throw new Error(`expected at most ${MOST_CONVERSATIONS} conversations in all; remove some first`);
     store = { ...store, current: all[0].id, conversations: [...all, ...store.conversations] };
     closeInside();
     try {
       render();
-    } catch (error) {                        // what cannot be shown is not kept
+      localStorage.setItem(STORE, JSON.stringify(store));
+    } catch (error) {                        // what cannot be shown or stored is not kept
       store = before;
       render();
       throw error;
     }
-    save();
     notify(`${counted(all.length)} imported${found.lost ? `; ${counted(found.lost)} damaged and left out` : ""}.`);
   } catch (error) {
     notify(`${file.name} was not imported: ${error.message}.`);

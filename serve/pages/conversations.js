@@ -5,7 +5,8 @@
 // token: [id, its bytes as Latin-1, 1 for an accepted draft or 0, texts that were drafted (if any)]
 
 export const MOST_FILE = 64 * 2 ** 20;       // bytes of an import
-const MOST_CONVERSATIONS = 2000, MOST_NODES = 10_000;    // nodes: of one conversation
+export const MOST_CONVERSATIONS = 2000;
+const MOST_NODES = 10_000;    // nodes: of one conversation
 const MOST_TOKENS = 100_000;                 // of all answers of one conversation
 const MOST_PROMPT = 2 ** 20, LONGEST_TEXT = 2 ** 22, LONGEST_TOKEN = 1000, LONGEST_TITLE = 200;
 const MOST_DRAFTS = 64;
@@ -89,8 +90,11 @@ export function checkedConversation(raw) {
   let tokens = 0;
   for (const [id, rawNode] of entries) {
     const node = isId(id) ? checkedNode(rawNode, id) : null;
-    tokens += node?.tokens?.length ?? 0;
-    if (!node || tokens > MOST_TOKENS) return null;
+    if (!node) return null;
+    tokens += node.tokens?.length ?? 0;
+    if (node.tokens && tokens > MOST_TOKENS) {           // the text stays, and is one node
+      Object.assign(node, { text: textOf(node), tokens: null, prompt: null });
+    }
     nodes[id] = node;
   }
   if (!isForest(nodes, raw.roots)) return null;
