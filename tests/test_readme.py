@@ -38,8 +38,7 @@ def test_every_command_is_understood(path):
             assert words[:2] in (["pip", "install"], ["python", "tests/attack.py"]), words
 
 
-def test_the_readme_is_short_and_names_what_a_newcomer_does():
-    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 191
+def test_the_readme_names_what_a_newcomer_does():
     assert verbs_in([PAGES[0]]) >= {"train", "sft", "chat", "generate", "lens"}
 
 
