@@ -5792,9 +5792,10 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
         if force:
             f.truncate(0)
         done = answers_there(f, [record for record, _ in records], keys, out)
-        if 0 < done < len(records):
-            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; the others "
-                  f"follow", file=sys.stderr, flush=True)
+        if done:
+            rest = "the others follow" if done < len(records) else "nothing is left to do"
+            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; {rest}",
+                  file=sys.stderr, flush=True)
         waiting, pace, told = {}, Pace(), time.perf_counter()
         ids = [ids for _, ids in records[done:]]
         for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
