@@ -7,11 +7,12 @@
     answering  WRITE_SECONDS    a client that reads too slowly, or not at all
 
 If there are more than `most` connections, the one that has been idle or reading for the longest
-time is closed, unless it is younger than GRACE_SECONDS: its request may be on the way.  So idle
-sockets never keep a request out, and an answer is never cut off.
+time is closed, unless it is younger than GRACE_SECONDS: its request may be on the way.  So sockets
+that stay idle keep no request out, and an answer is never cut off.  A flood of young connections
+can keep requests out while it lasts.
 
 uvicorn documents no way to do this.  `Connection` uses `cycle`, `connections`, `flow` and
-`app_state` of uvicorn.protocols.http.h11_impl.H11Protocol as they are in uvicorn 0.38 to 0.54.
+`app_state` of uvicorn.protocols.http.h11_impl.H11Protocol as uvicorn 0.38 and 0.54 have them.
 """
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
