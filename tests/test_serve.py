@@ -218,7 +218,8 @@ def test_a_client_that_leaves_frees_its_slot(there, at, stream):
     _, server = there
     before, n = server.stats.counters["left"], 128       # answers: minutes of work for four slots
     steps = server.engine.pace.steps
-    leave(at, {"prompt": "a", "max_tokens": 4000, "n": n, "stream": stream})
+    with leave_open(at, {"prompt": "a", "max_tokens": 4000, "n": n, "stream": stream}):
+        until(lambda: server.engine.active)  # before, it would leave the tokenizer's queue
     until(lambda: server.stats.counters["left"] > before and not server.engine.active)
     assert n / 2 < server.stats.counters["left"] - before <= n       # each that has not ended
     assert server.engine.pace.steps - steps < n / 4 * 4000           # not written to their end
