@@ -18,6 +18,7 @@ import argparse
 import collections
 import contextlib
 import errno
+import functools
 import hashlib
 import heapq
 import json
@@ -225,11 +226,24 @@ class CacheFile(caching.IndexDataCacheFile):
 
 survive_damage(CacheFile)
 
+@functools.cache
+def digest(files):
+    """SHA-256 of the contents of files"""
+    h = hashlib.sha256()
+    for file in files:
+        h.update(pathlib.Path(file).read_bytes())
+    return h.hexdigest()
+
 class Cache(caching.FunctionCache):
-    """The cache of a function of this project"""
-    def __init__(self, function):
+    """The cache of a function of this project. A kernel contains the code of the functions that it
+    calls, but Numba only notices when the file of the kernel itself is edited. Here, a kernel is
+    also compiled again after an edit of one of `files`."""
+    def __init__(self, function, files=()):
         super().__init__(function)
-        self._cache_file.__class__ = CacheFile
+        file = self._cache_file
+        file.__class__ = CacheFile
+        file._source_stamp = file._source_stamp, digest(tuple(files))
+        self.files = {function.__code__.co_filename, *files}
 
 class Compiling:
     """A block in which Numba compiles functions of this project, at our level of optimization: 1,
@@ -248,8 +262,9 @@ class Compiling:
         config.OPT = self.before
         global_compiler_lock.__exit__(*error)
 
-def jit(**options):
-    """numba.njit, for a function of this project: compiled in Compiling, kept in a Cache."""
+def jit(files=(), **options):
+    """numba.njit, for a function of this project: compiled in Compiling, kept in a Cache. files:
+    the paths of other files whose functions it may call"""
     def decorate(function):
         dispatcher = njit(**options)(function)
         if config.DISABLE_JIT:
@@ -263,7 +278,7 @@ def jit(**options):
 
         compiler.compile = compile_ours
         if options.get("cache"):
-            dispatcher._cache = Cache(function)
+            dispatcher._cache = Cache(function, files)
         return dispatcher
     return decorate
 
