@@ -54,14 +54,12 @@ import argparse
 import codecs
 import contextlib
 import difflib
-import glob
 import hashlib
 import importlib.util
 import inspect
 import itertools
 import json
 import math
-import mmap
 import os
 import pathlib
 import re
@@ -71,7 +69,6 @@ import signal
 import string
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from collections import deque, namedtuple
@@ -136,6 +133,17 @@ from numba.extending import intrinsic, overload
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
 from bpe import UserError, need, printable, read_bytes, reading, regular
+from nanoeuler_parts.files.logs import (
+    alone, best_path, free_log, keep_aside, lock, log_identity, log_path, open_log, read_log,
+    restore_log,
+)
+from nanoeuler_parts.files.safetensors import (
+    AGAIN, cut_short, DTYPES, map_tensors, need_finite, note_large, write_tensors,
+)
+from nanoeuler_parts.files.texts import (
+    encode_cut, excerpt, LARGE, parse_json, read_text, split_text, tokenize,
+)
+from nanoeuler_parts.files.writing import replacing, WriteError
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -2934,9 +2942,6 @@ def steps_of(pieces):
     yield step
 
 # ==== 10.1 Texts and examples ====
-# ---- texts
-LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
-TEXT_AT_ONCE = 1 << 28                       # bytes of it that are encoded at once
 
 def beside_program(path):
     """A path as it is, or beside this program if only there is something.  There pip names data/
@@ -2948,119 +2953,6 @@ def beside_program(path):
 def need_regular(path):
     """A pipe would be waited for, and a device read, without an end."""
     need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
-
-def marks_of_editors(text):
-    """What an editor may have put into a text, which is learned like the rest of it; in words."""
-    found = []
-    if text[:3] == codecs.BOM_UTF8:
-        found.append("begins with a byte order mark")
-    if text.find(b"\r\n") >= 0:
-        found.append("ends lines as Windows does, by CR LF")
-    return " and ".join(found)
-
-def read_text(path):
-    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
-    with reading(path, "name a text with --data"):
-        with open(path, "rb", opener=regular) as f:
-            need(os.fstat(f.fileno()).st_size, "it is empty")        # of nothing there is no map
-            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is empty")
-        zero = text.find(b"\0")
-        need(zero < 0, f"it is not text, byte {zero} is zero")
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for i in range(0, len(text), LARGE):
-            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
-    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
-        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
-              f"bytes are learned as they are", file=sys.stderr)
-    if found := marks_of_editors(text):
-        print(f"note: {path} {found}, which is learned as it is; to avoid that, save it in an "
-              f"editor as UTF-8 without BOM and with LF line ends", file=sys.stderr)
-    return text
-
-def split_text(text, holdout):
-    """(training part, validation part): the tail is held out, cut where a character starts."""
-    cut = int(len(text) * (1 - holdout))
-    while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
-        cut -= 1
-    return text[:cut], text[cut:]
-
-def excerpt(text, pieces=256):
-    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
-    if len(text) <= LARGE:
-        return text
-    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
-    parts = [bytes(text[i:i + n]) for i in starts]
-    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
-
-def encode_cut(tokenizer, text, share, rng):
-    """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
-    of it, must begin a token: so each word is met in many spellings, also in that of the beginning
-    of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
-    has, and the ids of these are left out; those of the text's own zeros stay."""
-    if not share:
-        return tokenizer.encode(text)
-    x = np.frombuffer(text, np.uint8)
-    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one such place:
-    after_blank = x[at - 1] == 32                                    # that behind its blank
-    begins_character = x[at] & 0xC0 != 0x80
-    at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
-    at = np.unique(at)
-    cut = np.insert(x, at, 0)
-    ids = tokenizer.encode(cut.tobytes())
-    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
-    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
-    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
-        return tokenizer.encode(text)
-    return np.delete(ids, zeros[inserted])
-
-def encode_large(tokenizer, text, share, rng, dtype, folder):
-    """Ids of a text, by encode_cut, so much of it at a time, and mapped from a file without a name:
-    neither the text nor they need to be in memory whole."""
-    with tempfile.TemporaryFile(dir=folder) as f:
-        start = n = 0
-        while start < len(text):
-            end = bpe.next_cut(text, min(start + TEXT_AT_ONCE, len(text)))
-            ids = encode_cut(tokenizer, text[start:end], share, rng)
-            f.write(ids.astype(dtype))
-            start, n = end, n + len(ids)
-        f.flush()
-        return np.memmap(f, dtype, "r", shape=n) if n else np.zeros(0, dtype)
-
-def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
-    """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
-    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
-    train, val = parts
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    remedy = "free space, or move the text to where there is some"
-
-    def encoded():
-        rng = np.random.default_rng(seed)
-        if len(train) <= TEXT_AT_ONCE:
-            return encode_cut(tokenizer, train, cuts, rng), tokenizer.encode(val)
-        folder = os.path.dirname(os.path.abspath(path))
-        with reading(folder, remedy):
-            return [encode_large(tokenizer, text, share, rng, dtype, folder)
-                    for text, share in ((train, cuts), (val, 0.0))]
-
-    if len(train) + len(val) <= LARGE:
-        return encoded()
-    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
-            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
-            "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
-    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
-    with contextlib.suppress(UserError), reading(cache, remedy):
-        kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
-        need(meta.items() <= kept_meta.items(), "it belongs to another text")
-        return tensors["train"], tensors["val"]
-    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
-    train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
-    try:
-        write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
-    except UserError as e:                   # a folder of others, or another run that fills it
-        print(f"note: {e}", file=sys.stderr)
-    return train_ids, val_ids
 
 # ---- examples
 # Stanford Alpaca's templates; what follows them is the response
@@ -3200,16 +3092,6 @@ def as_example(entry, answers):
         need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
     return e
 
-def parse_json(text):
-    """The value of a JSON text; the commonest mistakes are called by their names."""
-    try:
-        return json.loads(text)
-    except UnicodeDecodeError as e:
-        raise ValueError(f"it is not UTF-8 at byte {e.start}") from None
-    except json.JSONDecodeError as e:
-        comma = " (behind a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
-        raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None
-
 def read_entries(path, remedy):
     """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
     with reading(path, remedy):
@@ -3248,131 +3130,6 @@ def read_examples(path, *answers):
     return examples, digest
 
 # ==== 10.2 Checkpoint ====
-# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
-# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
-# flat buffer: the buffer is the file.  Heads 1.., the moments and the reference of dpo have names
-# of their own.
-DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
-          "BF16": np.dtype("<u2"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4"),
-          "I8": np.dtype("i1")}
-TOKEN_KINDS = "U16", "I32"   # of a file of tokens
-CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
-NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
-MAX_HEADER = 100_000_000     # bytes
-FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
-
-AGAIN = "copy or download it again"
-
-def cut_short(size, end):
-    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
-
-MUCH = 100_000_000           # bytes that take a second or more
-
-def note_large(doing, n_bytes):
-    """A line before a wait that may seem like a standstill"""
-    if n_bytes >= MUCH:
-        print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
-
-class WriteError(UserError):
-    """A file cannot be written, perhaps only now."""
-
-@contextlib.contextmanager
-def replacing(path, remedy):
-    """All or nothing: what is written under the name it yields is flushed, then takes the path.
-    The name is this process's own: another one may write the same path at the same time."""
-    path = os.path.realpath(path)            # a link stays one
-    temporary = f"{path}.{os.getpid()}.tmp"
-    for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
-        if not old[len(path) + 1:-len(".tmp")].isdigit():
-            continue                         # it is somebody's own
-        with contextlib.suppress(OSError):
-            if time.time() - os.path.getmtime(old) > FORGOTTEN:
-                os.remove(old)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as f:
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
-            folder = os.open(os.path.dirname(path), os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except BaseException as e:               # Ctrl-C as well
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        if isinstance(e, OSError):
-            reason = e.strerror or f"only a part of it was written ({e})"        # NumPy's tofile
-            raise WriteError(f"cannot write {path}: {reason}; an older file there is untouched; "
-                             f"{remedy}") from None
-        raise
-
-def write_tensors(path, meta, tensors, remedy):
-    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
-    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
-    start = 0
-    for name, x in tensors.items():
-        end = start + x.nbytes
-        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
-        start = end
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
-    if len(header) > MAX_HEADER:
-        raise WriteError(f"{path}: its header has {len(header):,} bytes, at most {MAX_HEADER:,} "
-                         f"can be read; {remedy}")
-    digest = hashlib.sha256(header)
-    for x in tensors.values():
-        digest.update(x)
-    before, _, after = header.rpartition(NO_HASH.encode())
-    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        f.write(len(header).to_bytes(8, "little"))
-        f.write(before + digest.hexdigest().encode() + after)
-        for x in tensors.values():
-            f.write(x)
-
-def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
-    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-    No size in the header is believed until the file is known to be that long."""
-    with open(path, "rb", opener=regular) as f:
-        size, first = os.fstat(f.fileno()).st_size, f.read(8)
-        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
-        length = int.from_bytes(first, "little")
-        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
-             "file, or only the beginning of one")
-        header = f.read(length)
-        entries = json.loads(header)
-        meta = entries.pop("__metadata__", {})
-        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
-        need(size >= end, cut_short(size, end))
-        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
-            np.zeros(0, np.uint8))           # of nothing there is no map
-    tensors = {}
-    for name, t in entries.items():
-        need(t["dtype"] in kinds, f"{name} is of type {t['dtype']}, expected {', '.join(kinds)}")
-        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
-        tensors[name] = x.reshape(t["shape"])
-    end = 0                                  # the tensors stand side by side, without a hole
-    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
-        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
-        end = stop
-    need(end == data.size, f"{data.size} bytes of data, expected {end}")
-    note_large(f"reading {path}", data.size)
-    if "sha256" in meta:
-        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
-        digest.update(data)
-        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
-    return meta, tensors
-
-def need_finite(name, x):
-    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
-    its terms are, and is quick; only where it is not, each entry is looked at."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = x.sum()
-    if not np.isfinite(total):
-        bad = np.argwhere(~np.isfinite(x)).tolist()
-        if bad:                              # else the sum of large numbers was not finite
-            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
 
 # ---- a run's state, its tensors and moments
 @dataclass
@@ -3670,168 +3427,6 @@ def quantize(file, out, force, n_mtp=None):
           f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 # ==== 10.3 Runs on disk ====
-# ---- the log, and locks
-LONGEST_RECORD = 1 << 20     # bytes that are read of the first line of a log
-
-def parse_record(line):
-    """The record of a step in a line of a log; None if a killed run left it unfinished."""
-    try:
-        r = json.loads(line)
-        return {**r, "step": int(r["step"])}             # a TypeError unless it is an object
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-
-def read_log(path):
-    """The records of a JSON-lines log."""
-    with reading(path, "name a log that train, sft or dpo wrote"):
-        lines = read_bytes(path).decode(errors="replace").splitlines()
-        records = [r for r in map(parse_record, lines) if r]
-        need(records or not lines, "no line of it is the record of a step")
-    return records
-
-def log_path(out, data):
-    """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
-    that name must be one, --force or not."""
-    name = out.removesuffix(".bin")
-    log = f"{name}.jsonl"
-    other = f"{name}.bin" if out == name else name       # it would have the same log
-    need(os.path.realpath(out) != os.path.realpath(data),
-         f"{out} would replace {data}; choose another --out")
-    need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
-         f"the log of {out} would replace {log}; choose another --out")
-    need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
-         f"--out, or rename one of them")
-    if os.path.exists(log):
-        need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
-             f"--out")
-        with open(log, "rb") as f:
-            first = f.readline(LONGEST_RECORD)
-        r = parse_record(first) or {}        # of a step, or of a validation
-        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
-             f"and that of {out} would replace it; choose another --out")
-    return log
-
-def best_path(out):
-    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
-    return f"{out.removesuffix('.bin')}_best.bin"
-
-@contextlib.contextmanager
-def alone(out):
-    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
-    the name that links lead to, so that another link is no way around it, and not the checkpoint
-    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
-    what is there can be read all the same."""
-    folder, name = os.path.split(os.path.realpath(out))
-    path = os.path.join(folder, f".{name}.lock")
-    with contextlib.ExitStack() as end:
-        while True:
-            try:
-                f = end.enter_context(open(path, "ab", opener=regular))
-            except OSError as e:
-                lock_there = f"{path}: " if os.path.lexists(path) else ""
-                yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose another --out"
-                return
-            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
-            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
-                if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
-                    break
-        try:
-            yield ""
-        finally:
-            with contextlib.suppress(OSError):
-                os.remove(path)              # before it is unlocked: the next run makes its own
-
-# A log and a checkpoint are two files, and no file system replaces two files at once.  So the
-# checkpoint holds the SHA-256 of the first line of its log.  That line holds the time of the first
-# step, and no two runs share it: --resume finds its log, and never continues another run's.
-def log_identity(log):
-    """SHA-256 of the first line of a log; "" if there is no complete line."""
-    if not os.path.isfile(log):
-        return ""
-    with open(log, "rb") as f:
-        line = f.readline(LONGEST_RECORD)
-    return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
-
-def checkpoints_of(log):
-    """The names of the checkpoints whose log has this name: `log_path`"""
-    name = log.removesuffix(".jsonl")
-    return [f"{name}.bin", name]
-
-def numbered_logs(log):
-    """The files NAME.1.jsonl, NAME.2.jsonl, ... beside the log NAME.jsonl"""
-    name = log.removesuffix(".jsonl")
-    return [path for path in sorted(glob.glob(f"{glob.escape(name)}.*.jsonl"))
-            if path[len(name) + 1:-len(".jsonl")].isdigit()]
-
-def free_log(log):
-    """The first of NAME.1.jsonl, NAME.2.jsonl, ... that neither exists nor belongs to a checkpoint
-    NAME.1.bin, NAME.2.bin, ..."""
-    name = log.removesuffix(".jsonl")
-    for i in itertools.count(1):
-        numbered = f"{name}.{i}.jsonl"
-        if not any(map(os.path.lexists, [numbered, *checkpoints_of(numbered)])):
-            return numbered
-
-def keep_aside(log):
-    """Renames the log of another run to a free name.  There is nothing to keep of an empty one."""
-    if not os.path.exists(log) or not os.path.getsize(log):
-        return
-    with open(log, "rb+") as f:
-        need_unlocked(f, log)
-    kept = free_log(log)
-    os.rename(log, kept)
-    print(f"note: {log} is the log of another run: it is kept as {kept}", file=sys.stderr,
-          flush=True)
-
-def restore_log(log, identity):
-    """Before a run is resumed: its own log, known by `log_identity`, takes the name `log`.  Where
-    nothing is known, as of an older checkpoint, the log is left as it is.  A copy of the checkpoint
-    has the same log, so a log beside a checkpoint of its name, or in use, stays where it is."""
-    if identity in ("", log_identity(log)):
-        return
-    own = [path for path in numbered_logs(log) if log_identity(path) == identity]
-    keep_aside(log)
-    for path in own:
-        used_by = next(filter(os.path.lexists, checkpoints_of(path)), "")
-        with open(path, "rb+", opener=regular) as f:
-            is_free = not used_by and lock(f)
-        if is_free:                          # it is closed: some systems rename no open file
-            os.rename(path, log)
-            return
-        print(f"note: {path} is the log of {used_by or 'another run'} and stays there; {log} "
-              f"begins anew", file=sys.stderr, flush=True)
-
-@contextlib.contextmanager
-def open_log(path, step):
-    """The log of a run that goes on after this step, to append to; no other run may have it open,
-    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
-    cut off: all of it if the step is 0."""
-    with open(path, "ab+") as f:
-        need_unlocked(f, path)
-        f.seek(0)
-        end = size = 0
-        for line in f:
-            size += len(line)
-            r = parse_record(line)
-            if r and r["step"] <= step and line.endswith(b"\n"):
-                end = size
-        f.truncate(end)
-        yield f
-
-def need_unlocked(f, path):
-    """Locks an open file, or reports the run that holds it."""
-    need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
-
-def lock(f):
-    """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
-    try:
-        import fcntl
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):           # Windows; a file system of another machine
-        return True
-    return True
 
 # ---- a run
 def with_progress(parts, what):
@@ -6930,7 +6525,6 @@ def model_name(argument):
 
 def checkpoint(default):
     return arg("file", nargs="?", type=model_name, default=default, help="checkpoint")
-
 
 def beginning(run):
     """The checkpoint that a run begins with.  Where none is named --resume compares none."""

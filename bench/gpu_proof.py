@@ -36,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.files.texts import read_text, split_text
 from oracles.naive_attention import NaiveModel
 from common import out_folder, versions
 from numba import cuda
@@ -57,7 +58,7 @@ def train(model, batches, steps=STEPS, most=LR, B=16, warmup=50):
 
 def parity():
     cfg = ne.PRESETS["small"]
-    text, _ = ne.split_text(ne.read_text(str(ROOT / "data/shakespeare.txt")), 0.1)
+    text, _ = split_text(read_text(str(ROOT / "data/shakespeare.txt")), 0.1)
     tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
     tokens = tokenizer.encode(bytes(text))
     flat = ne.init_params(cfg, 1)
@@ -92,7 +93,7 @@ def bf16():
     The weights of a run are those of the run before, each moved by 1e-7 of its size: a walk, so
     that runs in the same place of both lists start from the same weights."""
     cfg = ne.PRESETS["base"]
-    text = ne.read_text(str(ROOT / "data/shakespeare.txt"))
+    text = read_text(str(ROOT / "data/shakespeare.txt"))
     tokenizer = ne.bpe.train(bytes(text), cfg.vocab_size)
     batches = ne.Batches(tokenizer.encode(bytes(text)), cfg.seq_len, cfg.n_mtp, 1)
     flat = ne.init_params(cfg, 1)

@@ -38,6 +38,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
+from nanoeuler_parts.files.texts import read_text, split_text
+from nanoeuler_parts.files.writing import replacing
 import pipeline
 from common import out_folder
 
@@ -134,7 +136,7 @@ def unpacked(args):
     path = args.folder / Path(args.text).stem
     if not path.exists():
         print(f"unpacking {args.text}", flush=True)
-        with ne.replacing(path, "free space") as temporary, lzma.open(args.text) as packed:
+        with replacing(path, "free space") as temporary, lzma.open(args.text) as packed:
             with open(temporary, "wb") as f:
                 shutil.copyfileobj(packed, f, 1 << 24)
     return str(path)
@@ -231,7 +233,7 @@ def batch_of(examples, key, c):
 
 def tail_of(path, holdout, c):
     """(tokens, targets, bytes) of the beginning of the held-out part of a text"""
-    _, val = ne.split_text(memoryview(ne.read_text(path)), holdout)
+    _, val = split_text(memoryview(read_text(path)), holdout)
     part = bytes(val[:TAIL])
     ids = c.tokenizer.encode(part)
     T = c.cfg.seq_len

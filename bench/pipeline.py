@@ -33,6 +33,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
 
 REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
 KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
@@ -320,7 +321,7 @@ def report(stages, out, gpu):
     """The Markdown text: tables of the Measured stages, then questions with one answer a stage."""
     c = ne.read_checkpoint(out)
     pretrained = ne.read_checkpoint(STAGES[0].out).state
-    log = ne.read_log(os.path.splitext(out)[0] + ".jsonl")
+    log = read_log(os.path.splitext(out)[0] + ".jsonl")
     dpo = [r for r in log if "val_loss" in r][-1]
     program = "nanoeuler_cuda.py" if gpu else "nanoeuler.py"
     minutes = sum(stage.seconds for stage in stages) / 60

@@ -44,6 +44,7 @@ KINDS = "ours", "old", "adamw", "muon", "start", "nanogpt"
 def ours(row, minutes):
     """`train`, from its log"""
     import nanoeuler as ne
+    from nanoeuler_parts.files.logs import read_log
     old = ("--optimizer", "adamw", "--dtype", "f32") if row["kind"] == "old" else ()
     program = [sys.executable, str(ROOT / "nanoeuler.py"), "train", *old]
     ne.compile_kernels("f32" if old else ne.DTYPE)
@@ -51,7 +52,7 @@ def ours(row, minutes):
         out = pathlib.Path(folder, "row.bin")
         subprocess.run([*program, "--seed", str(row["seed"]), "--minutes", str(minutes), "--out",
                         str(out)], check=True, stdout=sys.stderr)
-        log = ne.read_log(str(out.with_suffix(".jsonl")))
+        log = read_log(str(out.with_suffix(".jsonl")))
     ms = [r["ms"] for r in log if "ms" in r]
     return dict(steps=log[-1]["step"], bits_per_byte=log[-1]["val_bits_per_byte"],
                 ms=statistics.median(ms))
@@ -83,8 +84,9 @@ def optimizers(model, row):
 def text():
     """(batches, windows and targets of the tail, its bytes), as `train` has them"""
     import nanoeuler as ne
+    from nanoeuler_parts.files.texts import read_text, split_text
     cfg = ne.PRESETS["small"]
-    train, val = ne.split_text(ne.read_text(str(ROOT / "data/shakespeare.txt")), 0.1)
+    train, val = split_text(read_text(str(ROOT / "data/shakespeare.txt")), 0.1)
     tokenizer = ne.bpe.train(bytes(train), cfg.vocab_size)
     tokens, tail = tokenizer.encode(train), tokenizer.encode(val)
     batches = ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, 1)

@@ -50,6 +50,7 @@ from numba import get_num_threads
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
 from common import cpu_model, out_folder, versions
 from pipeline import KINDS, unseen
 from oracles.torch_engine import Twin, replies
@@ -258,7 +259,7 @@ def run_side(side, chosen, args):
               "control": from_near(program.Model), "lockstep": in_lockstep(program.Model)}[side]
     follow = None                            # sft and dpo count their steps before they start
     if side != "ours" and args.stage == "pretrain" and not chosen.get("steps"):
-        log = ne.read_log(args.folder[0] / "ours.jsonl")
+        log = read_log(args.folder[0] / "ours.jsonl")
         follow = [r["n_steps"] for r in log if "n_steps" in r]
     if args.resume:
         chosen = {}                          # the checkpoint knows them
@@ -272,7 +273,7 @@ def run_side(side, chosen, args):
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
     complete = c.state.n_steps is not None and c.state.n_steps <= c.state.step
-    if complete and "end" not in ne.read_log(f"{path}.jsonl")[-1]:   # it was stopped in `finish`
+    if complete and "end" not in read_log(f"{path}.jsonl")[-1]:   # it was stopped in `finish`
         run(f"{path}.bin", c, run.Options(**c.state.options), engine).finish()
 
 

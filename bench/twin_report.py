@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
 from pipeline import KINDS
 
 LOSS_BAR = 5e-3                              # nats
@@ -97,7 +98,7 @@ def read_sides(folder):
     order = {"ours": 0, "twin": 1}
     sides = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda p: (order.get(p.stem, 2), p.stem)):
-        log = ne.read_log(path)
+        log = read_log(path)
         ne.need(log and "end" in log[-1],
                 f"{path} is not complete; run --half {path.stem} again")
         sides[path.stem] = log

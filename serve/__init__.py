@@ -25,6 +25,7 @@ from dataclasses import asdict
 from functools import partial
 
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors
 import uvicorn
 from numba import get_num_threads
 
@@ -198,7 +199,7 @@ def end_now():
 def need_checkpoint(file):
     """Before a port is taken: a missing file is named, whether the port is free or not."""
     with ne.reading(file, "name a checkpoint that train, sft, dpo or import wrote"):
-        ne.map_tensors(file)
+        map_tensors(file)
 
 
 def need_ascii(key):

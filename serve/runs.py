@@ -7,6 +7,7 @@ import os
 import pathlib
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import parse_record
 
 MOST_LOGS = 500              # the newest ones
 MOST_BYTES = 1 << 20         # of a log, at a time
@@ -30,7 +31,7 @@ def valid(value):
 def record_in(line):
     """The record of a step in a line of a log, without anything that no run writes; None if the
     line holds no record."""
-    record = ne.parse_record(line)
+    record = parse_record(line)
     if record is None or not 0 <= record["step"] < 1 << 53:
         return None
     return {name: value for name, value in record.items() if len(name) <= 64 and valid(value)}

@@ -21,6 +21,8 @@ TEXT = ROOT / "data" / "shakespeare.txt"
 import warm
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.safetensors import NO_HASH
 
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
                  vocab_size=262, n_mtp=2)
@@ -130,10 +132,10 @@ def take_apart(path):
 
 def put_together(path, header, data):
     """Writes the file with a checksum that fits."""
-    header["__metadata__"]["sha256"] = ne.NO_HASH
+    header["__metadata__"]["sha256"] = NO_HASH
     text = json.dumps(header).encode()
     digest = hashlib.sha256(text + data).hexdigest()
-    text = text.replace(ne.NO_HASH.encode(), digest.encode(), 1)
+    text = text.replace(NO_HASH.encode(), digest.encode(), 1)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
@@ -152,7 +154,7 @@ def outcome(folder, name="nanoeuler"):
     """All of a run that must not depend on interruptions."""
     c = ne.read_checkpoint(str(folder / f"{name}.bin"))
     log = [{key: value for key, value in r.items() if key not in ("ms", "tokens_per_s")}
-           for r in ne.read_log(str(folder / f"{name}.jsonl"))]
+           for r in read_log(str(folder / f"{name}.jsonl"))]
     arrays = [hashlib.sha256(x).hexdigest() for x in (c.flat, *c.moments)]
     s = c.state
     return Outcome(s.kind, s.step, s.tokens_seen, s.bits_per_byte, s.reference, arrays, log)

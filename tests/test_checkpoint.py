@@ -12,6 +12,8 @@ from helpers import (ROOT, TINY, complains, nanoeuler, needs, ok, put_together, 
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
+from nanoeuler_parts.files.writing import replacing
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -88,7 +90,8 @@ def test_a_reference_is_a_tensor_and_not_in_the_header(checkpoint, tmp_path, mon
     header, data = take_apart(checkpoint)
     reference = [math.sqrt(i) for i in range(1, 20_000)]
     state = ne.replace(c.state, reference=reference)
-    monkeypatch.setattr(ne, "MAX_HEADER", len(json.dumps(header)) + 200)
+    most = len(json.dumps(header)) + 200
+    monkeypatch.setattr("nanoeuler_parts.files.safetensors.MAX_HEADER", most)
     ne.write_checkpoint(str(path), c.cfg, c.tokenizer, state, c.flat, c.moments)
     again, more = take_apart(path)
     assert again["dpo.reference"]["dtype"] == "F64" and len(more) == len(data) + 8 * len(reference)
@@ -189,8 +192,8 @@ def damaged(kind, path):
         text = json.dumps(header).encode()
         path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     elif kind == "float16":
-        _, tensors = ne.map_tensors(path)
-        ne.write_tensors(path, meta, {k: x.astype("<f2") for k, x in tensors.items()}, "")
+        _, tensors = map_tensors(path)
+        write_tensors(path, meta, {k: x.astype("<f2") for k, x in tensors.items()}, "")
     elif kind == "foreign tokenizer":
         meta["tokenizer"] = bpe.train(b"quite another text another", TINY.vocab_size).to_json()
         put_together(path, header, data)
@@ -403,6 +406,7 @@ KILLED = '''
 import json, os, signal, sys
 sys.path.insert(0, {root!r})
 import nanoeuler as ne
+from nanoeuler_parts.files import safetensors
 path, nth, passed, step = {path!r}, 0, 0, 100
 
 def point(name):
@@ -439,7 +443,7 @@ while status != 0:
     read, report = os.pipe()
     child = os.fork()
     if child == 0:
-        ne.open, os.fsync = Halves, announced("fsync", os.fsync)
+        safetensors.open, os.fsync = Halves, announced("fsync", os.fsync)
         os.replace = announced("replace", os.replace)
         c.flat[:] = step
         ne.write_checkpoint(path, c.cfg, c.tokenizer, ne.State(step=step), c.flat, c.moments)
@@ -497,7 +501,7 @@ def test_two_processes_that_write_one_checkpoint_leave_one_of_both(checkpoint):
 def test_nothing_is_left_behind_by_what_breaks_off(error, checkpoint):
     before = checkpoint.read_bytes()
     with pytest.raises((KeyboardInterrupt, MemoryError, ne.UserError)):
-        with ne.replacing(str(checkpoint), "free space") as temporary:
+        with replacing(str(checkpoint), "free space") as temporary:
             with open(temporary, "wb") as f:
                 f.write(b"half of it")
             raise error

@@ -31,6 +31,7 @@ import huggingface_hub.constants
 import huggingface_hub.file_download
 import huggingface_hub.utils._http
 import nanoeuler as ne
+from nanoeuler_parts.files.texts import split_text
 import pooch.core
 import prepare
 
@@ -818,14 +819,14 @@ def test_junk_and_duplicates_are_dropped(tmp_path, capsys):
 def test_the_split_is_between_documents_and_stays(tmp_path, capsys):
     make(tmp_path, "web.txt", [prose(i) for i in range(150)])
     text = prepared(tmp_path, "--holdout", "0.1")
-    train, val = map(documents, ne.split_text(text, flag(capsys)))
+    train, val = map(documents, split_text(text, flag(capsys)))
     assert sorted(train + val) == sorted(prose(i) for i in range(150))
     assert 5 < len(val) < 30
     assert text == prepared(tmp_path, "--holdout", "0.1")
     capsys.readouterr()
     make(tmp_path, "gutenberg.txt", [prose(i) for i in range(150, 300)])
     text = prepared(tmp_path, "--holdout", "0.1")
-    train_2, val_2 = map(documents, ne.split_text(text, flag(capsys)))
+    train_2, val_2 = map(documents, split_text(text, flag(capsys)))
     assert set(train) < set(train_2) and set(val) < set(val_2)
     assert train_2 != sorted(train_2)                    # shuffled
 
@@ -850,14 +851,14 @@ def test_the_command_that_is_printed_learns_the_text(tmp_path, capsys):
     out = ok(nanoeuler(verb, *flags, *FAST, "--steps", "1", cwd=tmp_path))
     assert f"{tmp_path / 'pretrain.txt'}, {len(text):,} bytes" in out
     holdout = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin")).state.options["holdout"]
-    train, val = map(documents, ne.split_text(text, holdout))
+    train, val = map(documents, split_text(text, holdout))
     assert sorted(train + val) == sorted(prose(i, 600) for i in range(30))
 
 
 def test_one_document_at_least_is_to_validate_on(tmp_path, capsys):
     make(tmp_path, "web.txt", [prose(1), prose(2)])
     text = prepared(tmp_path, "--holdout", "0.0002")
-    assert [len(documents(part)) for part in ne.split_text(text, flag(capsys))] == [1, 1]
+    assert [len(documents(part)) for part in split_text(text, flag(capsys))] == [1, 1]
 
 
 def test_prepare_replaces_nothing_that_it_reads(tmp_path, capsys, monkeypatch):

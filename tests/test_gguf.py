@@ -10,6 +10,7 @@ from models import CONFIGS, SMALL, SPECIALS, as_folder, package, same_in_llama_c
 from texts import TORTURE
 
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import MUCH
 
 pytestmark = pytest.mark.interop
 
@@ -42,8 +43,8 @@ def test_each_wait_for_a_large_file_begins_with_a_line(tokenizer, tmp_path, monk
         ("lens", "to be", a): [f"reading {a}"],
         ("generate", "--file", tmp_path / "p", a, "--out", tmp_path / "o", "--tokens", 1): [
             f"reading {a}", f"computing the checksum of {a}"]}
-    for most, is_said in (0, True), (ne.MUCH, False):
-        monkeypatch.setattr(ne, "MUCH", most)
+    for most, is_said in (0, True), (MUCH, False):
+        monkeypatch.setattr("nanoeuler_parts.files.safetensors.MUCH", most)
         for verb, waits in verbs.items():
             run(*verb, *["--force"] * (verb[0] in ("export", "import", "quantize", "generate")))
             lines = capsys.readouterr().err.splitlines()

@@ -10,6 +10,8 @@ import pytest
 from helpers import ROOT, run
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.texts import read_text, split_text, tokenize
 
 pytestmark = pytest.mark.interop
 GOLDEN = ROOT / "tests" / "golden"
@@ -44,15 +46,16 @@ def test_a_run_goes_on(folder):
     assert c.state.step == 6 and c.state.bits_per_byte == pytest.approx(BITS, rel=1e-5)
     sums = [float(np.abs(x).sum()) for x in (c.flat, *c.moments)]
     assert sums == pytest.approx(SUMS, rel=1e-4)
-    assert [r["step"] for r in ne.read_log("golden.jsonl") if "loss" in r] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in read_log("golden.jsonl") if "loss" in r] == [1, 2, 3, 4, 5, 6]
 
 
 def test_kept_tokens_are_found(folder, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "LARGE", 1000)   # bytes; those of a shorter text are not kept
-    text = ne.read_text("text.txt")
-    train, val = parts = ne.split_text(text, 0.2)
+    # bytes; those of a shorter text are not kept
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 1000)
+    text = read_text("text.txt")
+    train, val = parts = split_text(text, 0.2)
     tokenizer = ne.read_checkpoint("golden.bin").tokenizer
-    found = ne.tokenize("text.txt", parts, tokenizer, hashlib.sha256(text).hexdigest())
+    found = tokenize("text.txt", parts, tokenizer, hashlib.sha256(text).hexdigest())
     assert "tokenizing" not in capsys.readouterr().out
     for ids, part in zip(found, (train, val), strict=True):
         assert np.array_equal(ids, tokenizer.encode(bytes(part)))

@@ -14,6 +14,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.files.logs import read_log
 from oracles import naive
 from oracles.naive_attention import NaiveModel
 
@@ -117,7 +118,7 @@ def test_both_programs_take_the_same_steps(tmp_path):
     the_same = "--optimizer", "adamw", "--dtype", "f32", "--mtp-until", 1
     result = nanoeuler("train", "small", *args, *the_same, "--out", tmp_path / "cpu.bin", cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    gpu, cpu = ([r["loss"] for r in ne.read_log(str(tmp_path / name)) if "loss" in r]
+    gpu, cpu = ([r["loss"] for r in read_log(str(tmp_path / name)) if "loss" in r]
                 for name in ("gpu.jsonl", "cpu.jsonl"))
     assert len(gpu) == len(cpu) == 50 and cpu[-1] < cpu[0] - 1
     assert np.abs(np.subtract(gpu, cpu)).max() < 5e-5

@@ -21,6 +21,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.files.logs import read_log
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
@@ -59,7 +60,7 @@ def train(path, *args, verb="t", **options):
 
 
 def losses_of(path):
-    log = ne.read_log(str(path.with_suffix(".jsonl")))
+    log = read_log(str(path.with_suffix(".jsonl")))
     return np.array([r["loss"] for r in log if "loss" in r])
 
 

@@ -17,6 +17,7 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 
 pytestmark = pytest.mark.interop
 
@@ -161,11 +162,11 @@ def test_other_shapes_of_a_directory(tokenizer, tmp_path):
     assert "chat_template" not in words and words["eos_token"] == "</s>"
     change(folder / "tokenizer_config.json", chat_template="old", eos_token=None)
     (folder / "chat_template.jinja").write_text("new", encoding="utf-8")
-    _, tensors = ne.map_tensors(folder / "model.safetensors")
+    _, tensors = map_tensors(folder / "model.safetensors")
     tensors = {name: x.copy() for name, x in tensors.items()}
     more = {"lm_head.weight": tensors["model.embed_tokens.weight"],
             "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
-    ne.write_tensors(folder / "model.safetensors", {"format": "pt"}, {**tensors, **more}, "")
+    write_tensors(folder / "model.safetensors", {"format": "pt"}, {**tensors, **more}, "")
     run("import", folder, tmp_path / "b.bin")
     a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
     assert b.cfg == cfg and np.array_equal(a.flat, b.flat)
@@ -278,9 +279,9 @@ def longer(path):
 
 def keep_shard(folder, part):
     """Some of the tensors of model.safetensors, in a file of another name."""
-    _, tensors = ne.map_tensors(folder / "model.safetensors")
+    _, tensors = map_tensors(folder / "model.safetensors")
     os.remove(folder / "model.safetensors")
-    ne.write_tensors(folder / "model-2-of-2.safetensors", {"format": "pt"},
+    write_tensors(folder / "model-2-of-2.safetensors", {"format": "pt"},
                      dict(list(tensors.items())[part]), "")
 
 
@@ -354,7 +355,7 @@ def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):
     for path in folder.iterdir():
         path.unlink()
     theirs = folder / "mtp.safetensors"
-    ne.write_tensors(theirs, {"format": "pt"}, {"draft.weight": np.ones(3, np.float32)}, "")
+    write_tensors(theirs, {"format": "pt"}, {"draft.weight": np.ones(3, np.float32)}, "")
     before = theirs.read_bytes()
     for force in ([], ["--force"]):
         refused(capsys, "export", tmp_path / "a.bin", folder, *force, words=["mtp.safetensors"])

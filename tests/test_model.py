@@ -10,6 +10,8 @@ from numba import config, set_num_threads
 from oracles import naive
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.texts import split_text
 
 pytestmark = pytest.mark.unit
 BASE = ne.Config(n_embd=12, n_head=4, n_kv_head=2, head_dim=6, n_layer=2, n_hidden=17, seq_len=40,
@@ -433,7 +435,7 @@ def torch_losses():
     import torch
     from oracles import torch_peer
     o, cfg = PINNED_FLAGS, ne.PRESETS["small"]
-    text, _ = ne.split_text(TEXT.read_bytes(), o["holdout"])
+    text, _ = split_text(TEXT.read_bytes(), o["holdout"])
     tokenizer = bpe.train(text, cfg.vocab_size, bpe.SPECIALS)
     batches = ne.Batches(tokenizer.encode(text), cfg.seq_len, cfg.n_mtp, o["seed"])
     peer = torch_peer.Peer(torch_peer.peer_config(cfg), dtype=torch.float64)
@@ -458,7 +460,7 @@ def torch_losses():
 def test_ten_pinned_losses(elsewhere):
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in PINNED_FLAGS.items()]
     told("train", "small", f"--data={TEXT}", *flags)
-    losses = [r["loss"] for r in ne.read_log("nanoeuler.jsonl") if "loss" in r]
+    losses = [r["loss"] for r in read_log("nanoeuler.jsonl") if "loss" in r]
     assert len(losses) == 10 and np.abs(np.subtract(losses, PINNED)).max() < 1e-5
 
 

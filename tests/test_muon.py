@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 # Square, tall and wide matrices, of even and odd sides, past the edge of a tile
@@ -325,7 +326,7 @@ def test_a_checkpoint_has_momentum_under_its_own_name(elsewhere, text):
     """Of the layers' matrices there is no second moment, and none is stored."""
     run("train", "--data", text, "--steps", 3, "--optimizer", "muon", *FAST)
     c = ne.read_checkpoint("nanoeuler.bin")
-    _, tensors = ne.map_tensors("nanoeuler.bin")
+    _, tensors = map_tensors("nanoeuler.bin")
     N, n = ne.n_params(c.cfg), sum(rows * columns for _, rows, columns in ne.muon_matrices(c.cfg))
     assert {name: x.size for name, x in tensors.items() if "model" not in name and "adam" in name
             or "muon" in name} == {"muon.momentum": n, "adamw.m": N - n, "adamw.v": N - n}
@@ -338,9 +339,9 @@ def test_moments_of_another_optimizer_are_refused(elsewhere, text, capsys):
     run("train", "--data", text, "--steps", 2, "--optimizer", "muon", *FAST)
     c = ne.read_checkpoint("nanoeuler.bin")
     tensors = ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "muon", *c.moments)
-    meta, _ = ne.map_tensors("nanoeuler.bin")
+    meta, _ = map_tensors("nanoeuler.bin")
     c.state.options["optimizer"] = "adamw"
-    ne.write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
+    write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
                      "")
     refused(capsys, "train", "--resume", "--steps", 4, words=["moments are another optimizer's"])
 
@@ -350,11 +351,11 @@ def test_a_run_begun_before_goes_on_as_it_was(elsewhere, text):
     that never rest, and moments in the two buffers of AdamW."""
     run("train", "--data", text, "--steps", 4, "--optimizer", "muon", "--dtype", "f32", *FAST)
     c = ne.read_checkpoint("nanoeuler.bin")
-    meta, _ = ne.map_tensors("nanoeuler.bin")
+    meta, _ = map_tensors("nanoeuler.bin")
     for name in ("newton_schulz", "embedding_lr", "mtp_until", "mtp_from", "dtype"):
         del c.state.options[name]
     tensors = ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "adamw", *c.moments)
-    ne.write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
+    write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
                      "")
     run("train", "--resume", "--steps", 6)
     o = ne.read_checkpoint("nanoeuler.bin").state.options

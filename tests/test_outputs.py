@@ -25,6 +25,10 @@ from helpers import (
 )
 
 import nanoeuler as ne
+from nanoeuler_parts.files import logs as the_logs
+from nanoeuler_parts.files.logs import (
+    alone, log_identity, log_path, numbered_logs, open_log, read_log,
+)
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -109,7 +113,7 @@ def test_logs_of_two_outputs_are_two(text, elsewhere):
         "lr0.006", "lr0.006.jsonl", "lr0.003", "lr0.003.jsonl"}
     for steps, name in enumerate(("lr0.006", "lr0.003"), 1):
         assert ne.read_checkpoint(name).state.step == steps
-        assert max(r["step"] for r in ne.read_log(f"{name}.jsonl")) == steps
+        assert max(r["step"] for r in read_log(f"{name}.jsonl")) == steps
 
 
 @pytest.mark.parametrize("record", [
@@ -117,7 +121,7 @@ def test_logs_of_two_outputs_are_two(text, elsewhere):
 def test_a_log_that_has_lost_its_beginning_is_a_log(record, elsewhere):
     """It may begin with a step or with a validation."""
     (elsewhere / "a.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    assert ne.log_path("a.bin", "text.txt") == "a.jsonl"
+    assert log_path("a.bin", "text.txt") == "a.jsonl"
 
 
 @pytest.mark.parametrize("more", [["--resume"], ["--force"]])
@@ -141,7 +145,7 @@ def test_two_runs_do_not_write_one_output_at_a_time(more, text, copy, monkeypatc
     said = capsys.readouterr().err.splitlines()
     line, = (line for line in said if not line.startswith("note: "))
     assert seen == [2] and "another run writes nanoeuler.bin" in line
-    log = ne.read_log("nanoeuler.jsonl")
+    log = read_log("nanoeuler.jsonl")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 23))
 
 
@@ -179,7 +183,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
     resumed, seen = ne.resumed, []
 
     def resumed_alone(run, out, *args):
-        with pytest.raises(ne.UserError, match="another run writes"), ne.alone(out):
+        with pytest.raises(ne.UserError, match="another run writes"), alone(out):
             seen.append("two write it")
         seen.append(out)
         return resumed(run, out, *args)
@@ -187,7 +191,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
     monkeypatch.setattr(ne, "resumed", resumed_alone)
     run("train", "--resume", "--steps", 21)
     assert seen == ["nanoeuler.bin"]
-    with ne.alone("nanoeuler.bin"):          # it is free again
+    with alone("nanoeuler.bin"):          # it is free again
         assert (copy / ".nanoeuler.bin.lock").exists()
     assert not (copy / ".nanoeuler.bin.lock").exists()
 
@@ -195,7 +199,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
 def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
     """Two wait for the file of a run that ends: the first makes its own, which the second finds."""
     pytest.importorskip("fcntl", reason="locks of POSIX")
-    lock, taken = ne.lock, []
+    lock, taken = the_logs.lock, []
 
     def lock_late(f):
         if not taken:
@@ -203,10 +207,10 @@ def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
             os.remove(".a.bin.lock")
         return lock(f)
 
-    monkeypatch.setattr(ne, "lock", lock_late)
-    with ne.alone("a.bin"):
+    monkeypatch.setattr("nanoeuler_parts.files.logs.lock", lock_late)
+    with alone("a.bin"):
         assert len(taken) == 1 and os.path.exists(".a.bin.lock")
-        with pytest.raises(ne.UserError), ne.alone("./a.bin"):
+        with pytest.raises(ne.UserError), alone("./a.bin"):
             pass
     assert os.listdir() == []
 
@@ -220,7 +224,7 @@ def test_a_pipe_in_place_of_the_lock_is_not_waited_for(text, elsewhere):
     for word in words:
         assert word in complains(result)
     reader = os.open(".a.bin.lock", os.O_RDONLY | os.O_NONBLOCK)
-    with ne.alone("a.bin") as refusal:
+    with alone("a.bin") as refusal:
         assert all(word in refusal for word in words)
     os.close(reader)
 
@@ -274,11 +278,11 @@ def test_a_link_to_a_checkpoint_stays_one(text, elsewhere):
 
 # ---- logs
 def steps_of(log):
-    return [r["step"] for r in ne.read_log(log) if "loss" in r]
+    return [r["step"] for r in read_log(log) if "loss" in r]
 
 
 def steps_and_times(log):
-    return [(r["step"], r["ms"]) for r in ne.read_log(log) if "loss" in r]
+    return [(r["step"], r["ms"]) for r in read_log(log) if "loss" in r]
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -342,7 +346,7 @@ def test_a_kill_never_mixes_two_runs(after, step, text, copy, monkeypatch):
     assert saved == (20 if step < 4 else 4)
     if saved == 20:
         assert steps_and_times("nanoeuler.jsonl") == old
-        assert len(ne.numbered_logs("nanoeuler.jsonl")) == 1
+        assert len(numbered_logs("nanoeuler.jsonl")) == 1
     run("train", "--resume", "--steps", saved + 2)
     assert steps_of("nanoeuler.jsonl") == list(range(1, saved + 3))
     now = steps_and_times("nanoeuler.jsonl")
@@ -413,7 +417,7 @@ def test_resume_replaces_no_best_model_of_another_run(text, copy, monkeypatch, c
     with pytest.raises(ne.UserError, match="not the best model of this run"):
         ne.need_own_best("k_best.bin", ne.replace(state, best=state.best + 1))
     os.remove("k_best.bin")
-    with ne.alone("k_best.bin"):
+    with alone("k_best.bin"):
         refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
                 words=["another run writes k_best.bin"])
     shutil.copy("nanoeuler.bin", "k_best.bin")
@@ -429,7 +433,7 @@ def test_an_older_checkpoint_goes_on_with_the_log_that_it_finds(copy, monkeypatc
     """It does not say which log is its own."""
     monkeypatch.chdir(copy)
     c = ne.read_checkpoint("nanoeuler.bin")
-    assert c.state.log_sha256 == ne.log_identity("nanoeuler.jsonl") != ""
+    assert c.state.log_sha256 == log_identity("nanoeuler.jsonl") != ""
     c.state.log_sha256 = ""
     ne.write_checkpoint("nanoeuler.bin", *c[:5])
     run("train", "--resume", "--steps", 22)
@@ -443,7 +447,7 @@ def test_a_log_goes_on_after_a_step(tmp_path):
              b"\xff\n", b'{"step": 3}\n', b'{"step": 4}\n', b'{"step": 4}']
     for step, kept in ((0, 0), (1, 1), (2, 4), (3, 6), (4, 7), (9, 7)):
         path.write_bytes(b"".join(lines))
-        with ne.open_log(str(path), step) as f:
+        with open_log(str(path), step) as f:
             assert path.read_bytes() == b"".join(lines[:kept])
             f.write(b"more\n")
         assert path.read_bytes() == b"".join(lines[:kept]) + b"more\n"
@@ -456,15 +460,15 @@ def test_a_damaged_line_of_the_log_stops_no_run(copy, monkeypatch):
     lines[3:5] = ['{"step": null}', lines[3][:9]]
     log.write_text("\n".join(lines) + "\n", "utf-8")
     run("train", "--resume", "--steps", 22)
-    assert [r["step"] for r in ne.read_log(str(log))][-1] == 22
+    assert [r["step"] for r in read_log(str(log))][-1] == 22
 
 
 def test_a_log_line_left_unfinished_is_skipped(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo', "utf-8")
-    assert [r["step"] for r in ne.read_log(path)] == [1, 2]
+    assert [r["step"] for r in read_log(path)] == [1, 2]
     path.write_text("", "utf-8")             # killed before the first step
-    assert ne.read_log(path) == []
+    assert read_log(path) == []
 
 
 @pytest.mark.parametrize("content", [
@@ -472,7 +476,7 @@ def test_a_log_line_left_unfinished_is_skipped(tmp_path):
 def test_what_is_no_log_is_named(content, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(ne.UserError, match="a.jsonl: .*; name a log"):
-        ne.read_log(tmp_path / "a.jsonl")
+        read_log(tmp_path / "a.jsonl")
 
 
 # ---- places that cannot be written, or read
@@ -488,7 +492,7 @@ def test_a_finished_run_needs_no_place_to_write(copy, monkeypatch, capsys):
         return open(path, mode, *args, **options)
 
     monkeypatch.chdir(copy)
-    monkeypatch.setattr(ne, "open", read_only, raising=False)
+    monkeypatch.setattr("nanoeuler_parts.files.logs.open", read_only, raising=False)
     assert "is complete: 20 of 20 steps" in told("train", "--resume")
     refused(capsys, "train", "--resume", "--steps", 40,
             words=["cannot write nanoeuler.bin: Permission denied", "--out"])
@@ -572,7 +576,7 @@ def test_full_disk(spare, copy, tmp_path, capsys):
             refused(capsys, "train", "--resume", "--steps", 40, words=["nanoeuler"])
         assert (disk / "nanoeuler.bin").read_bytes() == before
         (disk / "filler").unlink()
-        steps = [r["step"] for r in ne.read_log(disk / "nanoeuler.jsonl") if "loss" in r]
+        steps = [r["step"] for r in read_log(disk / "nanoeuler.jsonl") if "loss" in r]
         assert steps[:20] == list(range(1, 21))
         assert ne.read_checkpoint(str(disk / "nanoeuler.bin")).state.step == 20
     finally:
@@ -596,7 +600,7 @@ def fails(monkeypatch):
             return Full(path, mode)
         return open(path, mode, **options)
 
-    monkeypatch.setattr(ne, "open", opened, raising=False)
+    monkeypatch.setattr("nanoeuler_parts.files.safetensors.open", opened, raising=False)
     return left
 
 
@@ -648,14 +652,14 @@ def test_a_header_that_is_too_long_ends_no_run_on_the_way(text, elsewhere, monke
         write(*args)
 
     monkeypatch.setattr(ne, "write_checkpoint", lacks_memory_once)
-    monkeypatch.setattr(ne, "MAX_HEADER", 100)
+    monkeypatch.setattr("nanoeuler_parts.files.safetensors.MAX_HEADER", 100)
     assert ne.main(["train", "--data", str(text), *map(str, SAVED), "--threads", "1"]) == 2
     *notes, last = capsys.readouterr().err.splitlines()
     assert [line.split(" is not saved: ")[0] for line in notes] == [
         f"note: step {step}" for step in (2, 4, 6)]
     assert "out of memory (9 GiB)" in notes[0] and "its header has" in notes[1]
     assert last.startswith("nanoeuler: nanoeuler.bin: its header has")
-    assert max(r["step"] for r in ne.read_log("nanoeuler.jsonl")) == 8
+    assert max(r["step"] for r in read_log("nanoeuler.jsonl")) == 8
 
 
 def test_a_run_whose_output_nobody_reads_is_saved(text, tmp_path):

@@ -11,6 +11,7 @@ from helpers import (TINY, needs, outcome, put_together, random_flat, refused, r
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -74,7 +75,7 @@ def test_a_decoder_with_int8_finds_what_was_stored(size):
 
 def test_the_decoders_panels_are_those_of_the_file(small):
     """All of its int8 and scales, through `Weights`, are the file's."""
-    c, (_, tensors) = read(small), ne.map_tensors(str(small))
+    c, (_, tensors) = read(small), map_tensors(str(small))
     decoder = ne.Weights(c.cfg, c.flat, "int8")
     V = c.cfg.vocab_size
     scales = tensors["model.embed_tokens.weight_scale"][:, 0]
@@ -212,10 +213,10 @@ SPOILT = {
 @pytest.mark.parametrize("kind", SPOILT)
 def test_numbers_that_are_none(kind, small, capsys):
     name, value, word = SPOILT[kind]
-    meta, tensors = ne.map_tensors(str(small))
+    meta, tensors = map_tensors(str(small))
     x = tensors[name].copy()
     x.flat[2] = value
-    ne.write_tensors(str(small), meta, {**tensors, name: x}, "")
+    write_tensors(str(small), meta, {**tensors, name: x}, "")
     for verb in "info", "chat", "sft":
         refused(capsys, verb, small, words=[small, word])
 
@@ -235,10 +236,10 @@ CHANGED = {
 
 @pytest.mark.parametrize("kind", CHANGED)
 def test_tensors_that_are_not_those_of_the_configuration(kind, small, capsys):
-    meta, tensors = ne.map_tensors(str(small))
+    meta, tensors = map_tensors(str(small))
     tensors = {name: x.copy() for name, x in tensors.items()}
     CHANGED[kind](tensors)
-    ne.write_tensors(str(small), meta, tensors, "")
+    write_tensors(str(small), meta, tensors, "")
     for verb in "info", "chat", "sft":
         refused(capsys, verb, small, words=[small, "not those of its configuration"])
 
@@ -274,8 +275,8 @@ def test_float32_files_cannot_pass_as_int8(checkpoint, capsys):
 def test_a_folder_of_int8_is_no_llama(small, checkpoint, tmp_path, capsys):
     """Neither as other programs quantize one."""
     run("export", checkpoint, tmp_path / "hf")
-    meta, tensors = ne.map_tensors(str(small))
-    ne.write_tensors(str(tmp_path / "hf" / "model.safetensors"), {"format": "pt"}, {
+    meta, tensors = map_tensors(str(small))
+    write_tensors(str(tmp_path / "hf" / "model.safetensors"), {"format": "pt"}, {
         name: x for name, x in tensors.items() if not name.startswith("mtp.")}, "")
     refused(capsys, "import", tmp_path / "hf", tmp_path / "b.bin", words=["hf"])
     assert not (tmp_path / "b.bin").exists()

@@ -26,6 +26,7 @@ if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed", allow_module_level=True)
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.files.logs import read_log
 from oracles.cpu_ranks import Wide
 
 pytestmark = pytest.mark.cli
@@ -68,7 +69,7 @@ def end(processes, timeout=240):
 
 
 def losses_of(log):
-    return [r["loss"] for r in ne.read_log(str(log)) if "loss" in r]
+    return [r["loss"] for r in read_log(str(log)) if "loss" in r]
 
 
 def train(folder, text, size, *more):

@@ -8,6 +8,7 @@ from examples import ADD, PAIRS, write_pairs
 from helpers import nanoeuler, ok, outcome, signalled, told
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
 
 pytestmark = pytest.mark.cli
 
@@ -63,7 +64,7 @@ def left_at(folder, out):
     """The last step of the log and that of the checkpoint, 0 if there is none."""
     path = folder / f"{out}.bin"
     saved = ne.read_checkpoint(str(path)).state.step if path.exists() else 0
-    return ne.read_log(str(folder / f"{out}.jsonl"))[-1]["step"], saved
+    return read_log(str(folder / f"{out}.jsonl"))[-1]["step"], saved
 
 
 def test_killed_at_any_point_of_a_step(stage, ready):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.texts import encode_cut
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -119,7 +120,7 @@ def test_examples_come_in_shuffled_epochs():
        share=st.floats(0, 0.5))
 def test_cut_tokens_spell_the_same_text(checkpoint_tokenizer, text, share):
     """A zero byte of the text's own, too: JSON may have one."""
-    ids = ne.encode_cut(checkpoint_tokenizer, text.encode(), share, np.random.default_rng(1))
+    ids = encode_cut(checkpoint_tokenizer, text.encode(), share, np.random.default_rng(1))
     assert checkpoint_tokenizer.decode(ids) == text.encode()
     if not share:
         assert np.array_equal(ids, checkpoint_tokenizer.encode(text))
@@ -131,7 +132,7 @@ def test_a_share_of_the_words_is_cut_off_from_its_space():
     pieces = SimpleNamespace(encode=lambda text: seen.append(text) or np.frombuffer(text, np.uint8))
     text, share, n = " ångström".encode() * 20_000, 0.1, 20_000
     for seed in (1, 2):
-        ids = ne.encode_cut(pieces, text, share, np.random.default_rng(seed))
+        ids = encode_cut(pieces, text, share, np.random.default_rng(seed))
         assert bytes(ids) == text
     cut = seen[0]
     assert cut != seen[2] and cut.replace(b"\0", b"") == text and b"\0\0" not in cut

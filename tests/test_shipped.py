@@ -11,6 +11,7 @@ from models import write
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import write_tensors
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 VERBS = [("generate", "to be", "--tokens", 3), ("lens", "to be"), ("chat", "--tokens", 3),
@@ -87,7 +88,7 @@ def test_what_is_no_model_is_not_the_newest(box, monkeypatch):
     for name in ("x.tokens", "mine.bin.17.tmp", ".hidden.bin", *late):
         shutil.copy("mine.bin", name)
     os.truncate("0.bin", 20)
-    ne.write_tensors("1.bin", {"format": "nanoeuler tokens"}, {}, "")
+    write_tensors("1.bin", {"format": "nanoeuler tokens"}, {}, "")
     for name in late[2:]:
         os.remove(name)
     os.mkdir("2.bin")

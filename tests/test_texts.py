@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.texts import excerpt, read_text, split_text, tokenize
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -59,14 +60,14 @@ def test_loss_weights_by_hand():
 
 @given(text=st.binary(min_size=1, max_size=200), holdout=st.floats(0.001, 0.9))
 def test_split_text(text, holdout):
-    train, val = ne.split_text(text, holdout)
+    train, val = split_text(text, holdout)
     assert train + val == text
 
 
 def test_split_text_does_not_cut_a_character():
     text = "\u00e9\u4e2d\U0001f600" * 50
     for holdout in np.linspace(0.01, 0.9, 50):
-        train, val = ne.split_text(text.encode(), holdout)
+        train, val = split_text(text.encode(), holdout)
         assert train.decode() + val.decode() == text
 
 
@@ -76,7 +77,7 @@ def test_split_text_does_not_cut_a_character():
 def test_what_editors_leave_in_a_text_is_said_and_learned(data, words, tmp_path, capsys):
     path = tmp_path / "a.txt"
     path.write_bytes(data)
-    assert bytes(ne.read_text(str(path))) == data
+    assert bytes(read_text(str(path))) == data
     said = capsys.readouterr().err
     assert said.count("\n") == (1 if words else 0) and all(word in said for word in words), said
     assert not words or said.startswith(f"note: {path} ") and "with LF line ends" in said
@@ -86,11 +87,11 @@ def test_what_editors_leave_in_a_text_is_said_and_learned(data, words, tmp_path,
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A text beyond LARGE, which is made smaller, and what `tokenize` needs."""
-    monkeypatch.setattr(ne, "LARGE", 10_000)
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 10_000)
     path = tmp_path / "large.txt"
     path.write_bytes(TEXT.read_bytes()[:30_000])
-    text = ne.read_text(str(path))
-    return str(path), ne.split_text(memoryview(text), 0.1), bpe.train(text[:5000], 300), "ab" * 32
+    text = read_text(str(path))
+    return str(path), split_text(memoryview(text), 0.1), bpe.train(text[:5000], 300), "ab" * 32
 
 
 def stored(path):
@@ -102,11 +103,11 @@ def test_the_token_file_holds_the_tokens(large):
     path, parts, tokenizer, _ = large
     want = [tokenizer.encode(bytes(x)) for x in parts]
     for _ in range(2):                       # written, then read
-        for got, x in zip(ne.tokenize(*large), want):
+        for got, x in zip(tokenize(*large), want):
             assert np.array_equal(got, x) and got.dtype == np.uint16
     [file] = stored(path)
     assert os.path.getsize(file) < 2 * sum(map(len, want)) + 1000
-    batches = [ne.Batches(x, 16, 2, 1).take(3, 4) for x in (ne.tokenize(*large)[0], want[0])]
+    batches = [ne.Batches(x, 16, 2, 1).take(3, 4) for x in (tokenize(*large)[0], want[0])]
     for got, x in zip(*batches):
         assert np.array_equal(got, x) and got.dtype == np.int32
 
@@ -114,18 +115,18 @@ def test_the_token_file_holds_the_tokens(large):
 def test_another_split_tokenizer_or_text_has_another_file(large):
     path, parts, tokenizer, digest = large
     text = b"".join(map(bytes, parts))
-    for other in (large, (path, ne.split_text(text, 0.2), tokenizer, digest),
+    for other in (large, (path, split_text(text, 0.2), tokenizer, digest),
                   (path, parts, bpe.train(text, 290), digest), (path, parts, tokenizer, "cd" * 32),
                   (*large, 0.1, 1), (*large, 0.1, 2), (*large, 0.2, 1)):
-        ne.tokenize(*other)
+        tokenize(*other)
     assert len(stored(path)) == 7
-    ne.tokenize(*large, 0.0, 2)              # without cuts no seed matters
+    tokenize(*large, 0.0, 2)              # without cuts no seed matters
     assert len(stored(path)) == 7
 
 
 def test_cuts_are_of_the_training_part_alone(large):
     path, parts, tokenizer, _ = large
-    (train, val), (cut, same), (again, _) = (ne.tokenize(*large, cuts, 1) for cuts in (0, 0.1, 0.1))
+    (train, val), (cut, same), (again, _) = (tokenize(*large, cuts, 1) for cuts in (0, 0.1, 0.1))
     assert np.array_equal(val, same) and np.array_equal(cut, again)
     assert len(cut) > len(train) and tokenizer.decode(cut) == bytes(parts[0])
 
@@ -133,11 +134,11 @@ def test_cuts_are_of_the_training_part_alone(large):
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed", "text", "directory"])
 def test_a_damaged_token_file_is_made_again(damage, large, capsys):
     path, parts, tokenizer, digest = large
-    want = [x.copy() for x in ne.tokenize(*large)]
+    want = [x.copy() for x in tokenize(*large)]
     [file] = stored(path)
     raw = open(file, "rb").read()
     if damage == "renamed":                  # whole, but of another text
-        ne.tokenize(path, parts, tokenizer, "cd" * 32)
+        tokenize(path, parts, tokenizer, "cd" * 32)
         [other] = set(stored(path)) - {file}
         os.replace(other, file)
     elif damage == "directory":
@@ -148,11 +149,11 @@ def test_a_damaged_token_file_is_made_again(damage, large, capsys):
                "empty": b"", "text": b"To be, or not to be, that is"}[damage]
         open(file, "wb").write(raw)
     capsys.readouterr()
-    for got, x in zip(ne.tokenize(*large), want):
+    for got, x in zip(tokenize(*large), want):
         assert np.array_equal(got, x)
     said = capsys.readouterr()
     assert "once" in said.out and ("note: cannot write" in said.err) == (damage == "directory")
-    ne.tokenize(*large)
+    tokenize(*large)
     assert ("once" in capsys.readouterr().out) == (damage == "directory")
 
 
@@ -162,7 +163,7 @@ def test_a_token_file_has_room_for_the_last_id(V, dtype, large):
     tokenizer = SimpleNamespace(vocab_size=V, hash=lambda: "x", encode=lambda text: np.full(
         len(text), V - 1, np.int32))
     for _ in range(2):                       # written, then read
-        for ids in ne.tokenize(path, parts, tokenizer, digest):
+        for ids in tokenize(path, parts, tokenizer, digest):
             assert ids.dtype == dtype and len(ids) and (ids == V - 1).all()
 
 
@@ -170,16 +171,16 @@ def test_a_text_is_encoded_so_much_at_a_time(large, monkeypatch):
     """To the same tokens, and with cuts to the same text; four bytes a byte of it are not there."""
     path, parts, tokenizer, _ = large
     want = [tokenizer.encode(bytes(x)) for x in parts]
-    monkeypatch.setattr(ne, "TEXT_AT_ONCE", 700)
+    monkeypatch.setattr("nanoeuler_parts.files.texts.TEXT_AT_ONCE", 700)
     for _ in range(2):                       # written, then read
-        for got, ids in zip(ne.tokenize(*large), want):
+        for got, ids in zip(tokenize(*large), want):
             assert np.array_equal(got, ids) and got.dtype == np.uint16
-    cut, _ = ne.tokenize(*large, 0.1, 1)
+    cut, _ = tokenize(*large, 0.1, 1)
     assert len(cut) > len(want[0]) and tokenizer.decode(cut) == bytes(parts[0])
     text = memoryview(TEXT.read_bytes())
-    monkeypatch.setattr(ne, "TEXT_AT_ONCE", 100_000)
+    monkeypatch.setattr("nanoeuler_parts.files.texts.TEXT_AT_ONCE", 100_000)
     tracemalloc.start()
-    ne.tokenize(path, (text, text[:0]), tokenizer, "ef" * 32)
+    tokenize(path, (text, text[:0]), tokenizer, "ef" * 32)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < len(text)
@@ -187,42 +188,42 @@ def test_a_text_is_encoded_so_much_at_a_time(large, monkeypatch):
 
 def test_no_place_for_the_tokens_of_a_text_is_said(large, monkeypatch):
     path, *others = large
-    monkeypatch.setattr(ne, "TEXT_AT_ONCE", 700)
+    monkeypatch.setattr("nanoeuler_parts.files.texts.TEXT_AT_ONCE", 700)
     with pytest.raises(ne.UserError, match="nowhere.*: No such file or directory; free space"):
-        ne.tokenize(os.path.join(os.path.dirname(path), "nowhere", "a.txt"), *others)
+        tokenize(os.path.join(os.path.dirname(path), "nowhere", "a.txt"), *others)
 
 
 # ---- large texts
 def test_an_excerpt_is_whole_lines_from_everywhere(monkeypatch):
     text = b"".join(b"line %06d\n" % i for i in range(20_000))
-    assert ne.excerpt(text) == text
-    monkeypatch.setattr(ne, "LARGE", 40_000)
-    part = ne.excerpt(memoryview(text), pieces=100)
+    assert excerpt(text) == text
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 40_000)
+    part = excerpt(memoryview(text), pieces=100)
     lines = part.splitlines()
     assert 30_000 < len(part) <= 40_000 and all(len(x) == 11 for x in lines)
     numbers = np.array([int(x[5:]) for x in lines])
     assert np.all(np.diff(numbers) > 0) and np.bincount(numbers // 2000).min() > 250
-    assert len(ne.excerpt(b"x" * 100_000, pieces=100)) == 40_000           # no line ends at all
+    assert len(excerpt(b"x" * 100_000, pieces=100)) == 40_000           # no line ends at all
 
 
 @pytest.mark.parametrize("at", [0, 9_999, 10_000, 25_000])
 def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "LARGE", 10_000)
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 10_000)
     text = ("\u00e9" * 15_000).encode()      # two bytes each: pieces begin inside of characters
     text = b"x" + text[:at - at % 2] + b"\xff" + text[at - at % 2:]
     (tmp_path / "a.txt").write_bytes(text)
-    assert ne.read_text(str(tmp_path / "a.txt"))[:] == text
+    assert read_text(str(tmp_path / "a.txt"))[:] == text
     assert f"not UTF-8 at byte {1 + at - at % 2};" in capsys.readouterr().err
     (tmp_path / "a.txt").write_bytes(text.replace(b"\xff", b""))
-    ne.read_text(str(tmp_path / "a.txt"))
+    read_text(str(tmp_path / "a.txt"))
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("size", [9_999, 10_000, 20_000])
 def test_half_a_character_at_the_end_is_invalid(size, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "LARGE", 10_000)
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 10_000)
     (tmp_path / "a.txt").write_bytes(b"x" * (size - 1) + b"\xc3")
-    ne.read_text(str(tmp_path / "a.txt"))
+    read_text(str(tmp_path / "a.txt"))
     assert f"not UTF-8 at byte {size - 1};" in capsys.readouterr().err
 
 

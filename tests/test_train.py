@@ -18,6 +18,10 @@ from oracles import naive
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.safetensors import write_tensors
+from nanoeuler_parts.files.texts import split_text
+from nanoeuler_parts.files.writing import WriteError
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -89,7 +93,7 @@ def test_what_a_run_prints_and_logs(trained, text):
     out = (trained / "stdout.txt").read_text("utf-8")
     assert re.search(r"step +20/20  loss \d+\.\d+  \d+\.\d+ bits/byte .* tok/s  ETA 0:00", out), out
     assert f"{STARTED} chat nanoeuler.bin" in out and str(text) in out
-    log = ne.read_log(str(trained / "nanoeuler.jsonl"))
+    log = read_log(str(trained / "nanoeuler.jsonl"))
     steps = [r for r in log if "loss" in r]
     assert [r["step"] for r in steps] == list(range(1, 21))
     assert np.mean([r["loss"] for r in steps[-3:]]) < steps[0]["loss"] - 0.3          # it learns
@@ -104,13 +108,13 @@ def test_what_a_run_prints_and_logs(trained, text):
     assert c.state.bits_per_byte == val[-1][1]
     assert not (trained / "nanoeuler.bin.tmp").exists()
     tokens_per_byte = steps[0]["bits_per_byte"] / steps[0]["loss"] * math.log(2)
-    train = ne.split_text(text.read_bytes(), 0.1)[0]
+    train = split_text(text.read_bytes(), 0.1)[0]
     assert tokens_per_byte == pytest.approx(len(c.tokenizer.encode(train)) / len(train))
 
 
 def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
-    train, val = ne.split_text(text.read_bytes(), 0.1)
+    train, val = split_text(text.read_bytes(), 0.1)
     tokens = np.append(c.tokenizer.encode(train)[-1:], c.tokenizer.encode(val))
     model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[ne.DTYPE])
     bits = ne.evaluate(model, *disjoint(tokens, c.cfg.seq_len), len(val))
@@ -124,7 +128,7 @@ def test_what_a_run_makes_of_its_settings(text, elsewhere):
                                    ne.Options(data=str(text), **chosen).check())
     plain, cut = make(batch=75, lr=0.004), make(batch=7, cuts=0.3)
     assert plain.lr == pytest.approx(0.002) and (plain.B, cut.B) == (5, 1)
-    train, _ = ne.split_text(text.read_bytes(), 0.1)
+    train, _ = split_text(text.read_bytes(), 0.1)
     tokens = plain.tokenizer.encode(train)
     made = bpe.train(train, 280, bpe.SPECIALS)
     assert plain.tokenizer.hash() == made.hash() == cut.tokenizer.hash()
@@ -381,11 +385,11 @@ def test_the_best_model_is_kept(found, best, measured, text, elsewhere, monkeypa
 
 def test_a_best_model_that_cannot_be_written_ends_no_run(measured, text, elsewhere, monkeypatch,
                                                          capsys):
-    write = ne.write_tensors
+    write = write_tensors
 
     def refuses(path, *args):
         if "best" in path:
-            raise ne.WriteError(f"cannot write {path}: No space left on device")
+            raise WriteError(f"cannot write {path}: No space left on device")
         return write(path, *args)
 
     monkeypatch.setattr(ne, "write_tensors", refuses)
@@ -450,7 +454,7 @@ def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
 
     def record_and_look(run, **values):
         record(run, **values)
-        seen.append((len(ne.read_log("nanoeuler.jsonl")), values["step"]))
+        seen.append((len(read_log("nanoeuler.jsonl")), values["step"]))
 
     monkeypatch.setattr(ne.Run, "record", record_and_look)
     run("train", "--data", text, "--steps", 4, *FAST)
@@ -499,11 +503,11 @@ def test_minutes_end_a_run(seconds, late, clock, text, elsewhere):
     clock.append(seconds)
     said = told("train", "--data", text, "--minutes", 0.1, *ALIKE)
     c = ne.read_checkpoint("nanoeuler.bin")
-    s, (_, tail) = c.state, ne.split_text(text.read_bytes(), 0.1)
+    s, (_, tail) = c.state, split_text(text.read_bytes(), 0.1)
     windows = math.ceil(len(c.tokenizer.encode(tail)) / 16)
     check = seconds * windows * 16 / (3 * 64)
     assert "complete" in said and s.step == s.n_steps
-    planned = [r["n_steps"] for r in ne.read_log("nanoeuler.jsonl") if "loss" in r]
+    planned = [r["n_steps"] for r in read_log("nanoeuler.jsonl") if "loss" in r]
     assert planned[0] is None and planned[-1] == s.step  # the training page has the time left
     assert 6 - 2 * seconds < s.elapsed + check < 6.001 + late
 
@@ -515,7 +519,7 @@ def test_more_minutes_go_on_where_the_schedule_is(clock, text, elsewhere):
     done = f"is complete: {before.step:,} of {before.step:,} steps"
     assert done in told("train", "--resume", *start, 0.01)
     told("train", "--resume", *start, 2 * before.elapsed / 60)
-    rates = [r["lr"] for r in ne.read_log("m.jsonl") if "lr" in r][before.step:]
+    rates = [r["lr"] for r in read_log("m.jsonl") if "lr" in r][before.step:]
     assert len(rates) > 5 and max(rates) < 0.8 * 4e-3    # half of the cosine, not its top
 
 
@@ -682,6 +686,6 @@ def test_train_says_that_it_reads_a_large_text(text, tmp_path, monkeypatch, caps
     monkeypatch.setattr(ne.Run, "go", lambda run: None)
     size = os.path.getsize(text)
     for large, said in (size, True), (2 * size, False):
-        monkeypatch.setattr(ne, "LARGE", large)
+        monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", large)
         run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
         assert (f"reading {text}\n" in capsys.readouterr().out) == said

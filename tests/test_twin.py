@@ -18,6 +18,7 @@ import twin_report
 from oracles.torch_engine import Twin, replies
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
 
 pytestmark = pytest.mark.interop
 HYPER = dict(lr=0.02, beta1=0.9, beta2=0.95, weight_decay=0.1)
@@ -187,7 +188,7 @@ def test_a_whole_dpo_by_halves(base, bench):
     assert "exact, skill, unseen, mean of 2 runs: within 3 points" in out
 
     for side in ("ours", "twin"):
-        log = ne.read_log(base / f"twin_dpo/{side}.jsonl")   # now none of a file is of skill
+        log = read_log(base / f"twin_dpo/{side}.jsonl")   # now none of a file is of skill
         for record in log[-1]["end"]["answers"]["add.json"]:
             record["skill"] = False
         write_log(base / f"other/{side}.jsonl", log)
@@ -250,11 +251,11 @@ def test_the_twin_follows_a_schedule_planned_by_minutes(base, bench, text, monke
             run.state.step == 2 and signal.raise_signal(signal.SIGINT), advance(run))[1])
         bench(*half, "--preset", "small", "--data", text, "--seq-len", 16, "--vocab-size", 280,
               "--batch", 64)
-    assert ne.read_log(log)[-1]["step"] == 3
+    assert read_log(log)[-1]["step"] == 3
     bench(*half, "--resume")
     bench("--stage", "pretrain", "--compare", "--out", "out_resumed")
     assert result_of(base, "out_resumed")[0]["curves"] == r["curves"]
-    logs = [ne.read_log(base / f"twin_pretrain/{side}.jsonl") for side in ("ours", "twin")]
+    logs = [read_log(base / f"twin_pretrain/{side}.jsonl") for side in ("ours", "twin")]
     lrs = [[x["lr"] for x in log if "lr" in x and "loss" in x] for log in logs]
     assert lrs[0] == lrs[1] and len(lrs[0]) == r["steps"] > 5
     assert v["first_50"] < 1e-3              # further on, rounding grows with the steps it had

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.files.logs import alone
 
 RUNS = {run.verb: run for run in (ne.Run, ne.SftRun, ne.DpoRun)}
 
@@ -95,7 +96,7 @@ def dies_at(run, step, rank, how):
 
 
 def main(rank, size, port, verb, *flags):
-    run, lock = RUNS[verb], ne.alone
+    run, lock = RUNS[verb], alone
     if fault := os.environ.get("FAULT"):
         step, who, how = fault.split()
         run = dies_at(run, int(step), int(who), how)

@@ -1,0 +1,175 @@
+"""The log of a run, its name, and the locks that keep two runs apart.
+
+A log has one JSON record per line: the losses of a step, or a validation.
+"""
+import contextlib
+import glob
+import hashlib
+import itertools
+import json
+import os
+import sys
+
+from bpe import need, read_bytes, reading, regular
+
+LONGEST_RECORD = 1 << 20     # bytes that are read of the first line of a log
+
+def parse_record(line):
+    """The record of a step in a line of a log; None if a killed run left it unfinished."""
+    try:
+        r = json.loads(line)
+        return {**r, "step": int(r["step"])}             # a TypeError unless it is an object
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+def read_log(path):
+    """The records of a JSON-lines log."""
+    with reading(path, "name a log that train, sft or dpo wrote"):
+        lines = read_bytes(path).decode(errors="replace").splitlines()
+        records = [r for r in map(parse_record, lines) if r]
+        need(records or not lines, "no line of it is the record of a step")
+    return records
+
+def log_path(out, data):
+    """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
+    that name must be one, --force or not."""
+    name = out.removesuffix(".bin")
+    log = f"{name}.jsonl"
+    other = f"{name}.bin" if out == name else name       # it would have the same log
+    need(os.path.realpath(out) != os.path.realpath(data),
+         f"{out} would replace {data}; choose another --out")
+    need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
+         f"the log of {out} would replace {log}; choose another --out")
+    need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
+         f"--out, or rename one of them")
+    if os.path.exists(log):
+        need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
+             f"--out")
+        with open(log, "rb") as f:
+            first = f.readline(LONGEST_RECORD)
+        r = parse_record(first) or {}        # of a step, or of a validation
+        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
+             f"and that of {out} would replace it; choose another --out")
+    return log
+
+def best_path(out):
+    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
+    return f"{out.removesuffix('.bin')}_best.bin"
+
+@contextlib.contextmanager
+def alone(out):
+    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
+    the name that links lead to, so that another link is no way around it, and not the checkpoint
+    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
+    what is there can be read all the same."""
+    folder, name = os.path.split(os.path.realpath(out))
+    path = os.path.join(folder, f".{name}.lock")
+    with contextlib.ExitStack() as end:
+        while True:
+            try:
+                f = end.enter_context(open(path, "ab", opener=regular))
+            except OSError as e:
+                lock_there = f"{path}: " if os.path.lexists(path) else ""
+                yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose another --out"
+                return
+            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
+                if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
+                    break
+        try:
+            yield ""
+        finally:
+            with contextlib.suppress(OSError):
+                os.remove(path)              # before it is unlocked: the next run makes its own
+
+# A log and a checkpoint are two files, and no file system replaces two files at once.  So the
+# checkpoint holds the SHA-256 of the first line of its log.  That line holds the time of the first
+# step, and no two runs share it: --resume finds its log, and never continues another run's.
+def log_identity(log):
+    """SHA-256 of the first line of a log; "" if there is no complete line."""
+    if not os.path.isfile(log):
+        return ""
+    with open(log, "rb") as f:
+        line = f.readline(LONGEST_RECORD)
+    return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
+
+def checkpoints_of(log):
+    """The names of the checkpoints whose log has this name: `log_path`"""
+    name = log.removesuffix(".jsonl")
+    return [f"{name}.bin", name]
+
+def numbered_logs(log):
+    """The files NAME.1.jsonl, NAME.2.jsonl, ... beside the log NAME.jsonl"""
+    name = log.removesuffix(".jsonl")
+    return [path for path in sorted(glob.glob(f"{glob.escape(name)}.*.jsonl"))
+            if path[len(name) + 1:-len(".jsonl")].isdigit()]
+
+def free_log(log):
+    """The first of NAME.1.jsonl, NAME.2.jsonl, ... that neither exists nor belongs to a checkpoint
+    NAME.1.bin, NAME.2.bin, ..."""
+    name = log.removesuffix(".jsonl")
+    for i in itertools.count(1):
+        numbered = f"{name}.{i}.jsonl"
+        if not any(map(os.path.lexists, [numbered, *checkpoints_of(numbered)])):
+            return numbered
+
+def keep_aside(log):
+    """Renames the log of another run to a free name.  There is nothing to keep of an empty one."""
+    if not os.path.exists(log) or not os.path.getsize(log):
+        return
+    with open(log, "rb+") as f:
+        need_unlocked(f, log)
+    kept = free_log(log)
+    os.rename(log, kept)
+    print(f"note: {log} is the log of another run: it is kept as {kept}", file=sys.stderr,
+          flush=True)
+
+def restore_log(log, identity):
+    """Before a run is resumed: its own log, known by `log_identity`, takes the name `log`.  Where
+    nothing is known, as of an older checkpoint, the log is left as it is.  A copy of the checkpoint
+    has the same log, so a log beside a checkpoint of its name, or in use, stays where it is."""
+    if identity in ("", log_identity(log)):
+        return
+    own = [path for path in numbered_logs(log) if log_identity(path) == identity]
+    keep_aside(log)
+    for path in own:
+        used_by = next(filter(os.path.lexists, checkpoints_of(path)), "")
+        with open(path, "rb+", opener=regular) as f:
+            is_free = not used_by and lock(f)
+        if is_free:                          # it is closed: some systems rename no open file
+            os.rename(path, log)
+            return
+        print(f"note: {path} is the log of {used_by or 'another run'} and stays there; {log} "
+              f"begins anew", file=sys.stderr, flush=True)
+
+@contextlib.contextmanager
+def open_log(path, step):
+    """The log of a run that goes on after this step, to append to; no other run may have it open,
+    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
+    cut off: all of it if the step is 0."""
+    with open(path, "ab+") as f:
+        need_unlocked(f, path)
+        f.seek(0)
+        end = size = 0
+        for line in f:
+            size += len(line)
+            r = parse_record(line)
+            if r and r["step"] <= step and line.endswith(b"\n"):
+                end = size
+        f.truncate(end)
+        yield f
+
+def need_unlocked(f, path):
+    """Locks an open file, or reports the run that holds it."""
+    need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
+
+def lock(f):
+    """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
+    try:
+        import fcntl
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):           # Windows; a file system of another machine
+        return True
+    return True

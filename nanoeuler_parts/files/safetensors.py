@@ -1,0 +1,104 @@
+"""The safetensors container: 8 bytes with the length of the header, a JSON header, raw numbers.
+
+All numbers are little-endian.  Nothing in a header is believed before it is checked.  A file that
+this program wrote has a checksum of its header and data.
+"""
+import hashlib
+import json
+import os
+import sys
+
+import numpy as np
+
+from bpe import need, regular, UserError
+from nanoeuler_parts.files.writing import replacing, WriteError
+
+# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
+# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
+# flat buffer: the buffer is the file.  Heads 1.., the moments and the reference of dpo have names
+# of their own.
+DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
+          "BF16": np.dtype("<u2"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4"),
+          "I8": np.dtype("i1")}
+TOKEN_KINDS = "U16", "I32"   # of a file of tokens
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
+NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
+MAX_HEADER = 100_000_000     # bytes
+
+AGAIN = "copy or download it again"
+
+def cut_short(size, end):
+    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
+
+MUCH = 100_000_000           # bytes that take a second or more
+
+def note_large(doing, n_bytes):
+    """A line before a wait that may seem like a standstill"""
+    if n_bytes >= MUCH:
+        print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+
+def write_tensors(path, meta, tensors, remedy):
+    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
+    entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
+    start = 0
+    for name, x in tensors.items():
+        end = start + x.nbytes
+        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
+    if len(header) > MAX_HEADER:
+        raise WriteError(f"{path}: its header has {len(header):,} bytes, at most {MAX_HEADER:,} "
+                         f"can be read; {remedy}")
+    digest = hashlib.sha256(header)
+    for x in tensors.values():
+        digest.update(x)
+    before, _, after = header.rpartition(NO_HASH.encode())
+    with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
+        f.write(len(header).to_bytes(8, "little"))
+        f.write(before + digest.hexdigest().encode() + after)
+        for x in tensors.values():
+            f.write(x)
+
+def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
+    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
+    No size in the header is believed until the file is known to be that long."""
+    with open(path, "rb", opener=regular) as f:
+        size, first = os.fstat(f.fileno()).st_size, f.read(8)
+        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
+        length = int.from_bytes(first, "little")
+        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
+             "file, or only the beginning of one")
+        header = f.read(length)
+        entries = json.loads(header)
+        meta = entries.pop("__metadata__", {})
+        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
+        need(size >= end, cut_short(size, end))
+        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
+            np.zeros(0, np.uint8))           # of nothing there is no map
+    tensors = {}
+    for name, t in entries.items():
+        need(t["dtype"] in kinds, f"{name} is of type {t['dtype']}, expected {', '.join(kinds)}")
+        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
+        tensors[name] = x.reshape(t["shape"])
+    end = 0                                  # the tensors stand side by side, without a hole
+    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
+        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
+        end = stop
+    need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    note_large(f"reading {path}", data.size)
+    if "sha256" in meta:
+        digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
+        digest.update(data)
+        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+    return meta, tensors
+
+def need_finite(name, x):
+    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
+    its terms are, and is quick; only where it is not, each entry is looked at."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = x.sum()
+    if not np.isfinite(total):
+        bad = np.argwhere(~np.isfinite(x)).tolist()
+        if bad:                              # else the sum of large numbers was not finite
+            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")

@@ -1,0 +1,141 @@
+"""Training texts: read, split, and turned into token ids, which may be kept in a file."""
+import codecs
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import sys
+import tempfile
+
+import numpy as np
+
+import bpe
+from bpe import need, reading, regular, UserError
+from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
+
+LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
+TEXT_AT_ONCE = 1 << 28                       # bytes of it that are encoded at once
+
+def marks_of_editors(text):
+    """What an editor may have put into a text, which is learned like the rest of it; in words."""
+    found = []
+    if text[:3] == codecs.BOM_UTF8:
+        found.append("begins with a byte order mark")
+    if text.find(b"\r\n") >= 0:
+        found.append("ends lines as Windows does, by CR LF")
+    return " and ".join(found)
+
+def read_text(path):
+    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
+    with reading(path, "name a text with --data"):
+        with open(path, "rb", opener=regular) as f:
+            need(os.fstat(f.fileno()).st_size, "it is empty")        # of nothing there is no map
+            text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        need(text[:LARGE].strip(), "it is empty")
+        zero = text.find(b"\0")
+        need(zero < 0, f"it is not text, byte {zero} is zero")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for i in range(0, len(text), LARGE):
+            decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
+    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
+        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
+              f"bytes are learned as they are", file=sys.stderr)
+    if found := marks_of_editors(text):
+        print(f"note: {path} {found}, which is learned as it is; to avoid that, save it in an "
+              f"editor as UTF-8 without BOM and with LF line ends", file=sys.stderr)
+    return text
+
+def split_text(text, holdout):
+    """(training part, validation part): the tail is held out, cut where a character starts."""
+    cut = int(len(text) * (1 - holdout))
+    while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
+        cut -= 1
+    return text[:cut], text[cut:]
+
+def excerpt(text, pieces=256):
+    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
+    if len(text) <= LARGE:
+        return text
+    starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
+    parts = [bytes(text[i:i + n]) for i in starts]
+    return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
+
+def encode_cut(tokenizer, text, share, rng):
+    """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
+    of it, must begin a token: so each word is met in many spellings, also in that of the beginning
+    of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
+    has, and the ids of these are left out; those of the text's own zeros stay."""
+    if not share:
+        return tokenizer.encode(text)
+    x = np.frombuffer(text, np.uint8)
+    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one such place:
+    after_blank = x[at - 1] == 32                                    # that behind its blank
+    begins_character = x[at] & 0xC0 != 0x80
+    at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
+    at = np.unique(at)
+    cut = np.insert(x, at, 0)
+    ids = tokenizer.encode(cut.tobytes())
+    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
+    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
+    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
+        return tokenizer.encode(text)
+    return np.delete(ids, zeros[inserted])
+
+def encode_large(tokenizer, text, share, rng, dtype, folder):
+    """Ids of a text, by encode_cut, so much of it at a time, and mapped from a file without a name:
+    neither the text nor they need to be in memory whole."""
+    with tempfile.TemporaryFile(dir=folder) as f:
+        start = n = 0
+        while start < len(text):
+            end = bpe.next_cut(text, min(start + TEXT_AT_ONCE, len(text)))
+            ids = encode_cut(tokenizer, text[start:end], share, rng)
+            f.write(ids.astype(dtype))
+            start, n = end, n + len(ids)
+        f.flush()
+        return np.memmap(f, dtype, "r", shape=n) if n else np.zeros(0, dtype)
+
+def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
+    """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
+    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
+    train, val = parts
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    remedy = "free space, or move the text to where there is some"
+
+    def encoded():
+        rng = np.random.default_rng(seed)
+        if len(train) <= TEXT_AT_ONCE:
+            return encode_cut(tokenizer, train, cuts, rng), tokenizer.encode(val)
+        folder = os.path.dirname(os.path.abspath(path))
+        with reading(folder, remedy):
+            return [encode_large(tokenizer, text, share, rng, dtype, folder)
+                    for text, share in ((train, cuts), (val, 0.0))]
+
+    if len(train) + len(val) <= LARGE:
+        return encoded()
+    meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
+            "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
+            "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
+    cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
+    with contextlib.suppress(UserError), reading(cache, remedy):
+        kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
+        need(meta.items() <= kept_meta.items(), "it belongs to another text")
+        return tensors["train"], tensors["val"]
+    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
+    train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
+    try:
+        write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
+    except UserError as e:                   # a folder of others, or another run that fills it
+        print(f"note: {e}", file=sys.stderr)
+    return train_ids, val_ids
+
+def parse_json(text):
+    """The value of a JSON text; the commonest mistakes are called by their names."""
+    try:
+        return json.loads(text)
+    except UnicodeDecodeError as e:
+        raise ValueError(f"it is not UTF-8 at byte {e.start}") from None
+    except json.JSONDecodeError as e:
+        comma = " (behind a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
+        raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None
