@@ -25,12 +25,12 @@ Contents
     4.1  Matmul                               10.1 Texts and examples
     4.2  Embedding                            10.2 Checkpoint
     4.3  RMSNorm                              10.3 Runs on disk: log, lock, --resume, plots
-    4.4  RoPE                                 10.4 Import and export
-    4.5  Attention                            11.1 Conversation
-    4.6  SwiGLU                               11.2 Templates of strangers
-    4.7  Cross-entropy                        11.3 Prompts in a file, the lens, the server
-    5    Model: forward, backward, threads    12   Machinery: the tile in LLVM, kernels on disk
-    6    Optimizer                            13   Command line
+    4.4  RoPE                                 11.1 Conversation
+    4.5  Attention                            11.2 The server
+    4.6  SwiGLU                               12   Machinery: the tile in LLVM, kernels on disk
+    4.7  Cross-entropy                        13   Command line
+    5    Model: forward, backward, threads
+    6    Optimizer
 
     Who wants to understand reads 1 to 9.  What follows is files, terminals and strangers, and how
     it is made fast.
@@ -56,7 +56,6 @@ import contextlib
 import difflib
 import hashlib
 import importlib.util
-import inspect
 import itertools
 import json
 import math
@@ -66,14 +65,13 @@ import re
 import runpy
 import shlex
 import signal
-import string
 import subprocess
 import sys
 import time
 import zlib
 from collections import deque, namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple, Protocol, get_args
 
 # As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
@@ -132,18 +130,17 @@ from numba.extending import intrinsic, overload
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
-from bpe import UserError, need, printable, read_bytes, reading, regular
+from bpe import UserError, need, printable, read_bytes, reading
 from nanoeuler_parts.files.logs import (
-    alone, best_path, free_log, keep_aside, lock, log_identity, log_path, open_log, read_log,
-    restore_log,
+    alone, best_path, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
 )
 from nanoeuler_parts.files.safetensors import (
-    AGAIN, cut_short, DTYPES, map_tensors, need_finite, note_large, write_tensors,
+    DTYPES, map_tensors, need_finite, note_large, write_tensors,
 )
 from nanoeuler_parts.files.texts import (
     encode_cut, excerpt, LARGE, parse_json, read_text, split_text, tokenize,
 )
-from nanoeuler_parts.files.writing import replacing, WriteError
+from nanoeuler_parts.files.writing import WriteError
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
@@ -2950,10 +2947,6 @@ def beside_program(path):
     places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
     return next(filter(os.path.exists, places), path)
 
-def need_regular(path):
-    """A pipe would be waited for, and a device read, without an end."""
-    need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
-
 # ---- examples
 # Stanford Alpaca's templates; what follows them is the response
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
@@ -3379,52 +3372,6 @@ def print_table(title, rows):
     for name, value in rows:
         print(f"  {name:<16} {printable(str(value))}")
     print(flush=True)
-
-def info(file=None):
-    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
-    file = model_to_use(file, place="")
-    c = read_checkpoint(file)
-    s = c.state
-    text = str(s.options.get("data"))
-    if s.text_sha256:                        # an imported model's is not known
-        text += f", sha256 {s.text_sha256[:12]}"
-    print_table(shown_name(file), [
-        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
-        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
-        ("text", text),
-        ("matrices", "int8, a float32 scale a row" if c.matrices == "int8" else "float32"),
-        ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
-        ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
-
-def with_heads(c, n_mtp):
-    """A Checkpoint with the first so many of its heads, and without moments"""
-    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
-         f"more")
-    cfg = replace(c.cfg, n_mtp=n_mtp).check()
-    flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
-    for name, x in named(cfg, flat).items():
-        x[...] = given[name]
-    return c._replace(cfg=cfg, flat=flat, moments=())
-
-def quantize(file, out, force, n_mtp=None):
-    """`quantize`: a checkpoint to talk to, or to begin with, whose matrices are int8."""
-    refuse_overwrite(out, force)
-    need(os.path.realpath(out) != os.path.realpath(file),
-         f"{out} would replace {file}, which is more exact; choose another name")
-    c = read_checkpoint(file, moments=False)
-    if c.matrices == "int8":
-        print(f"note: the matrices of {file} are int8 already", file=sys.stderr)
-    c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
-    # no run goes on from here: without its clock and folders the same run makes the same bytes
-    learned = os.path.basename(str(c.state.options.get("data", "")))
-    state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
-                    source_sha256="", log_sha256="", micro_batch=None, reference=[])
-    note_large(f"rounding to int8 and writing {out}", c.flat.nbytes)
-    write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
-    print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
-          f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
-          f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 # ==== 10.3 Runs on disk ====
 
@@ -4117,440 +4064,6 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 note_slow_run(start.cfg, options)
             run(out, start, options, engine).go()
 
-# ---- loss curves
-LETTERS = string.ascii_letters               # a curve in the terminal
-
-def read_curve(path, key):
-    """[(step, value)] of the records of a log whose value is a number that can be drawn."""
-    values = [(r["step"], r.get(key)) for r in read_log(path)]
-    return [(step, x) for step, x in values
-            if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
-
-PICTURES = b"\x89PNG", b"<?xml", b"%PDF", b"%!PS"         # of matplotlib, which they name
-
-def is_plot(path):
-    """Whether matplotlib wrote a file, by its first and last bytes.  Of an empty file: yes."""
-    with open(path, "rb", opener=regular) as f:
-        size, first = os.fstat(f.fileno()).st_size, f.read(4096)
-        f.seek(max(0, size - 4096))
-        named = b"matplotlib" in (first + b" " + f.read()).lower()
-    return not size or (first.startswith(PICTURES) and named)
-
-def need_picture(out, logs, force):
-    """Rejects an output file that would replace a log, or without --force anything but a plot."""
-    for path in logs:
-        need_another(out, path)
-    is_older_plot = os.path.isfile(out) and is_plot(out)
-    refuse_overwrite(out, force or is_older_plot, "it is no plot of matplotlib; another --out "
-                     "keeps it")
-
-def plot(logs, out, force=False):
-    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
-    curves = {}                              # (path, key) -> (n, 2): step, bits per byte
-    for path in logs:
-        for key in ("bits_per_byte", "val_bits_per_byte"):
-            points = read_curve(path, key)
-            if points:
-                curves[path, key] = np.array(points, float)
-    if not curves:
-        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
-    points = np.concatenate(list(curves.values()))
-    last_step = points[:, 0].max()
-    low = points[:, 1].min()
-    high = min(points[:, 1].max(), low + 3)  # the first steps would squeeze the rest into a line
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
-              file=sys.stderr)
-        return plot_terminal(curves, last_step, low, high)
-    need_picture(out, logs, force)
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
-    for (path, key), xy in curves.items():
-        marker = "o" if key.startswith("val_") else None
-        axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend(framealpha=1)                # PostScript has no transparency
-    try:
-        figure.savefig(out, dpi=120, bbox_inches="tight")
-    except (ValueError, RuntimeError) as e:  # a format that it does not know, or not without TeX
-        raise UserError(f"{out}: {e}") from None
-    print(f"wrote {out}")
-
-def plot_terminal(curves, last_step, low, high, width=72, height=20):
-    """One letter a curve; a column shows the mean of its steps."""
-    if len(curves) > len(LETTERS):
-        raise UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
-                           f"or install matplotlib for a picture")
-    grid = np.full((height, width), " ")
-    for letter, xy in zip(LETTERS, curves.values()):
-        column = np.minimum(width - 1, xy[:, 0] / max(last_step, 1) * width).astype(int)
-        for c in np.unique(column):
-            mean = xy[column == c, 1].mean()
-            row = (high - mean) / max(high - low, 1e-9) * (height - 1)
-            grid[int(np.clip(np.rint(row), 0, height - 1)), c] = letter
-    for i, row in enumerate(grid):
-        value = high - (high - low) * i / (height - 1)
-        print(f"{value:8.3f} |{''.join(row)}")
-    print(f"bits/byte +{'-' * width}")
-    first, last = "step 0", str(int(last_step))          # below the two ends of the line
-    print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
-    for letter, (path, key) in zip(LETTERS, curves):
-        print(f"    {letter}  {path} {key}")
-
-# ==== 10.4 Import and export ====
-# Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF).  Both know the model of
-# this file as a Llama; a field of Config has a name in config.json and one in GGUF.
-LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
-         ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
-         ("n_layer", "num_hidden_layers", "llama.block_count"),
-         ("n_head", "num_attention_heads", "llama.attention.head_count"),
-         ("n_kv_head", "num_key_value_heads", "llama.attention.head_count_kv"),
-         ("head_dim", "head_dim", "llama.attention.key_length"),
-         ("seq_len", "max_position_embeddings", "llama.context_length"),
-         ("vocab_size", "vocab_size", "llama.vocab_size"),
-         ("rope_theta", "rope_theta", "llama.rope.freq_base"),
-         ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
-         ("tie_embeddings", "tie_word_embeddings", "")]
-# What this file computes, as a config.json says it, and transformers' defaults for the rest
-COMPUTED = {"model_type": "llama", "rope_type": "default", "hidden_act": "silu",
-            "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1}
-DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
-            "tie_word_embeddings": False}
-REMEDY = "free space or name another place"
-
-# A model as an import finds it: shapes {name: shape} of its tensors, read(name) one of them
-Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
-
-def need_llama(config):
-    """Rejects another kind of model by its name, before anything is missing in it."""
-    kind = config.get("model_type")
-    found = config.get("architectures") or kind
-    if isinstance(found, list):
-        found = ", ".join(map(str, found))
-    need(kind, "it does not say its model_type")
-    need(kind == "llama", f"expected a Llama, found {found!s:.80}")
-
-def llama_config(entries, n_mtp=1):
-    """Config of the entries of a config.json; what this file does not compute is refused.  What it
-    leaves out is as in transformers; what it says of RoPE may stand in a block of its own."""
-    need_llama(entries)
-    rope = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
-    n_head = entries["num_attention_heads"]
-    c = {**COMPUTED, **DEFAULTS, "num_key_value_heads": n_head,
-         "head_dim": entries["hidden_size"] // n_head}
-    c["rope_type"] = rope.get("type", "default")         # its name before it was rope_type
-    c.update(rope)
-    c.update((key, value) for key, value in entries.items() if value is not None)
-    for key, expected in COMPUTED.items():
-        need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
-    need(not c.get("quantization_config"), "its weights are quantized (quantization_config)")
-    kinds, window = set(c.get("layer_types", ())), c.get("sliding_window")
-    need(kinds <= {"full_attention"}, f"its layer_types are {', '.join(map(str, kinds))}, expected "
-         f"full_attention")
-    need(window is None or window >= c["max_position_embeddings"], f"its sliding_window is "
-         f"{window}, less than its context of {c['max_position_embeddings']}")
-    return Config(n_mtp=n_mtp, **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
-
-# ---- Hugging Face
-WEIGHTS_OF_LLAMA = "model.safetensors", "mtp.safetensors"
-FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
-
-def json_of(path):
-    with reading(path, AGAIN):
-        return parse_json(read_bytes(path))
-
-def llama_of_folder(folder):
-    """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
-    at = pathlib.Path(folder)
-    for name in FILES_OF_LLAMA:
-        with reading(at / name, "name another directory"):
-            need_regular(at / name)
-    need_llama(json_of(at / "config.json"))  # others may lack the files that follow
-    tensors = {}
-    for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
-        with reading(shard, AGAIN):
-            tensors |= map_tensors(shard)[1]
-    config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
-    need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
-    template = words.get("chat_template") or ""
-    if (own := at / "chat_template.jinja").exists():
-        template = own.read_text(encoding="utf-8")
-
-    def special(name):
-        token = words.get(name) or ""        # text, or an object that holds it
-        return token["content"] if isinstance(token, dict) else token
-
-    def read(name):
-        x = tensors[name]
-        need(x.dtype.kind != "i", f"{name} holds {x.dtype}, which are no weights")
-        return from_bf16(x)
-
-    return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
-                 bpe.Tokenizer.load(at / "tokenizer.json"),
-                 {name: x.shape for name, x in tensors.items()}, read,
-                 template, special("bos_token"), special("eos_token"))
-
-def llama_files(c):
-    """name -> JSON content of the files that stand beside the tensors of a Checkpoint."""
-    s, specials, sampling = c.state, c.tokenizer.specials, Sampling()
-    ends = {end: token for end, token in (("bos", s.bos), ("eos", s.eos)) if token in specials}
-    tokens = {f"{end}_token": token for end, token in ends.items()}
-    ids = {f"{end}_token_id": specials[token] for end, token in ends.items()}
-    chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
-    return {
-        "config.json": {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-            **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
-            "hidden_act": "silu", "torch_dtype": "float32", **ids},
-        "generation_config.json": {
-            "do_sample": True, **ids,
-            "temperature": sampling.temperature, "top_k": sampling.top_k,
-            "top_p": sampling.top_p, "min_p": sampling.min_p},
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast", **tokens, **chat,
-            "clean_up_tokenization_spaces": False, "model_max_length": c.cfg.seq_len},
-        "tokenizer.json": json.loads(c.tokenizer.to_json())}
-
-def holds_heads_alone(path):
-    """Is it a mtp.safetensors that `export` wrote?"""
-    with reading(path, "name another directory"):
-        return all(name.startswith("mtp.") for name in map_tensors(path)[1])
-
-def need_folder(c, folder, force):
-    """Refuses to write into what is there."""
-    need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
-    for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
-        refuse_overwrite(os.path.join(folder, name), force)
-    of_heads = os.path.join(folder, "mtp.safetensors")
-    if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
-        need(holds_heads_alone(of_heads),
-             f"{of_heads} is another program's; name another directory")
-
-def export_folder(c, folder):
-    """Writes a directory that transformers reads."""
-    files = llama_files(c)
-    heads, weights = {}, {}
-    for name, x in named(c.cfg, c.flat).items():
-        if name.startswith("mtp."):
-            heads[name] = x
-        else:
-            weights[name] = x
-    of_heads = os.path.join(folder, "mtp.safetensors")
-    if not heads and os.path.exists(of_heads):           # of a model that stood here before
-        os.remove(of_heads)
-    os.makedirs(folder, exist_ok=True)
-    if heads:
-        write_tensors(of_heads, {"format": "pt"}, heads, REMEDY)
-    write_tensors(os.path.join(folder, "model.safetensors"), {"format": "pt"}, weights, REMEDY)
-    for name, content in files.items():
-        with replacing(os.path.join(folder, name), REMEDY) as temporary:
-            pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    more = f", and its heads 1 to {len(heads)}" if heads else ""
-    print(f"{folder}: a LlamaForCausalLM{more}")
-
-# ---- GGUF.  The package gguf, an extra, knows its types of numbers.
-# tokenizer.ggml.pre of a tokenizer without `digits`, and with it
-PRE = {False: "gpt-2", True: "smollm"}
-
-def gguf_names(cfg):
-    """Our name of a tensor -> its name in GGUF; llama.cpp has no place for heads 1.."""
-    return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
-
-def pairs_of_halves(w, name, cfg, back=False):
-    """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
-    w (heads * D, C) from the one order to the other; matrices without RoPE as they are."""
-    heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
-    if heads is None:
-        return w
-    split = (heads, -1, 2, w.shape[1]) if back else (heads, 2, -1, w.shape[1])
-    return w.reshape(split).swapaxes(1, 2).reshape(w.shape)
-
-def shortest(x):
-    """A float32 as its shortest decimals: 1e-5 again, and not 9.99999974e-06."""
-    return float(str(np.float32(x))) if isinstance(x, float) else x
-
-def llama_of_gguf(path):
-    """Found in a GGUF file."""
-    import gguf
-
-    class Reader(gguf.GGUFReader):
-        """Of gguf 0.19, with a check: it makes lists as long as a damaged file says."""
-
-        def _get(self, offset, dtype, count=1, **order):
-            end = int(offset) + int(count) * np.dtype(dtype).itemsize
-            need(end <= len(self.data), cut_short(len(self.data), end))
-            return super()._get(offset, dtype, count, **order)
-
-    need_regular(path)
-    with open(path, "rb") as f:
-        need(f.read(4) == b"GGUF", "it is no GGUF file")
-    file = Reader(path)
-    note_large(f"reading {path}", len(file.data))
-    meta = {key: x.contents() for key, x in file.fields.items()}
-    words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
-    need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
-    tokens, pre = words.get("tokens"), words.get("pre")
-    known = list(PRE.values())
-    need(words.get("model") == "gpt2" and pre in known and not words.get("add_bos_token"),
-         f"its tokenizer is {words.get('model')} {pre}, expected gpt2 {' or '.join(known)}, "
-         f"without a token before every text")
-    scaling = meta.get("llama.rope.scaling.type")
-    if scaling in (None, "none"):
-        scaling = "default"
-    cfg = llama_config({
-        **{theirs: shortest(meta.get(key)) for _, theirs, key in LLAMA},
-        "vocab_size": len(tokens), "model_type": meta["general.architecture"],
-        "rope_type": scaling,
-        "tie_word_embeddings": all(t.name != "output.weight" for t in file.tensors)})
-    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
-    need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
-    ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
-    tensors = {ours.get(t.name, t.name): t for t in file.tensors}
-    shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
-
-    def read(name):
-        t = tensors[name]
-        return pairs_of_halves(gguf.dequantize(t.data, t.tensor_type), name, cfg, back=True)
-
-    def special(key):
-        return "" if words.get(key) is None else tokens[words[key]]
-
-    tokenizer = bpe.Tokenizer({token: k for k, token in enumerate(tokens)},
-                              words.get("merges") or (), digits=pre == PRE[True])
-    return Found(cfg, tokenizer, shapes, read, meta.get("tokenizer.chat_template", ""),
-                 special("bos_token_id"), special("eos_token_id"))
-
-def gguf_meta(c):
-    """The metadata of a GGUF file of a Checkpoint; the type of a value decides how it is stored."""
-    cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
-    model = json.loads(c.tokenizer.to_json())["model"]
-    type_of = {f.name: f.type for f in fields(Config)}   # a theta of 10000 is a float all the same
-    end = specials.get(s.eos, 0)
-    return {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
-            "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
-            "llama.rope.dimension_count": cfg.head_dim,
-            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
-            "tokenizer.ggml.tokens": list(model["vocab"]),
-            "tokenizer.ggml.token_type": [3 if t in specials else 1 for t in model["vocab"]],
-            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
-            "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
-            "tokenizer.ggml.eos_token_id": end,
-            "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
-
-# The largest number that a type of GGUF holds, where that is less than float32's
-GGUF_MOST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}      # a block has a scale in F16
-
-def write_gguf(path, c, matrices):
-    """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
-    import gguf
-    file = gguf.GGUFWriter(path, "llama")
-    kinds = gguf.GGMLQuantizationType
-    add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,
-           str: file.add_string, list: file.add_array}
-    for key, value in gguf_meta(c).items():
-        add[type(value)](key, value)
-    names = gguf_names(c.cfg)
-    for name, w in named(c.cfg, c.flat).items():
-        if name not in names:
-            continue
-        kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
-        block, _ = gguf.GGML_QUANT_SIZES[kind]
-        if w.shape[-1] % block:
-            kind = kinds.F16
-        most = GGUF_MOST.get(kind.name, math.inf)
-        largest = np.abs(w).max()            # a NaN is no reason
-        need(not largest > most, f"{name} has {largest:g}, {kind.name} holds at most {most:g}; "
-             f"use --matrices f32")
-        w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
-        file.add_tensor(names[name], w, raw_dtype=kind)
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_tensors_to_file()
-    file.close()
-
-# ---- the verbs
-# What an error of the Hub's client means, by its name, of which it makes a paragraph
-OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
-          "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
-          "RevisionNotFoundError": "it has no such revision of that",
-          "LocalEntryNotFoundError": "it cannot be reached, and nothing of that is kept here",
-          "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and nothing of that is kept here"}
-IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-
-def folder_of_hub(name):
-    """The directory to which huggingface_hub, an extra, downloads ORG/NAME or ORG/NAME@REVISION,
-    once: its environment variables choose cache, mirror and token."""
-    import huggingface_hub
-    repository, _, revision = name.partition("@")
-    print(f"fetching {name} from the Hugging Face Hub", flush=True)
-    try:
-        return huggingface_hub.snapshot_download(
-            repository, revision=revision or None, ignore_patterns="*/*",
-            allow_patterns=["*.safetensors", *FILES_OF_LLAMA])
-    except Exception as e:                   # of the network, of the Hub, or of its client
-        kind = type(e).__name__
-        said = " ".join(str(e).split()).partition(". ")[0]
-        said = OF_HUB.get(kind, f"{kind}: {said:.100}")
-        raise UserError(f"{name}: no such directory, and the Hugging Face Hub does not give it: "
-                        f"{said}") from None
-
-def import_llama(source, out, force):
-    """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
-    need_another(out, source)
-    refuse_overwrite(out, force)
-    if not os.path.exists(source) and IN_HUB.fullmatch(source):
-        source = folder_of_hub(source)
-    for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
-        need_another(out, path)
-    with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
-                         "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
-        os.stat(source)                      # is it there?  Before the package gguf is asked for
-        f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
-        state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
-                      eos=f.eos, options={"data": source}).check()
-        need(f.tokenizer.vocab_size == f.cfg.vocab_size,
-             f"its tokenizer has {f.tokenizer.vocab_size} tokens, its model {f.cfg.vocab_size}")
-        shapes = tensor_shapes(f.cfg)
-        for name in f.shapes.keys() - {*shapes, "lm_head.weight"}:
-            need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
-        for name, shape in shapes.items():
-            of_file = f.shapes.get(name, "missing")
-            need(of_file == shape, f"{name} is {of_file}, not {shape}")
-        flat = aligned((n_params(f.cfg),), np.float32)
-        for name, x in named(f.cfg, flat).items():
-            x[...] = f.read(name)
-            need_finite(name, x)
-    note_large(f"writing {out}", flat.nbytes)
-    write_checkpoint(out, f.cfg, f.tokenizer, state, flat)
-    print(f"{out}: {flat.size:,} parameters, context {f.cfg.seq_len} tokens.  Talk to it with:\n"
-          f"    {typed(Model.program)} chat {shlex.quote(out)}")
-
-def export(file, folder, gguf, matrices, force):
-    """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
-    need(folder or gguf, "name a directory, or --gguf FILE, or both")
-    need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
-    c = read_checkpoint(file, moments=False)
-    if gguf:
-        need_another(gguf, file)
-        refuse_overwrite(gguf, force)
-    if folder:
-        for name in WEIGHTS_OF_LLAMA:
-            need_another(os.path.join(folder, name), file)
-        need_folder(c, folder, force)
-        written = [os.path.join(folder, name) for name in (*llama_files(c), *WEIGHTS_OF_LLAMA)]
-        need(not gguf or os.path.realpath(gguf) not in map(os.path.realpath, written),
-             f"{gguf} is also one of the files of {folder}; choose another name for --gguf")
-    if gguf:
-        note_large(f"writing {gguf}", c.flat.nbytes)
-        with replacing(gguf, REMEDY) as temporary:
-            write_gguf(temporary, c, matrices)
-        print(f"{gguf}: for llama.cpp, {matrices}")
-    if folder:
-        note_large(f"writing {folder}", c.flat.nbytes)
-        export_folder(c, folder)
-
 # ==== 11.1 Conversation ====
 # What a chat model reads is one text: all that was said, and what begins its answer.  A template
 # says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
@@ -4562,8 +4075,8 @@ def export(file, folder, gguf, matrices, force):
 # where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
 # such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
 # role of its speaker).  The template's own pieces have the role "", and only in those are names
-# replaced by special tokens.  An imported model brings a template that is a program; 11.2 makes
-# pieces of what it writes.
+# replaced by special tokens.  An imported model brings a template that is a program;
+# nanoeuler_parts/interchange/templates.py makes pieces of what it writes.
 
 # Ours as such programs, for others who read an export
 ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
@@ -4576,6 +4089,40 @@ CHATML_TOKENS = bpe.SPECIALS[1:]
 CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
           r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
           r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+OTHER_TEMPLATE = "choose --template chatml or alpaca"
+
+TEMPLATES = "", "alpaca", "chatml"           # what --template may say
+# What may add a system message to it where there is none
+SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
+                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
+
+def line_ends_spelled(template):
+    """A template whose line ends are the two characters \\n, as in some they are."""
+    return template.replace("\n", "\\n")
+
+def without_blanks(template):
+    """A template without the blanks outside of quotes."""
+    def squeezed(part):
+        return part[0] if part[0].startswith("'") else ""
+
+    return re.sub(r"'[^']*'| +", squeezed, template)
+
+def is_chatml(template):
+    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
+    rest = SYSTEM.sub("", line_ends_spelled(template))
+    return template == "chatml" or without_blanks(rest) == without_blanks(CHATML)
+
+def default_system(template, messages):
+    """[the system message] that a spelling of ChatML puts before messages without one"""
+    default = SYSTEM.search(line_ends_spelled(template))
+    has_one = messages and messages[0][0] == "system"
+    return [("system", default[1])] if default and not has_one else []
+
+BEFORE, AFTER = "\udc00", "\udc01"   # halves of surrogate pairs: alone, no text has them
+
+def unmarked(text):
+    return text.replace(BEFORE, "").replace(AFTER, "")
 
 def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
@@ -4615,8 +4162,10 @@ def chat_ids(template, messages, state, tokenizer, sampled=None):
     so that no caller can forget it.
     sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
     messages = [(role, unmarked(text)) for role, text in messages_in(messages, "messages")]
-    pieces = (own_pieces(template, messages) or
-              strangers_pieces(template, messages, state, tokenizer))
+    pieces = own_pieces(template, messages)
+    if pieces is None:
+        from nanoeuler_parts.interchange.templates import strangers_pieces
+        pieces = strangers_pieces(template, messages, state, tokenizer)
     ids, text = [], ""                       # text: not encoded yet, because words reach over seams
     for piece, speaker in pieces:
         for part in [piece] if speaker else re.split(f"({special_names(tokenizer)})", piece):
@@ -4981,6 +4530,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         need(out, "name a file for the answers: --out answers.jsonl")
         need(not prompt or file is None,
              f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
+        from nanoeuler_parts.tools.prompts import generate_file
         file = model_to_use(prompt or file, place="")
         return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
@@ -5023,448 +4573,7 @@ def chat(file=None, decoder=Decoder, **chosen):
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
     speaker.converse()
 
-# ==== 11.2 Templates of strangers ====
-# An imported model brings the template of its chat: a program, which says how messages become text.
-OTHER_TEMPLATE = "choose --template chatml or alpaca"
-
-TEMPLATES = "", "alpaca", "chatml"           # what --template may say
-# What may add a system message to it where there is none
-SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
-                    r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
-
-def line_ends_spelled(template):
-    """A template whose line ends are the two characters \\n, as in some they are."""
-    return template.replace("\n", "\\n")
-
-def without_blanks(template):
-    """A template without the blanks outside of quotes."""
-    def squeezed(part):
-        return part[0] if part[0].startswith("'") else ""
-
-    return re.sub(r"'[^']*'| +", squeezed, template)
-
-def is_chatml(template):
-    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
-    rest = SYSTEM.sub("", line_ends_spelled(template))
-    return template == "chatml" or without_blanks(rest) == without_blanks(CHATML)
-
-def default_system(template, messages):
-    """[the system message] that a spelling of ChatML puts before messages without one"""
-    default = SYSTEM.search(line_ends_spelled(template))
-    has_one = messages and messages[0][0] == "system"
-    return [("system", default[1])] if default and not has_one else []
-
-def jinja(template):
-    """A template as transformers compiles it.  It is a stranger's program: the sandbox keeps it
-    from files and from Python, ImmutableSandboxedEnvironment from changing what it is given."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def to_json(x, indent=None):
-        return json.dumps(x, ensure_ascii=False, indent=indent)
-
-    def raise_exception(message):
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = time.strftime
-    # a block that marks, for training, what the model says; here it is a block without effect
-    written = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", template)
-    written = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", written)
-    return environment.from_string(written)
-
-def render_lines(seconds, memory, longest):
-    """What the process that renders does.  A line of JSON asks [template, variables of each text];
-    a line answers [texts, ""] or [[], what went wrong].
-    seconds: of CPU for a line     memory: bytes     longest: characters of one text"""
-    import functools
-
-    def limit(name, most):
-        # Windows has no such module, macOS no limit of memory
-        with contextlib.suppress(ImportError, ValueError):
-            import resource
-            what = getattr(resource, name)
-            hard = resource.getrlimit(what)[1]
-            if hard == resource.RLIM_INFINITY or most < hard:
-                resource.setrlimit(what, (most, hard))
-
-    limit("RLIMIT_CORE", 0)                  # at its limit a process ends with a core dump
-    limit("RLIMIT_AS", memory)
-    compiled = functools.lru_cache(jinja)
-    for line in sys.stdin:
-        limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
-        try:
-            template, each = json.loads(line)
-            texts = []
-            for variables in each:
-                pieces, length = [], 0
-                for piece in compiled(template).generate(**variables):
-                    pieces.append(piece)
-                    length += len(piece)
-                    if length > longest:
-                        raise OverflowError(f"its text is longer than {longest} characters")
-                texts.append("".join(pieces))
-            answer = json.dumps([texts, ""])
-        except Exception as e:               # a template is a program: it may fail in any way
-            answer = json.dumps([[], f"{type(e).__name__}: {e}"])
-        print(answer, flush=True)
-
-# A real template takes milliseconds.  A context of a million tokens is some 4 million characters,
-# three times as many with marks.
-TEMPLATE_SECONDS, TEMPLATE_MEMORY, TEMPLATE_LONGEST = 2, 1 << 29, 1 << 24
-
-@cache
-def renderer():
-    """Another process, which renders: only the system can set a program's time and memory a limit.
-    It is given the source of two functions, and starts in a tenth of a second; to import this file
-    would take ten times as long.  It ends when its input does.  Ctrl-C is not meant for it."""
-    source = [f"import sys; sys.path[:] = {sys.path!r}",
-              "import contextlib, json, re, time",
-              inspect.getsource(jinja), inspect.getsource(render_lines),
-              f"render_lines({TEMPLATE_SECONDS}, {TEMPLATE_MEMORY}, {TEMPLATE_LONGEST})"]
-    return subprocess.Popen([sys.executable, "-I", "-c", "\n".join(source)], encoding="utf-8",
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.DEVNULL, start_new_session=True)
-
-def render_jinja(template, each):
-    """The texts of a template that is given each of these variables."""
-    need(importlib.util.find_spec("jinja2"),
-         f"the model's chat template needs jinja2: pip install jinja2, or {OTHER_TEMPLATE}")
-    process, answer = renderer(), ""
-    try:
-        process.stdin.write(json.dumps([template, each]) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-    except BrokenPipeError:                  # it has ended
-        pass
-    finally:
-        if not answer:       # nor after Ctrl-C: a late answer would be taken for the next one's
-            process.kill()
-            process.wait()
-            renderer.cache_clear()
-    need(answer, f"the model's chat template takes more than {TEMPLATE_SECONDS} s, or more than "
-         f"{TEMPLATE_MEMORY >> 20} MB; {OTHER_TEMPLATE}")
-    texts, error = json.loads(answer)
-    need(not error, f"the model's chat template: {error}; {OTHER_TEMPLATE}".replace("\n", " "))
-    return texts
-
-def render_each(template, conversations, state):
-    """The text of each conversation, messages [(role, content)], with what begins the next answer
-    """
-    pieces = [own_pieces(template, messages) for messages in conversations]
-    if all(pieces):
-        return ["".join(text for text, _ in of_one) for of_one in pieces]
-    return render_jinja(template, [
-        dict(messages=[dict(role=role, content=text) for role, text in messages],
-             add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
-             tools=None, documents=None) for messages in conversations])
-
-def render(template, messages, state):
-    return render_each(template, [messages], state)[0]
-
-BEFORE, AFTER = "\udc00", "\udc01"   # halves of surrogate pairs: alone, no text has them
-SAID = re.compile(f"(?:{BEFORE}[^{BEFORE}{AFTER}]*{AFTER})+")
-
-def marked(text):
-    """The text with a mark on both sides of each character."""
-    return "".join(BEFORE + c + AFTER for c in text)
-
-def unmarked(text):
-    return text.replace(BEFORE, "").replace(AFTER, "")
-
-def marked_but(words, text):
-    """The same, but for these words, which a template may look for, and for blanks around them and
-    at the ends of the text, which it may strip."""
-    words = sorted(words, key=len, reverse=True)         # the longest that fits
-    pieces = re.split(f"({'|'.join(map(re.escape, words)) or '(?!)'})", text)
-    for i in range(0, len(pieces), 2):       # what is between the words
-        core = pieces[i].strip()
-        pieces[i] = pieces[i].replace(core, marked(core), 1)
-    return "".join(pieces)
-
-def with_marks(messages, shown):
-    """shown: {role: words that get no marks}"""
-    return [(role, marked_but(shown.get(role, ()), said)) for role, said in messages]
-
-def words_looked_for(template, messages, state):
-    """{role: words}: those of the template's own words, in quotes, that are said, and of which it
-    makes another text if it can see them.  A word of one character it sees between marks, too."""
-    code = "".join(re.findall(r"(?s){[{%].*?[%}]}", template))
-    quoted = {a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", code)}
-    words = sorted(word.replace("\\n", "\n") for word in quoted if len(word) > 1)
-    said = {}
-    for role, text in messages:
-        said[role] = said.get(role, "") + BEFORE + text
-    tries = [(role, word) for role in said for word in words if word in said[role]]
-    shown = [with_marks(messages, {role: [word]}) for role, word in tries]
-    hidden, *texts = render_each(template, [with_marks(messages, {}), *shown], state)
-    found = {role: [] for role in said}
-    for (role, word), text in zip(tries, texts):
-        if unmarked(text) != unmarked(hidden):
-            found[role].append(word)
-    return found
-
-# Letters that stand for what is said: of a private plane of Unicode.  They are the same for every
-# text, so a template cannot learn from them what a message says.
-PROBES = [chr(0xF0000 + i) for i in range(1 << 14)]
-
-def with_other_letters(messages):
-    """Each message says one letter of its own wherever it bears marks."""
-    return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
-            for (role, said), letter in zip(messages, PROBES)]
-
-def with_random_letters(messages):
-    """Each marked letter and digit becomes a random one of its kind, so that a template cannot tell
-    these messages from those that somebody wrote.  The same messages become the same text."""
-    seed = hashlib.sha256(repr(messages).encode(errors="backslashreplace")).digest()
-    rng = np.random.default_rng(list(seed))
-    kinds = string.ascii_lowercase, string.ascii_uppercase, string.digits
-
-    def another(match):
-        kind = next((kind for kind in kinds if match[1] in kind), match[1])
-        return BEFORE + kind[rng.integers(len(kind))] + AFTER
-
-    return [(role, re.sub(f"(?s){BEFORE}(.){AFTER}", another, said)) for role, said in messages]
-
-def with_letters_alone(messages):
-    """The same without marks: blanks stay, each other character is the message's letter."""
-    return [(role, re.sub(r"\S", letter, said)) for (role, said), letter in zip(messages, PROBES)]
-
-def speaker_of(part, roles):
-    """The role of a part that is said, from the letters of its messages: "assistant" if all of it
-    is the model's, "user" of anything else.     roles: {letter: role}"""
-    said_by = {roles.get(letter) for letter in unmarked(part)}
-    return "assistant" if said_by == {"assistant"} else "user"
-
-def frame(text, special):
-    """What a template wrote around what is said: its special names, and for the parts before,
-    between and after them the letters that are said there.
-    special: regular expression of the names"""
-    parts = re.split(f"({special})", text)
-    return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
-
-def strangers_pieces(template, messages, state, tokenizer):
-    """The pieces of messages by a template that is a program"""
-    text, speakers = conversation_text(template, messages, state, tokenizer)
-    parts = re.split(f"({SAID.pattern})", text)          # what was said is every other one
-    return [(unmarked(part), speakers[i // 2] if i % 2 else "") for i, part in enumerate(parts)]
-
-def conversation_text(template, messages, state, tokenizer):
-    """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
-    BEFORE and A is AFTER.  Special names are those without marks: the template's own.  And the
-    role of each part that bears marks.
-
-    What users and models say must never become a special token, whatever the template does with
-    it.  And yet a template must see what is said: it may strip it, quote it, cut it where a thought
-    ends.  So it is rendered as it is, and with marks: on all of it; on all but the blanks at its
-    ends; or also without those on a few words that the template looks for.  One of these must be
-    the same text but for the marks.  It is refused unless
-    - the marks come back in pairs;
-    - all outside of them is the same where other letters are said, one letter for each message or
-      random ones: then it is not made of what is said;
-    - its special names are those of the text in which all that is said is marked, and no message
-      stands between others of them than there;
-    - if something is shown without marks, they are those of a text of as many other letters, too:
-      a template may count them; and blanks are shown only where no special name has any."""
-    marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
-    plain, *texts = render_each(template, [messages, *marked_messages], state)
-    if plain not in map(unmarked, texts):
-        words = words_looked_for(template, messages, state)
-        marked_messages.append(with_marks(messages, words))
-        texts.append(render(template, marked_messages[-1], state))
-    refusal = (f"the model's chat template changes what is said, and might make a special token "
-               f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
-    names = "".join(tokenizer.specials)
-    most_shown = 1 if any(map(str.isspace, names)) else len(texts)
-    same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]
-    need(same, refusal)
-    text = texts[same[0]]
-    outside = SAID.sub("", text)
-    need(unmarked(outside) == outside, refusal)
-    known = {*names, *"".join(said for _, said in messages)}
-    probes = PROBES[:len(messages)]
-    need(len(messages) == len(probes) and known.isdisjoint(probes), refusal)
-    in_letters, in_random_letters, all_in_letters, without_marks = render_each(template, [
-        with_other_letters(marked_messages[same[0]]),
-        with_random_letters(marked_messages[same[0]]),
-        with_other_letters(marked_messages[0]),
-        with_letters_alone(messages)], state)
-    need(SAID.sub(BEFORE, in_letters) == SAID.sub(BEFORE, text), refusal)
-    need(SAID.sub(BEFORE, in_random_letters) == SAID.sub(BEFORE, text), refusal)
-    special = special_names(tokenizer)
-    found, said = frame(in_letters, special)
-    found_in_marked, said_of_marked = frame(all_in_letters, special)
-    need(found == found_in_marked, refusal)
-    need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
-    need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
-    roles = {letter: role for (role, _), letter in zip(messages, PROBES)}
-    return text, [speaker_of(part, roles) for part in SAID.findall(in_letters)]
-
-# ==== 11.3 Prompts in a file, the lens, the server ====
-# ---- a file of prompts
-# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
-# ..}, ..]}, with whatever else an object holds, which the answer keeps.  Blank lines are skipped.
-# All of it is read before anything is computed.  Answers are written in the order of the prompts, a
-# line each, as soon as all before it are there.
-def prompts_in(path, speaker, truncate):
-    """[(record, ids)] of the lines of a file"""
-    with reading(path, "name a file of JSON lines"):
-        lines = read_bytes(path).splitlines()    # of bytes: U+2028 ends no line
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = parse_json(line)
-            record = {"prompt": record} if isinstance(record, str) else record
-            need(isinstance(record, dict), "it is no object")
-            if "messages" in record:
-                prompt = messages_in(record["messages"], "messages")
-            else:
-                prompt = record["prompt"]
-                need(isinstance(prompt, str), f"expected a text as its prompt, found "
-                     f"{prompt!r:.40}")
-            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
-        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
-            said = f"it has no {e}" if isinstance(e, KeyError) else e
-            raise UserError(f"{path}, line {number}: {said}") from None
-    need(found, f"{path}: expected a prompt in each line, found none")
-    return found
-
-def beginning_of(record):
-    """The bytes with which the line of its answer begins, up to the first value that is new"""
-    names = [*record, "answers"]
-    new = next(name for name in names if name in ("answers", "key"))
-    kept = {name: record[name] for name in names[:names.index(new)]}
-    text = json.dumps({**kept, new: ""}, ensure_ascii=False).removesuffix('""}')
-    return text.encode(errors="replace")
-
-def answers_there(f, records, keys, out):
-    """How many answers to the records an open file holds, if they are those that would be written;
-    an answer that was not finished is cut off, and no other line.     keys: of each answer, by its
-    prompt, model and settings"""
-    f.seek(0)
-    n = end = 0
-    for line in f:
-        found, whole = object_in(line), line.endswith(b"\n")
-        is_next = n < len(keys) and (found or {}).get("key") == keys[n]
-        cut_short = False
-        if n < len(keys) and not whole:
-            beginning = beginning_of(records[n])
-            cut_short = line.startswith(beginning) or beginning.startswith(line)
-        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
-             f"with these settings; choose another --out, or --force to begin anew")
-        if whole:
-            n, end = n + 1, end + len(line)
-    f.truncate(end)
-    return n
-
-def object_in(line):
-    """That of JSON, or None"""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        return record if isinstance(record, dict) else None
-
-def generate_file(path, file, out, decoder, batch, truncate, force, options):
-    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
-    that are there."""
-    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
-    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
-         f"{out} would be replaced; choose another --out")
-    speaker = Speaker(file, decoder, options)
-    records = prompts_in(path, speaker, truncate)
-    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
-    base = json.dumps([sha256_of(file), settings], sort_keys=True)
-    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
-            for i, (record, _) in enumerate(records)]
-    if os.path.exists(out):
-        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
-    with open(out, "ab+") as f:
-        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
-        if force:
-            f.truncate(0)
-        done = answers_there(f, [record for record, _ in records], keys, out)
-        if done:
-            rest = "the others follow" if done < len(records) else "nothing is left to do"
-            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; {rest}",
-                  file=sys.stderr, flush=True)
-        waiting, pace, told = {}, Pace(), time.perf_counter()
-        ids = [ids for _, ids in records[done:]]
-        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
-            waiting[number] = replies
-            while done in waiting:
-                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
-                          "key": keys[done]}
-                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
-                f.flush()
-                done += 1
-            if time.perf_counter() - told > MOST_SILENT:
-                told = time.perf_counter()
-                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
-                      flush=True)
-        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
-
-def told_of(reply):
-    """What a line of answers has of one."""
-    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
-    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
-
-# ---- the lens
-def euler_steps(model, tokens):
-    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
-
-    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,)) of
-    the state that there is first, whose length and angle are None, and after each step.  They are
-    what head 0 would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
-    cfg, p = model.cfg, model.p
-    model.logits(tokens[None])
-    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
-    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
-
-    def said(x):
-        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
-        e = np.exp(z - z.max())
-        return e / e.sum()
-
-    yield "embedding", None, None, said(states[0])
-    for i, (before, after) in enumerate(zip(states, states[1:])):
-        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
-        length = np.linalg.norm(after - before) / norm
-        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
-        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
-        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
-        yield name, float(length), angle, said(after)
-
-def lens(prompt, file=None):
-    """`lens`: the Euler steps of a prompt's last token; of a chat model, those of the token before
-    its answer."""
-    need_prompt_first(prompt, file)
-    file = model_to_use(file, AFTER_PROMPT)
-    prompt = said_or_read(prompt)
-    c = read_checkpoint(file, moments=False)
-    tokens = c.tokenizer.encode(prompt)
-    need(len(tokens), "the prompt is empty; give at least one character")
-    if c.state.kind == "chat":
-        print_template_note(c.state.template)
-        asked = chat_ids(c.state.template, [("user", prompt)], c.state, c.tokenizer)
-        tokens = np.array(asked, np.int32)
-    tokens = tokens[-c.cfg.seq_len:]
-    Model.ready()
-    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
-
-    def text(token):
-        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
-
-    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
-    for name, length, angle, said in euler_steps(model, tokens):
-        likeliest = "  ".join(f"{text(t)} {said[t]:.0%}" for t in np.argsort(-said)[:3])
-        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
-        print(f"{name:<14}{numbers}   {likeliest}")
-
-# ---- the server
+# ==== 11.2 The server ====
 @dataclass
 class Serving(Settings):
     """How `serve` listens, and how much it does at once."""
@@ -6605,12 +5714,10 @@ class Parser(argparse.ArgumentParser):
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
                 self.error(f"there is no flag {name}" + "".join(f", is it {x}?" for x in near))
 
-def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
-    """A verb that calls `call` with its arguments, and with those settings, of the run and of the
-    model's shape, that are given.  A setting without a help text is no flag.  Returns its
+def add_arguments(parser, call, *args, settings=(), shape=()):
+    """Declares a verb: it calls `call` with its arguments, and with those settings, of the run and
+    of the model's shape, that are given.  A setting without a help text is no flag.  Returns the
     parser."""
-    parser = verbs.add_parser(name, help=text, description=text,
-                              formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.set_defaults(call=call)
     flags = [flag(f, f.default) for f in settings if f.metadata["help"]]
     flags += [flag(f, "of the model") for f in shape]
@@ -6619,16 +5726,26 @@ def add_verb(verbs, name, call, text, *args, settings=(), shape=()):
         parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
     return parser
 
-def parse(declare, text, argv):
-    """What argv says, by name: the function of its verb as `call`, and that one's arguments.
-    declare(add) declares all verbs: it calls `add`, which is `add_verb`, for each."""
+def add_verbs(parsers, verbs, chosen):
+    """Adds rows of VERBS to argparse's list of parsers.  Only the modules of the verbs in `chosen`
+    are imported.  There the function NAME_verb(add) declares the arguments of the verb NAME: it
+    calls `add`, which is `add_arguments`."""
+    for name, module, text in verbs:
+        parser = parsers.add_parser(name, help=text, description=text,
+                                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        if name in chosen:
+            declare = getattr(importlib.import_module(module), f"{name}_verb")
+            declare(partial(add_arguments, parser))
+
+def parse(verbs, text, argv):
+    """What argv says, by name: the function of its verb as `call`, and that one's arguments."""
     argv = argv or ["--help"]
     root = Parser(description=text)
     root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
-    verbs = root.add_subparsers(required=True, metavar="VERB")
-    declare(partial(add_verb, verbs))
-    verb = verbs.choices.get(argv[0])
-    near = difflib.get_close_matches(argv[0], verbs.choices, n=1, cutoff=0.7)
+    parsers = root.add_subparsers(required=True, metavar="VERB")
+    add_verbs(parsers, verbs, chosen=[word for word in argv if word != "--"][:1])
+    verb = parsers.choices.get(argv[0])
+    near = difflib.get_close_matches(argv[0], parsers.choices, n=1, cutoff=0.7)
     if near and not verb:
         root.error(f"there is no verb {argv[0]}, is it {near[0]}?")
     if verb:
@@ -6663,8 +5780,8 @@ def problem(e):
         return f"{e.filename or 'a file'}: {e.strerror or e}; see --out"
     return str(e)
 
-def run_verb(declare, text, argv=None):
-    """Runs the verb that argv names, of those that `declare` adds.  Returns the exit code: 0, it
+def run_verb(verbs, text, argv=None):
+    """Runs the verb that argv names, of these rows of VERBS.  Returns the exit code: 0, it
     is done, or a run was stopped and saved; 1, a self-test failed; 2, the user can mend something,
     and knows what; 130, Ctrl-C where there was nothing to save."""
     for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may know ASCII only
@@ -6673,7 +5790,7 @@ def run_verb(declare, text, argv=None):
     try:
         need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, and nothing here runs "
              "without the compiler: unset it")
-        chosen = parse(declare, text, sys.argv[1:] if argv is None else argv)
+        chosen = parse(verbs, text, sys.argv[1:] if argv is None else argv)
         call = chosen.pop("call")
         use_threads(chosen.pop("threads"))
         return call(**chosen) or 0
@@ -6690,39 +5807,52 @@ SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
 HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
-def add_verbs(add):
-    add("train", partial(launch, Run), "learn a text; writes a checkpoint and a log",
+# Name, the module that declares its arguments (`add_verbs`), help
+VERBS = [
+    ("train", "nanoeuler", "learn a text; writes a checkpoint and a log"),
+    ("sft", "nanoeuler", "fine-tune a checkpoint: learn to answer"),
+    ("dpo", "nanoeuler", "tune a chat checkpoint: learn to prefer"),
+    ("chat", "nanoeuler", "continue or answer what you type"),
+    ("generate", "nanoeuler", "one continuation or answer, or those of a file"),
+    ("lens", "nanoeuler_parts.tools.lens", "the Euler steps of one prompt"),
+    ("serve", "nanoeuler", "answer browsers and OpenAI's clients"),
+    ("plot", "nanoeuler_parts.tools.plot", "loss curves of logs"),
+    ("info", "nanoeuler_parts.tools.info", "what is in a checkpoint"),
+    ("quantize", "nanoeuler_parts.interchange.quantize",
+     "a checkpoint in int8, a quarter of its size"),
+    ("export", "nanoeuler_parts.interchange.exporting",
+     "a Hugging Face directory, or a GGUF file for llama.cpp"),
+    ("import", "nanoeuler_parts.interchange.importing",
+     "a Llama of Hugging Face or in a GGUF file becomes a checkpoint"),
+    ("compile", "nanoeuler", "compile the kernels into Numba's cache")]
+
+def train_verb(add):
+    add(partial(launch, Run),
         arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
         out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
-    add("sft", partial(launch, SftRun), "fine-tune a checkpoint: learn to answer",
-        beginning(SftRun), out("nanoeuler_chat.bin"), *RUN, settings=fields(SftOptions),
-        shape=CONTEXT)
-    add("dpo", partial(launch, DpoRun), "tune a chat checkpoint: learn to prefer",
-        beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoOptions),
-        shape=CONTEXT)
-    add("chat", chat, "continue or answer what you type", MODEL, settings=fields(Talking))
-    add("generate", generate_text, "one continuation or answer, or those of a file", *TO_GENERATE,
-        settings=fields(Sampling))
-    add("lens", lens, "the Euler steps of one prompt", TEXT, MODEL)
-    add("serve", serve, "answer browsers and OpenAI's clients", MODEL, settings=fields(Serving))
-    add("plot", plot, "loss curves of logs",
-        arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"), FORCE)
-    add("info", info, "what is in a checkpoint", MODEL)
-    add("quantize", quantize, "a checkpoint in int8, a quarter of its size",
-        arg("file", type=model_name, help="checkpoint"),
-        arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
-    add("export", export, "a Hugging Face directory, or a GGUF file for llama.cpp", FILE,
-        arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
-        arg("--gguf", type=file_name, help="GGUF file to write"),
-        arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
-    add("import", import_llama, "a Llama of Hugging Face or in a GGUF file becomes a checkpoint",
-        arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
-        arg("out", type=file_name, help="file to write"), FORCE)
-    add("compile", compile_kernels, "compile the kernels into Numba's cache",
-        arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))
+
+def sft_verb(add):
+    add(partial(launch, SftRun), beginning(SftRun), out("nanoeuler_chat.bin"), *RUN,
+        settings=fields(SftOptions), shape=CONTEXT)
+
+def dpo_verb(add):
+    add(partial(launch, DpoRun), beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN,
+        settings=fields(DpoOptions), shape=CONTEXT)
+
+def chat_verb(add):
+    add(chat, MODEL, settings=fields(Talking))
+
+def generate_verb(add):
+    add(generate_text, *TO_GENERATE, settings=fields(Sampling))
+
+def serve_verb(add):
+    add(serve, MODEL, settings=fields(Serving))
+
+def compile_verb(add):
+    add(compile_kernels, arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))
 
 def main(argv=None):
-    return run_verb(add_verbs, "A GPT from scratch", argv)
+    return run_verb(VERBS, "A GPT from scratch", argv)
 
 def main_on_gpu():
     """The command nanoeuler-cuda that pip makes: as if the file had been started."""

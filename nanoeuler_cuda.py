@@ -6018,34 +6018,58 @@ def stage(run):
         return ne.launch(run, Model, **flags)
     return start
 
-def add_verbs(add):
-    preset = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
-                 help="size of the model (default: base)")
-    learn = (preset, ne.out("nanoeuler.bin"), *RUN)
-    speech = fields(ne.Sampling)
-    learning = dict(settings=fields(Run.Options), shape=ne.SHAPE)
-    add("test", on_gpu(self_tests), "every op against the CPU",
-        arg("--quick", action="store_true", help="without the largest shapes"))
-    add("g", on_gpu(gradient_check), "the gradient of the whole model "
-        "against the CPU", preset, arg("--batch", type=int, default=1, help="sequences"))
-    add("t", stage(Run), "pretrain; writes a checkpoint and a log", *learn, **learning)
-    add("tr", stage(Run), "go on with the run of t", *learn,
-        **learning).set_defaults(resume=True)
-    add("i", on_gpu(ne.generate_text, decoder=Decoder), "one continuation, or those of a file",
-        *ne.TO_GENERATE, settings=speech)
-    add("s", stage(SftRun), "fine-tune: learn to answer", ne.beginning(SftRun),
-        ne.out("nanoeuler_chat.bin"), *RUN, settings=fields(SftRun.Options), shape=ne.CONTEXT)
-    add("d", stage(DpoRun), "tune on preferences: learn the better of two answers",
-        ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN, settings=fields(DpoRun.Options),
-        shape=ne.CONTEXT)
-    add("c", on_gpu(ne.chat, decoder=Decoder), "chat", MODEL, settings=fields(ne.Talking))
-    add("serve", on_gpu(ne.serve, decoder=Decoder), "answer browsers and OpenAI's clients", MODEL,
-        settings=fields(ne.Serving))
-    add("doctor", doctor, "what this machine has, and what it lacks")
+# Name, module, help: see `add_verbs` of nanoeuler.py
+VERBS = [(name, "nanoeuler_cuda", text) for name, text in (
+    ("test", "every op against the CPU"),
+    ("g", "the gradient of the whole model against the CPU"),
+    ("t", "pretrain; writes a checkpoint and a log"),
+    ("tr", "go on with the run of t"),
+    ("i", "one continuation, or those of a file"),
+    ("s", "fine-tune: learn to answer"),
+    ("d", "tune on preferences: learn the better of two answers"),
+    ("c", "chat"),
+    ("serve", "answer browsers and OpenAI's clients"),
+    ("doctor", "what this machine has, and what it lacks"))]
+
+PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
+             help="size of the model (default: base)")
+
+def test_verb(add):
+    add(on_gpu(self_tests), arg("--quick", action="store_true", help="without the largest shapes"))
+
+def g_verb(add):
+    add(on_gpu(gradient_check), PRESET, arg("--batch", type=int, default=1, help="sequences"))
+
+def t_verb(add):
+    return add(stage(Run), PRESET, ne.out("nanoeuler.bin"), *RUN, settings=fields(Run.Options),
+               shape=ne.SHAPE)
+
+def tr_verb(add):
+    t_verb(add).set_defaults(resume=True)
+
+def i_verb(add):
+    add(on_gpu(ne.generate_text, decoder=Decoder), *ne.TO_GENERATE, settings=fields(ne.Sampling))
+
+def s_verb(add):
+    add(stage(SftRun), ne.beginning(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
+        settings=fields(SftRun.Options), shape=ne.CONTEXT)
+
+def d_verb(add):
+    add(stage(DpoRun), ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
+        settings=fields(DpoRun.Options), shape=ne.CONTEXT)
+
+def c_verb(add):
+    add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.Talking))
+
+def serve_verb(add):
+    add(on_gpu(ne.serve, decoder=Decoder), MODEL, settings=fields(ne.Serving))
+
+def doctor_verb(add):
+    add(doctor)
 
 def main(argv=None):
     try:
-        return ne.run_verb(add_verbs, "NanoEuler on the GPU.  Without a verb: the self-tests",
+        return ne.run_verb(VERBS, "NanoEuler on the GPU.  Without a verb: the self-tests",
                         (sys.argv[1:] if argv is None else argv) or ["test"])
     except CudaAPIError as e:
         said = " ".join(str(e).split())

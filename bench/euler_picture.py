@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import nanoeuler as ne
+from nanoeuler_parts.tools.lens import euler_steps
 
 QUESTION, BEGUN = "What is the capital of Norway?", "The capital of Norway is"
 WIDE, TALL, LEFT, RIGHT, TOP, BOTTOM = 720, 260, 60, 60, 36, 46
@@ -31,7 +32,7 @@ def trajectory():
     c = ne.read_checkpoint(str(ROOT / ne.SHIPPED), moments=False)
     ids = ne.chat_ids(c.state.template, [("user", QUESTION)], c.state, c.tokenizer)
     ids += c.tokenizer.encode(BEGUN).tolist()
-    steps = [*ne.euler_steps(ne.Model(c.cfg, c.flat), np.array(ids, np.int32))]
+    steps = [*euler_steps(ne.Model(c.cfg, c.flat), np.array(ids, np.int32))]
     token = int(steps[-1][3].argmax())
     text = c.tokenizer.vocab[token].decode("utf-8", "replace")
     return [(name.strip(), ratio, float(p[token])) for name, ratio, _, p in steps], text

@@ -40,6 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 from nanoeuler_parts.files.texts import read_text, split_text
 from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.interchange import quantize as the_quantize
 import pipeline
 from common import out_folder
 
@@ -469,7 +470,7 @@ def dpo(args):
 def quantize(args):
     made = args.folder / STAGES["dpo"].out
     ne.need(pipeline.complete(made), f"{made} is not complete; run dpo first")
-    ne.quantize(str(made), str(args.folder / "model.bin"), force=True)
+    the_quantize.quantize(str(made), str(args.folder / "model.bin"), force=True)
 
 
 def card(args):

@@ -10,7 +10,6 @@ import importlib
 import pathlib
 import re
 import sys
-from functools import partial
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -31,9 +30,9 @@ error that the user can correct, 130 interrupted with nothing to save.
 def verbs_of(module):
     """{name of a verb: its parser}, of one of the two programs"""
     import nanoeuler
-    verbs = nanoeuler.Parser().add_subparsers()
-    module.add_verbs(partial(nanoeuler.add_verb, verbs))
-    return verbs.choices
+    parsers = nanoeuler.Parser().add_subparsers()
+    nanoeuler.add_verbs(parsers, module.VERBS, chosen=[name for name, *_ in module.VERBS])
+    return parsers.choices
 
 
 def depends_on_the_machine(program, verb, name):

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
+from nanoeuler_parts.interchange.exporting import export
 
 SUMS = "SHA256SUMS"
 # What the Hub shows of a model, before its card
@@ -43,10 +44,10 @@ def make(model, card, out, name):
     if folder.exists():
         shutil.rmtree(folder)
     shutil.copyfile(model, out / f"{name}.bin")
-    ne.export(str(model), str(folder), "", "f32", force=True)
+    export(str(model), str(folder), "", "f32", force=True)
     (folder / "README.md").write_text(HUB + text, encoding="utf-8")
     for matrices in "f16", "q8_0":
-        ne.export(str(model), None, str(out / f"{name}-{matrices}.gguf"), matrices, force=True)
+        export(str(model), None, str(out / f"{name}-{matrices}.gguf"), matrices, force=True)
     (out / "MODEL.md").write_text(text, encoding="utf-8")
     made = [f"{name}.bin", "MODEL.md", f"{name}-f16.gguf", f"{name}-q8_0.gguf",
             *sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())]

@@ -1,6 +1,8 @@
 """Everything that NanoEuler needs besides the model, its training and the chat.
 
     files/         safetensors, atomic writes, logs and locks, training texts and token files
+    interchange/   Hugging Face, GGUF, int8, third-party chat templates
+    tools/         answers to a file of prompts, the lens, loss curves, the facts of a checkpoint
 
 nanoeuler.py and nanoeuler_cuda.py are the programs.  They import these modules; a reader who wants
 to understand the model needs none of them.

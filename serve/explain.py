@@ -4,6 +4,7 @@ All of it is computed when somebody asks, in the engine's thread, between two st
 speak.  Each function is a generator, which the engine goes on with: a `yield` lets others speak.
 """
 import nanoeuler as ne
+from nanoeuler_parts.tools.lens import euler_steps
 import numpy as np
 
 from .engine import likeliest
@@ -80,7 +81,7 @@ class Explainer:
             yield
             seen = ids[-min(LONGEST_TRAJECTORY, self.model.cfg.seq_len):]
             steps = []
-            for name, ratio, angle, p in ne.euler_steps(self.model, np.array(seen, np.int32)):
+            for name, ratio, angle, p in euler_steps(self.model, np.array(seen, np.int32)):
                 step = {"name": name, "top": [{**self.named(i), "p": q}
                                               for i, q in likeliest(p, 3)]}
                 if name != "embedding":

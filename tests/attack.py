@@ -65,6 +65,8 @@ from templates import SPECIALS as OF_TEMPLATES
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
+from nanoeuler_parts.interchange.templates import marked, render
 
 LIMIT = 20                   # seconds for one input; a good one takes some milliseconds
 MEMORY = 2 << 30             # bytes to spare: no size that a file names is believed unchecked
@@ -529,7 +531,7 @@ def spoil_parts(rng, path):
 
 def rewrite_gguf(rng, path):
     """The same model with other metadata, as the package writes it."""
-    meta = ne.gguf_meta(ne.read_checkpoint("chat.bin"))
+    meta = gguf_meta(ne.read_checkpoint("chat.bin"))
     for key in rng.sample(list(meta), rng.choice([1, 1, 2])):
         if isinstance(meta[key], list):
             some = list(meta[key])
@@ -547,8 +549,8 @@ def rewrite_gguf(rng, path):
         else:
             meta[key] = True
     path.unlink()
-    with mock.patch.object(ne, "gguf_meta", lambda c: meta):
-        ne.write_gguf(path, ne.read_checkpoint("chat.bin"), rng.choice(["f32", "f16", "BF16"]))
+    with mock.patch("nanoeuler_parts.interchange.gguf.gguf_meta", lambda c: meta):
+        write_gguf(path, ne.read_checkpoint("chat.bin"), rng.choice(["f32", "f16", "BF16"]))
 
 
 def gguf_files(rng, spoil=True):
@@ -924,7 +926,7 @@ def disguises(rng, name):
         lambda: name.encode("utf-7").decode(), lambda: name.replace("<", "{").replace(">", "}"),
         lambda: name.replace("<|", "(").replace("|>", ")"), lambda: f"x{name}x",
         lambda: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in name),
-        lambda: ne.marked(name), lambda: ne.BEFORE + name + ne.AFTER, lambda: "+ADw-" + name[1:]]
+        lambda: marked(name), lambda: ne.BEFORE + name + ne.AFTER, lambda: "+ADw-" + name[1:]]
 
 
 TRIGGERS = ["please", "/think", "/no_think", "</think>", "<think>", "<tool_response>", "x", " ",
@@ -966,7 +968,7 @@ def parts_of_twin(template, messages, talk):
     """The same as the twin says it."""
     messages = [(role, ne.unmarked(said)) for role, said in messages]
     pieces = re.split(f"([{chr(PRIVATE)}-{chr(PRIVATE + len(talk.names) - 1)}])",
-                      ne.render(template, messages, talk.twin))
+                      render(template, messages, talk.twin))
     return [talk.tokenizer.specials[talk.names[ord(piece) - PRIVATE]] if i % 2 else
             bytes(bpe.as_array(piece)) for i, piece in enumerate(pieces)]
 

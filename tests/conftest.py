@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 from examples import ADD, LITTLE
-from helpers import FAST, ROOT, TEXT, TINY, nanoeuler, ok, random_flat, told
+from helpers import FAST, ROOT, TEXT, TINY, modules, nanoeuler, ok, random_flat, told
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -35,6 +35,7 @@ def pytest_configure(config):
     """Fills the cache once, before xdist starts its workers, in other processes; then each loads
     the kernels of float32, as a user's process does.  A test that compiled one of their callees
     before that, say `matmul`, would have them link its own, which has other last bits."""
+    modules()
     if "NANOEULER_BITS" in os.environ:       # of other widths, compiled anew and not kept
         return
     if not hasattr(config, "workerinput"):

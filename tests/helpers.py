@@ -1,6 +1,7 @@
 """What tests share: paths, tiny models, programs as users start them, what runs leave behind."""
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import shlex
@@ -72,6 +73,24 @@ def needs(name):
     if name == "torch":
         package.set_num_threads(1)
     return package
+
+
+def modules():
+    """All modules of nanoeuler_parts, loaded: one that is first loaded while a test replaces a
+    function would keep the replacement."""
+    for path in sorted((ROOT / "nanoeuler_parts").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        importlib.import_module(name.removesuffix(".__init__"))
+    return [module for name, module in sorted(sys.modules.items())
+            if name.split(".")[0] in ("nanoeuler", "nanoeuler_parts")]
+
+
+def replace_everywhere(monkeypatch, name, value):
+    """Replaces a function of nanoeuler.py there and in each module that imports it by its name."""
+    original = getattr(ne, name)
+    for module in modules():
+        if vars(module).get(name) is original:
+            monkeypatch.setattr(module, name, value)
 
 
 def random_flat(cfg, seed, dtype=np.float64, scale=0.3):

@@ -4,10 +4,11 @@ import time
 
 import attack
 import pytest
-from helpers import needs
+from helpers import needs, replace_everywhere
 from models import package
 
 import nanoeuler as ne
+from nanoeuler_parts.interchange.templates import conversation_text, render
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -40,7 +41,7 @@ def plainly(template, messages, state, tokenizer, sampled=None):
     names = "|".join(map(ne.re.escape, sorted(special, key=len, reverse=True)))
     said = [(role, ne.unmarked(text)) for role, text in messages]
     ids = []
-    for piece in ne.re.split(f"({names})", ne.render(template, said, state)):
+    for piece in ne.re.split(f"({names})", render(template, said, state)):
         ids += [special[piece]] if piece in special else tokenizer.encode(piece).tolist()
     return ids
 
@@ -57,13 +58,15 @@ def test_tokens_made_of_what_is_said_are_forged(prepared, monkeypatch):
 def test_each_guard_of_the_ids_is_needed(without, prepared, monkeypatch):
     """The twin tells what each of them keeps away."""
     if without == "SAID":                    # marks are taken off before names are looked for
-        text_of = ne.conversation_text
-        monkeypatch.setattr(ne, "conversation_text",
+        text_of = conversation_text
+        monkeypatch.setattr("nanoeuler_parts.interchange.templates.conversation_text",
                             lambda *args: (ne.unmarked(text_of(*args)[0]), []))
     elif without == "frame":                 # special names are not compared
-        monkeypatch.setattr(ne, "frame", lambda text, special: ([], []))
+        monkeypatch.setattr("nanoeuler_parts.interchange.templates.frame",
+                            lambda text, special: ([], []))
     else:                                    # other letters are the same
-        monkeypatch.setattr(ne, "with_other_letters", lambda messages: messages)
+        monkeypatch.setattr("nanoeuler_parts.interchange.templates.with_other_letters",
+                            lambda messages: messages)
     assert attack.attack("templates", 1500, seed=1).counts["forged"]
 
 
@@ -71,7 +74,7 @@ def test_an_error_that_is_none_of_the_users_is_a_crash(prepared, monkeypatch):
     def broken(*args, **options):
         raise ValueError("of no use to anybody")
 
-    monkeypatch.setattr(ne, "read_checkpoint", broken)
+    replace_everywhere(monkeypatch, "read_checkpoint", broken)
     result = attack.attack("checkpoints", 10, seed=1)
     assert result.counts["crashed"] == 10
     assert all("ValueError: of no use" in what for what in result.findings)

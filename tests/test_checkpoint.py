@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers import (ROOT, TINY, complains, nanoeuler, needs, ok, put_together, random_flat,
-                     refused, run, take_apart)
+                     refused, replace_everywhere, run, take_apart)
 
 import bpe
 import nanoeuler as ne
@@ -244,6 +244,7 @@ import contextlib, hashlib, io, json, math, pathlib, random, resource, signal, s
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import bpe, nanoeuler as ne
 from helpers import put_together, take_apart
+from nanoeuler_parts.tools.info import info
 
 good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
 rng, reached = random.Random(1), [0]
@@ -336,7 +337,7 @@ results = {{}}
 for i in range({count}):
     mutated(i)
     signal.alarm(20)                         # a hang ends the process
-    for what in (lambda: ne.info(str(work)),
+    for what in (lambda: info(str(work)),
                  lambda: ne.launch(Run, out=str(work), resume=True, force=False),
                  lambda: ne.generate_text("A", str(work), tokens=0)):
         try:
@@ -547,7 +548,7 @@ def test_who_talks_to_a_model_does_without_its_moments(checkpoint, monkeypatch):
     assert np.array_equal(c.flat, ne.read_checkpoint(str(checkpoint)).flat)
     for args in (("generate", "to be", checkpoint, "--tokens", 1), ("lens", "to be", checkpoint),
                  ("export", checkpoint, checkpoint.parent / "hf")):
-        monkeypatch.setattr(ne, "read_checkpoint", lambda path, moments=True: (
+        replace_everywhere(monkeypatch, "read_checkpoint", lambda path, moments=True: (
             pytest.fail(f"{args[0]} reads the moments") if moments else c))
         run(*args)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.interchange.templates import render, render_jinja
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 START, END = ne.CHATML_TOKENS
@@ -175,9 +176,9 @@ def test_the_template_is_chatml_to_others():
     messages = [("system", "Be."), ("user", "Hi?"), ("assistant", "Ho."), ("user", "And?")]
     state = ne.State(eos=END)
     needs("jinja2")
-    [rendered] = ne.render_jinja(ne.CHATML, [dict(
+    [rendered] = render_jinja(ne.CHATML, [dict(
         messages=[message(*x) for x in messages], add_generation_prompt=True)])
-    assert ne.render(ne.CHATML, messages, state) == rendered
+    assert render(ne.CHATML, messages, state) == rendered
 
 
 # ---- runs
@@ -259,9 +260,9 @@ TOLD = [("system", "Be brief."), ("user", "Hi?"), ("assistant", "Ho."), ("system
 def test_others_read_alpaca_as_we_do(messages):
     """Of an export: the last question is what we give to the model, with what stands before it."""
     needs("jinja2")
-    [rendered] = ne.render_jinja(ne.ALPACA, [dict(
+    [rendered] = render_jinja(ne.ALPACA, [dict(
         messages=[message(*x) for x in messages], eos_token="</s>")])
-    ours = ne.render("alpaca", messages, ne.State())
+    ours = render("alpaca", messages, ne.State())
     assert rendered.endswith(ours) and rendered.count("### Instruction:") == sum(
         role == "user" for role, _ in messages)
     told = [text for role, text in messages if role == "system"]

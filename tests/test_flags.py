@@ -285,16 +285,12 @@ def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
 
 def test_a_help_text_names_only_flags_of_its_verb():
     """Of this verb, or of none: "0: by --epochs" is no help to a verb that has no --epochs."""
-    named = {}
-
-    def add(name, call, text, *args, settings=(), shape=()):
-        flags = [*args, *(ne.flag(f, f.default) for f in (*settings, *shape))]
-        has = {"--threads", *(x for names, _ in flags for x in names)}
-        helps = " ".join(str(options.get("help")) for _, options in flags)
+    named, parsers = {}, ne.Parser().add_subparsers()
+    ne.add_verbs(parsers, ne.VERBS, chosen=[name for name, *_ in ne.VERBS])
+    for name, parser in parsers.choices.items():
+        helps = " ".join(str(action.help) for action in parser._actions)
         named[name] = {*re.findall(r"--[a-z][a-z-]*", helps)}
-        assert named[name] <= has, name
-
-    ne.add_verbs(add)
+        assert named[name] <= {*parser.flags}, name
     lengths = [named[verb] & {"--minutes", "--epochs"} for verb in ("train", "sft", "dpo")]
     assert lengths == [{"--minutes"}, {"--epochs"}, {"--epochs"}]
 

@@ -11,6 +11,7 @@ from texts import TORTURE
 
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import MUCH
+from nanoeuler_parts.interchange.gguf import write_gguf
 
 pytestmark = pytest.mark.interop
 
@@ -104,7 +105,7 @@ def test_models_of_every_type_come_in(name, tokenizer, tmp_path):
     """Each weight is the one that the gguf package takes from the stored one."""
     gguf, cfg = package(), replace(SMALL, n_layer=1, n_mtp=1, n_hidden=96)
     c = ne.read_checkpoint(str(write(tmp_path / "a.bin", cfg, tokenizer)))
-    ne.write_gguf(tmp_path / "a.gguf", c, name)
+    write_gguf(tmp_path / "a.gguf", c, name)
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     got, kind = ne.read_checkpoint(str(tmp_path / "b.bin")), gguf.GGMLQuantizationType[name]
     for x, w in zip(ne.views(got.flat, ne.param_table(cfg)), ne.views(c.flat, ne.param_table(cfg))):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, needs, refused, run, told
+from helpers import ROOT, TINY, needs, refused, replace_everywhere, run, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
@@ -18,6 +18,8 @@ from texts import TORTURE
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
+from nanoeuler_parts.interchange.huggingface import FILES_OF_LLAMA, OF_HUB
+from nanoeuler_parts.interchange.llama import LLAMA, llama_config
 
 pytestmark = pytest.mark.interop
 
@@ -145,9 +147,9 @@ def test_what_a_config_leaves_out_is_as_in_transformers():
     bare = dict(model_type="llama", vocab_size=512, hidden_size=48, intermediate_size=80,
                 num_hidden_layers=3, num_attention_heads=6)
     want = transformers.LlamaConfig(**bare)
-    for c in (bare, {**{key: None for _, key, _ in ne.LLAMA}, **bare}):
-        got = ne.llama_config(c)
-        for ours, theirs, _ in ne.LLAMA:
+    for c in (bare, {**{key: None for _, key, _ in LLAMA}, **bare}):
+        got = llama_config(c)
+        for ours, theirs, _ in LLAMA:
             value = (want.rope_parameters if theirs == "rope_theta" else vars(want))[theirs]
             assert getattr(got, ours) == value, ours
 
@@ -372,7 +374,7 @@ def test_the_tensor_that_is_not_finite_is_named(source, bad, tokenizer, tmp_path
         c = read(path, moments)
         ne.named(c.cfg, c.flat)["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
         return c
-    monkeypatch.setattr(ne, "read_checkpoint", spoilt)
+    replace_everywhere(monkeypatch, "read_checkpoint", spoilt)
     as_folder(tmp_path, tokenizer)           # exports it
     refused(capsys, "import", tmp_path / source, tmp_path / "b.bin",
             words=[source, f"model.layers.1.mlp.up_proj.weight[3, 5] is {bad}"])
@@ -415,13 +417,14 @@ FUZZ = '''
 import contextlib, io, json, pathlib, random, resource, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import bpe, nanoeuler as ne
+from nanoeuler_parts.interchange.importing import import_llama
 folder, good = pathlib.Path({folder!r}), pathlib.Path({gguf!r})
 bad, out, rng = good.with_name("bad.gguf"), good.with_name("fuzz.bin"), random.Random(1)
 raw, weights = good.read_bytes(), (folder / "model.safetensors").read_bytes()
 texts = {{name: (folder / name).read_text(encoding="utf-8")
          for name in ("config.json", "tokenizer_config.json")}}
 NASTY = [-1, 0, 1, 1 << 31, 10 ** 30, 1e308, "", "x", None, True, [], {{}}, [[1]]]
-ne.import_llama(str(good), str(out), True)
+import_llama(str(good), str(out), True)
 pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (256 << 20),) * 2)
 counts = dict(read=0, refused=0)
@@ -450,7 +453,7 @@ for i in range({count}):
         (folder / name).write_text(json.dumps(root), encoding="utf-8")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            ne.import_llama(str(source), str(out), True)
+            import_llama(str(source), str(out), True)
         counts["read"] += 1
         ne.read_checkpoint(str(out))
     except ne.UserError as e:
@@ -490,10 +493,10 @@ def test_a_config_that_would_compute_something_else_is_refused(entries, words):
     """A window as long as the context changes nothing."""
     config = {"model_type": "llama", "num_attention_heads": 2, "hidden_size": 8,
               "intermediate_size": 12, "num_hidden_layers": 2, "vocab_size": 262}
-    ne.llama_config({**config, "sliding_window": 64, "max_position_embeddings": 64,
+    llama_config({**config, "sliding_window": 64, "max_position_embeddings": 64,
                      "layer_types": ["full_attention"] * 2})
     with pytest.raises(ne.UserError, match=words):
-        ne.llama_config({**config, **entries})
+        llama_config({**config, **entries})
 
 
 # ---- the Hub
@@ -535,7 +538,7 @@ def test_a_model_of_the_hub(tokenizer, tmp_path, monkeypatch, capsys):
     refused(capsys, "import", "org/other", "new.bin", words=["huggingface_hub", "pip install"])
 
 
-@pytest.mark.parametrize("name", ne.OF_HUB)
+@pytest.mark.parametrize("name", OF_HUB)
 def test_errors_of_the_hub_are_said_in_a_line(name, tmp_path, monkeypatch, capsys):
     """Those of its client, whose own words are a paragraph with an address in it."""
     errors = pytest.importorskip("huggingface_hub.errors", reason="huggingface_hub comes with hub")
@@ -544,7 +547,7 @@ def test_errors_of_the_hub_are_said_in_a_line(name, tmp_path, monkeypatch, capsy
     error.args = "401 Client Error. (Request ID: Root=1)\n\nRepository Not Found for url: ...",
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(None, error))
-    said = refused(capsys, "import", "org/name", "new.bin", words=[ne.OF_HUB[name]])
+    said = refused(capsys, "import", "org/name", "new.bin", words=[OF_HUB[name]])
     assert "401" not in said and len(said) < 200
 
 
@@ -554,6 +557,6 @@ def test_the_hubs_client_has_that_function():
                                                   ignore_patterns="*/*")
     from huggingface_hub.utils import filter_repo_objects
     names = ["config.json", "model.safetensors", "onnx/config.json", "original/x.safetensors"]
-    kept = filter_repo_objects(names, allow_patterns=["*.safetensors", *ne.FILES_OF_LLAMA],
+    kept = filter_repo_objects(names, allow_patterns=["*.safetensors", *FILES_OF_LLAMA],
                                ignore_patterns="*/*")
     assert list(kept) == names[:2]

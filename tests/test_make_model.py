@@ -164,12 +164,12 @@ def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):
     for name, stage in make_model.STAGES.items():
         begins_with = ["a.bin"] if stage.begins_with else []
         argv = [*begins_with, "--data", "x", "--seed", "1", *make_model.RECIPE[name], "--out", "y"]
-        chosen = ne.parse(ne.add_verbs, "", [stage.verb, *argv])
+        chosen = ne.parse(ne.VERBS, "", [stage.verb, *argv])
         assert chosen["out"] == "y" and chosen["resume"] is False
         pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
         import nanoeuler_cuda
-        assert ne.parse(nanoeuler_cuda.add_verbs, "", [stage.gpu_verb, *argv])["out"] == "y"
-    chosen = ne.parse(ne.add_verbs, "", ["train", *make_model.RECIPE["pretrain"]])
+        assert ne.parse(nanoeuler_cuda.VERBS, "", [stage.gpu_verb, *argv])["out"] == "y"
+    chosen = ne.parse(ne.VERBS, "", ["train", *make_model.RECIPE["pretrain"]])
     cfg = ne.replace(ne.PRESETS["small"], **{
         name: x for name, x in chosen.items() if hasattr(ne.PRESETS["small"], name)})
     n = ne.n_params(cfg.check())

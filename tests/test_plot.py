@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import needs, refused, run
 
-import nanoeuler as ne
+from nanoeuler_parts.tools.plot import read_curve
 
 pytestmark = pytest.mark.cli
 STEPS = range(1, 101)
@@ -135,7 +135,7 @@ def test_steps_that_no_run_has_are_left_out(step, tmp_path, monkeypatch, capsys)
     path, records = tmp_path / "x.jsonl", [(step, 2.0), (1, 3.0), (2, 1e300), (3, 2.0)]
     path.write_text("".join(json.dumps({"step": step, "bits_per_byte": x}) + "\n"
                             for step, x in records), encoding="utf-8")
-    assert ne.read_curve(path, "bits_per_byte") == [(1, 3.0), (3, 2.0)]
+    assert read_curve(path, "bits_per_byte") == [(1, 3.0), (3, 2.0)]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run("plot", path)
     assert "step 0" in capsys.readouterr().out

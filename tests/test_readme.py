@@ -27,11 +27,11 @@ def test_every_command_is_understood(path):
         if words[0] == "make":
             assert set(word for word in words[1:] if "=" not in word) <= {*targets}, words
         elif words[:2] == ["python", "nanoeuler.py"]:
-            assert callable(ne.parse(ne.add_verbs, "", words[2:])["call"]), words
+            assert callable(ne.parse(ne.VERBS, "", words[2:])["call"]), words
         elif words[:2] == ["python", "nanoeuler_cuda.py"]:
             needs("numba_cuda")
             import nanoeuler_cuda as nc
-            assert callable(ne.parse(nc.add_verbs, "", words[2:] or ["test"])["call"]), words
+            assert callable(ne.parse(nc.VERBS, "", words[2:] or ["test"])["call"]), words
         elif words[0] == "curl":             # which tests/test_serve.py sends
             assert path.name == "serving.md"
         else:
@@ -48,9 +48,8 @@ def verbs_in(paths):
 
 
 def test_each_verb_has_an_example_in_a_guide():
-    verbs, guides = [], [path for path in PAGES if path.parent in (ROOT, ROOT / "docs")]
-    ne.add_verbs(lambda name, *args, **options: verbs.append(name))
-    assert {*verbs} <= verbs_in(guides)
+    guides = [path for path in PAGES if path.parent in (ROOT, ROOT / "docs")]
+    assert {name for name, *_ in ne.VERBS} <= verbs_in(guides)
 
 
 def test_the_reference_is_what_the_programs_declare():

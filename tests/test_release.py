@@ -12,6 +12,7 @@ from models import SMALL, package, same_in_llama_cpp, tokens_of, write
 from texts import TORTURE
 
 import nanoeuler as ne
+from nanoeuler_parts.interchange.gguf import gguf_names, pairs_of_halves
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("one_thread")]
 CARD = "# A model\n\nIt can do little.\n"
@@ -74,13 +75,13 @@ def test_the_gguf_package_loads_the_files(matrices, limit, dist, tmp_path):
     gguf = package()
     c, path = ne.read_checkpoint(str(dist / "tiny.bin")), dist / f"tiny-{matrices}.gguf"
     theirs = {t.name: t for t in gguf.GGUFReader(path).tensors}
-    names = ne.gguf_names(c.cfg)
+    names = gguf_names(c.cfg)
     assert theirs.keys() == {*names.values()}
     for name, w in ne.named(c.cfg, c.flat).items():
         t = theirs[names[name]]
         assert t.tensor_type.name in (("F32",) if w.ndim == 1 else (matrices.upper(), "F16")), name
         got = gguf.dequantize(t.data, t.tensor_type).reshape(w.shape)
-        want = ne.pairs_of_halves(w, name, c.cfg) if w.ndim > 1 else w
+        want = pairs_of_halves(w, name, c.cfg) if w.ndim > 1 else w
         assert np.abs(got - want).max() <= limit * np.abs(w).max(), name
     run("import", path, tmp_path / "back.bin")           # and so does our own
     assert ne.read_checkpoint(str(tmp_path / "back.bin")).cfg == c.cfg

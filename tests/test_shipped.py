@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, needs, refused, run, told, with_kernels
+from helpers import ROOT, needs, refused, replace_everywhere, run, told, with_kernels
 from models import write
 
 import bpe
@@ -26,7 +26,8 @@ def box(tmp_path, monkeypatch, checkpoint):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(ne, "SHIPPED", str(tmp_path / "model.bin"))
-    monkeypatch.setattr(ne, "said_or_read", lambda prompt: "" if prompt == "> " else prompt)
+    replace_everywhere(monkeypatch, "said_or_read",
+                       lambda prompt: "" if prompt == "> " else prompt)
     monkeypatch.setattr(ne.Speaker, "converse", lambda speaker: None)
     return tmp_path / "model.bin"
 

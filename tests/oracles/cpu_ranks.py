@@ -108,7 +108,7 @@ def main(rank, size, port, verb, *flags):
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         sys.stderr = nc.Notes(ranks.rank, sys.stderr)
         lock = lambda out: contextlib.nullcontext("")
-    chosen = ne.parse(ne.add_verbs, "", [verb, *flags])
+    chosen = ne.parse(ne.VERBS, "", [verb, *flags])
     chosen.pop("call")
     ne.use_threads(chosen.pop("threads"))
     try:

@@ -1,0 +1,41 @@
+"""`export`: a checkpoint as a directory of Hugging Face or as a GGUF file."""
+import os
+
+from bpe import need
+from nanoeuler import arg, FILE, file_name, FORCE, need_another, read_checkpoint, refuse_overwrite
+from nanoeuler_parts.files.safetensors import note_large
+from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.interchange.gguf import write_gguf
+from nanoeuler_parts.interchange.huggingface import (
+    export_folder, llama_files, need_folder, WEIGHTS_OF_LLAMA,
+)
+from nanoeuler_parts.interchange.llama import REMEDY
+
+def export(file, folder, gguf, matrices, force):
+    """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
+    need(folder or gguf, "name a directory, or --gguf FILE, or both")
+    need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
+    c = read_checkpoint(file, moments=False)
+    if gguf:
+        need_another(gguf, file)
+        refuse_overwrite(gguf, force)
+    if folder:
+        for name in WEIGHTS_OF_LLAMA:
+            need_another(os.path.join(folder, name), file)
+        need_folder(c, folder, force)
+        written = [os.path.join(folder, name) for name in (*llama_files(c), *WEIGHTS_OF_LLAMA)]
+        need(not gguf or os.path.realpath(gguf) not in map(os.path.realpath, written),
+             f"{gguf} is also one of the files of {folder}; choose another name for --gguf")
+    if gguf:
+        note_large(f"writing {gguf}", c.flat.nbytes)
+        with replacing(gguf, REMEDY) as temporary:
+            write_gguf(temporary, c, matrices)
+        print(f"{gguf}: for llama.cpp, {matrices}")
+    if folder:
+        note_large(f"writing {folder}", c.flat.nbytes)
+        export_folder(c, folder)
+
+def export_verb(add):
+    add(export, FILE, arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
+        arg("--gguf", type=file_name, help="GGUF file to write"),
+        arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))

@@ -1,0 +1,131 @@
+"""A model as a GGUF file of llama.cpp, written and read.  The package gguf knows the format."""
+import json
+import math
+from dataclasses import fields
+
+import numpy as np
+
+import bpe
+from bpe import need
+from nanoeuler import ALPACA, Config, llama_tensors, named
+from nanoeuler_parts.files.safetensors import cut_short, note_large
+from nanoeuler_parts.interchange.llama import Found, LLAMA, llama_config, need_regular
+
+# tokenizer.ggml.pre of a tokenizer without `digits`, and with it
+PRE = {False: "gpt-2", True: "smollm"}
+
+def gguf_names(cfg):
+    """Our name of a tensor -> its name in GGUF; llama.cpp has no place for heads 1.."""
+    return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
+
+def pairs_of_halves(w, name, cfg, back=False):
+    """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
+    w (heads * D, C) from the one order to the other; matrices without RoPE as they are."""
+    heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
+    if heads is None:
+        return w
+    split = (heads, -1, 2, w.shape[1]) if back else (heads, 2, -1, w.shape[1])
+    return w.reshape(split).swapaxes(1, 2).reshape(w.shape)
+
+def shortest(x):
+    """A float32 as its shortest decimals: 1e-5 again, and not 9.99999974e-06."""
+    return float(str(np.float32(x))) if isinstance(x, float) else x
+
+def llama_of_gguf(path):
+    """Found in a GGUF file."""
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        """Of gguf 0.19, with a check: it makes lists as long as a damaged file says."""
+
+        def _get(self, offset, dtype, count=1, **order):
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            need(end <= len(self.data), cut_short(len(self.data), end))
+            return super()._get(offset, dtype, count, **order)
+
+    need_regular(path)
+    with open(path, "rb") as f:
+        need(f.read(4) == b"GGUF", "it is no GGUF file")
+    file = Reader(path)
+    note_large(f"reading {path}", len(file.data))
+    meta = {key: x.contents() for key, x in file.fields.items()}
+    words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
+    need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
+    tokens, pre = words.get("tokens"), words.get("pre")
+    known = list(PRE.values())
+    need(words.get("model") == "gpt2" and pre in known and not words.get("add_bos_token"),
+         f"its tokenizer is {words.get('model')} {pre}, expected gpt2 {' or '.join(known)}, "
+         f"without a token before every text")
+    scaling = meta.get("llama.rope.scaling.type")
+    if scaling in (None, "none"):
+        scaling = "default"
+    cfg = llama_config({
+        **{theirs: shortest(meta.get(key)) for _, theirs, key in LLAMA},
+        "vocab_size": len(tokens), "model_type": meta["general.architecture"],
+        "rope_type": scaling,
+        "tie_word_embeddings": all(t.name != "output.weight" for t in file.tensors)})
+    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
+    need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
+    ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
+    tensors = {ours.get(t.name, t.name): t for t in file.tensors}
+    shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
+
+    def read(name):
+        t = tensors[name]
+        return pairs_of_halves(gguf.dequantize(t.data, t.tensor_type), name, cfg, back=True)
+
+    def special(key):
+        return "" if words.get(key) is None else tokens[words[key]]
+
+    tokenizer = bpe.Tokenizer({token: k for k, token in enumerate(tokens)},
+                              words.get("merges") or (), digits=pre == PRE[True])
+    return Found(cfg, tokenizer, shapes, read, meta.get("tokenizer.chat_template", ""),
+                 special("bos_token_id"), special("eos_token_id"))
+
+def gguf_meta(c):
+    """The metadata of a GGUF file of a Checkpoint; the type of a value decides how it is stored."""
+    cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
+    model = json.loads(c.tokenizer.to_json())["model"]
+    type_of = {f.name: f.type for f in fields(Config)}   # a theta of 10000 is a float all the same
+    end = specials.get(s.eos, 0)
+    return {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
+            "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
+            "llama.rope.dimension_count": cfg.head_dim,
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
+            "tokenizer.ggml.tokens": list(model["vocab"]),
+            "tokenizer.ggml.token_type": [3 if t in specials else 1 for t in model["vocab"]],
+            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
+            "tokenizer.ggml.eos_token_id": end,
+            "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
+
+# The largest number that a type of GGUF holds, where that is less than float32's
+GGUF_MOST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}      # a block has a scale in F16
+
+def write_gguf(path, c, matrices):
+    """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
+    import gguf
+    file = gguf.GGUFWriter(path, "llama")
+    kinds = gguf.GGMLQuantizationType
+    add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,
+           str: file.add_string, list: file.add_array}
+    for key, value in gguf_meta(c).items():
+        add[type(value)](key, value)
+    names = gguf_names(c.cfg)
+    for name, w in named(c.cfg, c.flat).items():
+        if name not in names:
+            continue
+        kind = kinds[matrices.upper()] if w.ndim > 1 else kinds.F32
+        block, _ = gguf.GGML_QUANT_SIZES[kind]
+        if w.shape[-1] % block:
+            kind = kinds.F16
+        most = GGUF_MOST.get(kind.name, math.inf)
+        largest = np.abs(w).max()            # a NaN is no reason
+        need(not largest > most, f"{name} has {largest:g}, {kind.name} holds at most {most:g}; "
+             f"use --matrices f32")
+        w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
+        file.add_tensor(names[name], w, raw_dtype=kind)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()

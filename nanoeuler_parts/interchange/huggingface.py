@@ -1,0 +1,131 @@
+"""A model as a directory of Hugging Face, written and read, and models of the Hub."""
+import json
+import os
+import pathlib
+import re
+
+import bpe
+from bpe import need, reading, UserError
+from nanoeuler import ALPACA, from_bf16, named, refuse_overwrite, Sampling
+from nanoeuler_parts.files.safetensors import AGAIN, map_tensors, write_tensors
+from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.interchange.llama import (
+    Found, json_of, LLAMA, llama_config, need_llama, need_regular, REMEDY,
+)
+
+WEIGHTS_OF_LLAMA = "model.safetensors", "mtp.safetensors"
+FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
+
+def llama_of_folder(folder):
+    """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
+    at = pathlib.Path(folder)
+    for name in FILES_OF_LLAMA:
+        with reading(at / name, "name another directory"):
+            need_regular(at / name)
+    need_llama(json_of(at / "config.json"))  # others may lack the files that follow
+    tensors = {}
+    for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
+        with reading(shard, AGAIN):
+            tensors |= map_tensors(shard)[1]
+    config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
+    need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
+    template = words.get("chat_template") or ""
+    if (own := at / "chat_template.jinja").exists():
+        template = own.read_text(encoding="utf-8")
+
+    def special(name):
+        token = words.get(name) or ""        # text, or an object that holds it
+        return token["content"] if isinstance(token, dict) else token
+
+    def read(name):
+        x = tensors[name]
+        need(x.dtype.kind != "i", f"{name} holds {x.dtype}, which are no weights")
+        return from_bf16(x)
+
+    return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
+                 bpe.Tokenizer.load(at / "tokenizer.json"),
+                 {name: x.shape for name, x in tensors.items()}, read,
+                 template, special("bos_token"), special("eos_token"))
+
+def llama_files(c):
+    """name -> JSON content of the files that stand beside the tensors of a Checkpoint."""
+    s, specials, sampling = c.state, c.tokenizer.specials, Sampling()
+    ends = {end: token for end, token in (("bos", s.bos), ("eos", s.eos)) if token in specials}
+    tokens = {f"{end}_token": token for end, token in ends.items()}
+    ids = {f"{end}_token_id": specials[token] for end, token in ends.items()}
+    chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
+    return {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
+            "hidden_act": "silu", "torch_dtype": "float32", **ids},
+        "generation_config.json": {
+            "do_sample": True, **ids,
+            "temperature": sampling.temperature, "top_k": sampling.top_k,
+            "top_p": sampling.top_p, "min_p": sampling.min_p},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", **tokens, **chat,
+            "clean_up_tokenization_spaces": False, "model_max_length": c.cfg.seq_len},
+        "tokenizer.json": json.loads(c.tokenizer.to_json())}
+
+def holds_heads_alone(path):
+    """Is it a mtp.safetensors that `export` wrote?"""
+    with reading(path, "name another directory"):
+        return all(name.startswith("mtp.") for name in map_tensors(path)[1])
+
+def need_folder(c, folder, force):
+    """Refuses to write into what is there."""
+    need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
+    for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
+        refuse_overwrite(os.path.join(folder, name), force)
+    of_heads = os.path.join(folder, "mtp.safetensors")
+    if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
+        need(holds_heads_alone(of_heads),
+             f"{of_heads} is another program's; name another directory")
+
+def export_folder(c, folder):
+    """Writes a directory that transformers reads."""
+    files = llama_files(c)
+    heads, weights = {}, {}
+    for name, x in named(c.cfg, c.flat).items():
+        if name.startswith("mtp."):
+            heads[name] = x
+        else:
+            weights[name] = x
+    of_heads = os.path.join(folder, "mtp.safetensors")
+    if not heads and os.path.exists(of_heads):           # of a model that stood here before
+        os.remove(of_heads)
+    os.makedirs(folder, exist_ok=True)
+    if heads:
+        write_tensors(of_heads, {"format": "pt"}, heads, REMEDY)
+    write_tensors(os.path.join(folder, "model.safetensors"), {"format": "pt"}, weights, REMEDY)
+    for name, content in files.items():
+        with replacing(os.path.join(folder, name), REMEDY) as temporary:
+            pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    more = f", and its heads 1 to {len(heads)}" if heads else ""
+    print(f"{folder}: a LlamaForCausalLM{more}")
+
+# What an error of the Hub's client means, by its name, of which it makes a paragraph
+OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
+          "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
+          "RevisionNotFoundError": "it has no such revision of that",
+          "LocalEntryNotFoundError": "it cannot be reached, and nothing of that is kept here",
+          "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and nothing of that is kept here"}
+IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+def folder_of_hub(name):
+    """The directory to which huggingface_hub, an extra, downloads ORG/NAME or ORG/NAME@REVISION,
+    once: its environment variables choose cache, mirror and token."""
+    import huggingface_hub
+    repository, _, revision = name.partition("@")
+    print(f"fetching {name} from the Hugging Face Hub", flush=True)
+    try:
+        return huggingface_hub.snapshot_download(
+            repository, revision=revision or None, ignore_patterns="*/*",
+            allow_patterns=["*.safetensors", *FILES_OF_LLAMA])
+    except Exception as e:                   # of the network, of the Hub, or of its client
+        kind = type(e).__name__
+        said = " ".join(str(e).split()).partition(". ")[0]
+        said = OF_HUB.get(kind, f"{kind}: {said:.100}")
+        raise UserError(f"{name}: no such directory, and the Hugging Face Hub does not give it: "
+                        f"{said}") from None

@@ -1,0 +1,47 @@
+"""`quantize`: a checkpoint whose matrices are int8."""
+import os
+import shlex
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from bpe import need
+from nanoeuler import (
+    aligned, arg, counted, file_name, FORCE, HEADS, Model, model_name, n_params, named,
+    read_checkpoint, refuse_overwrite, typed, write_checkpoint,
+)
+from nanoeuler_parts.files.safetensors import note_large
+
+def with_heads(c, n_mtp):
+    """A Checkpoint with the first so many of its heads, and without moments"""
+    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
+         f"more")
+    cfg = replace(c.cfg, n_mtp=n_mtp).check()
+    flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
+    for name, x in named(cfg, flat).items():
+        x[...] = given[name]
+    return c._replace(cfg=cfg, flat=flat, moments=())
+
+def quantize(file, out, force, n_mtp=None):
+    """`quantize`: a checkpoint to talk to, or to begin with, whose matrices are int8."""
+    refuse_overwrite(out, force)
+    need(os.path.realpath(out) != os.path.realpath(file),
+         f"{out} would replace {file}, which is more exact; choose another name")
+    c = read_checkpoint(file, moments=False)
+    if c.matrices == "int8":
+        print(f"note: the matrices of {file} are int8 already", file=sys.stderr)
+    c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
+    # no run goes on from here: without its clock and folders the same run makes the same bytes
+    learned = os.path.basename(str(c.state.options.get("data", "")))
+    state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
+                    source_sha256="", log_sha256="", micro_batch=None, reference=[])
+    note_large(f"rounding to int8 and writing {out}", c.flat.nbytes)
+    write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
+    print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
+          f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
+          f"    {typed(Model.program)} chat {shlex.quote(out)}")
+
+def quantize_verb(add):
+    add(quantize, arg("file", type=model_name, help="checkpoint"),
+        arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)

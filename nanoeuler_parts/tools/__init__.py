@@ -1,0 +1,1 @@
+"""Verbs for looking at models, prompts and runs."""

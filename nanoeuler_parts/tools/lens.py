@@ -1,0 +1,64 @@
+"""`lens`: the Euler steps of one prompt, made visible."""
+import math
+
+import numpy as np
+
+from bpe import need
+from nanoeuler import (
+    AFTER_PROMPT, chat_ids, DTYPE, MODEL, Model, model_to_use, need_prompt_first, PRECISIONS,
+    print_template_note, read_checkpoint, said_or_read, TEXT,
+)
+
+def euler_steps(model, tokens):
+    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,)) of
+    the state that there is first, whose length and angle are None, and after each step.  They are
+    what head 0 would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    cfg, p = model.cfg, model.p
+    model.logits(tokens[None])
+    states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
+
+    def said(x):
+        z = lm_head @ (p.final_norm * x / math.sqrt((x * x).mean() + cfg.norm_eps))
+        e = np.exp(z - z.max())
+        return e / e.sum()
+
+    yield "embedding", None, None, said(states[0])
+    for i, (before, after) in enumerate(zip(states, states[1:])):
+        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
+        length = np.linalg.norm(after - before) / norm
+        cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
+        yield name, float(length), angle, said(after)
+
+def lens(prompt, file=None):
+    """`lens`: the Euler steps of a prompt's last token; of a chat model, those of the token before
+    its answer."""
+    need_prompt_first(prompt, file)
+    file = model_to_use(file, AFTER_PROMPT)
+    prompt = said_or_read(prompt)
+    c = read_checkpoint(file, moments=False)
+    tokens = c.tokenizer.encode(prompt)
+    need(len(tokens), "the prompt is empty; give at least one character")
+    if c.state.kind == "chat":
+        print_template_note(c.state.template)
+        asked = chat_ids(c.state.template, [("user", prompt)], c.state, c.tokenizer)
+        tokens = np.array(asked, np.int32)
+    tokens = tokens[-c.cfg.seq_len:]
+    Model.ready()
+    model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])
+
+    def text(token):
+        return repr(c.tokenizer.vocab[token].decode("utf-8", "backslashreplace"))
+
+    print(f"after {text(tokens[-1])}     |f|/|x|   angle   if the integration stopped here")
+    for name, length, angle, said in euler_steps(model, tokens):
+        likeliest = "  ".join(f"{text(t)} {said[t]:.0%}" for t in np.argsort(-said)[:3])
+        numbers = " " * 17 if length is None else f"{length:>8.3f}{angle:>8.1f}\u00b0"
+        print(f"{name:<14}{numbers}   {likeliest}")
+
+def lens_verb(add):
+    add(lens, TEXT, MODEL)

@@ -1,0 +1,94 @@
+"""`plot`: loss curves of logs, as a picture or in the terminal."""
+import os
+import string
+import sys
+
+import numpy as np
+
+from bpe import regular, UserError
+from nanoeuler import arg, FORCE, need_another, out, refuse_overwrite
+from nanoeuler_parts.files.logs import read_log
+
+LETTERS = string.ascii_letters               # a curve in the terminal
+
+def read_curve(path, key):
+    """[(step, value)] of the records of a log whose value is a number that can be drawn."""
+    values = [(r["step"], r.get(key)) for r in read_log(path)]
+    return [(step, x) for step, x in values
+            if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
+
+PICTURES = b"\x89PNG", b"<?xml", b"%PDF", b"%!PS"         # of matplotlib, which they name
+
+def is_plot(path):
+    """Whether matplotlib wrote a file, by its first and last bytes.  Of an empty file: yes."""
+    with open(path, "rb", opener=regular) as f:
+        size, first = os.fstat(f.fileno()).st_size, f.read(4096)
+        f.seek(max(0, size - 4096))
+        named = b"matplotlib" in (first + b" " + f.read()).lower()
+    return not size or (first.startswith(PICTURES) and named)
+
+def need_picture(out, logs, force):
+    """Rejects an output file that would replace a log, or without --force anything but a plot."""
+    for path in logs:
+        need_another(out, path)
+    is_older_plot = os.path.isfile(out) and is_plot(out)
+    refuse_overwrite(out, force or is_older_plot, "it is no plot of matplotlib; another --out "
+                     "keeps it")
+
+def plot(logs, out, force=False):
+    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
+    curves = {}                              # (path, key) -> (n, 2): step, bits per byte
+    for path in logs:
+        for key in ("bits_per_byte", "val_bits_per_byte"):
+            points = read_curve(path, key)
+            if points:
+                curves[path, key] = np.array(points, float)
+    if not curves:
+        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
+    points = np.concatenate(list(curves.values()))
+    last_step = points[:, 0].max()
+    low = points[:, 1].min()
+    high = min(points[:, 1].max(), low + 3)  # the first steps would squeeze the rest into a line
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
+              file=sys.stderr)
+        return plot_terminal(curves, last_step, low, high)
+    need_picture(out, logs, force)
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    for (path, key), xy in curves.items():
+        marker = "o" if key.startswith("val_") else None
+        axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
+    axes.legend(framealpha=1)                # PostScript has no transparency
+    try:
+        figure.savefig(out, dpi=120, bbox_inches="tight")
+    except (ValueError, RuntimeError) as e:  # a format that it does not know, or not without TeX
+        raise UserError(f"{out}: {e}") from None
+    print(f"wrote {out}")
+
+def plot_terminal(curves, last_step, low, high, width=72, height=20):
+    """One letter a curve; a column shows the mean of its steps."""
+    if len(curves) > len(LETTERS):
+        raise UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
+                           f"or install matplotlib for a picture")
+    grid = np.full((height, width), " ")
+    for letter, xy in zip(LETTERS, curves.values()):
+        column = np.minimum(width - 1, xy[:, 0] / max(last_step, 1) * width).astype(int)
+        for c in np.unique(column):
+            mean = xy[column == c, 1].mean()
+            row = (high - mean) / max(high - low, 1e-9) * (height - 1)
+            grid[int(np.clip(np.rint(row), 0, height - 1)), c] = letter
+    for i, row in enumerate(grid):
+        value = high - (high - low) * i / (height - 1)
+        print(f"{value:8.3f} |{''.join(row)}")
+    print(f"bits/byte +{'-' * width}")
+    first, last = "step 0", str(int(last_step))          # below the two ends of the line
+    print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
+    for letter, (path, key) in zip(LETTERS, curves):
+        print(f"    {letter}  {path} {key}")
+
+def plot_verb(add):
+    add(plot, arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"), FORCE)

@@ -1,0 +1,120 @@
+"""`generate --file`: the answers to a file of prompts."""
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+
+from bpe import need, read_bytes, reading, UserError
+from nanoeuler import counted, messages_in, MOST_SILENT, Pace, sha256_of, shown_logprobs, Speaker
+from nanoeuler_parts.files.logs import lock
+from nanoeuler_parts.files.texts import parse_json
+
+# Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
+# ..}, ..]}, with whatever else an object holds, which the answer keeps.  Blank lines are skipped.
+# All of it is read before anything is computed.  Answers are written in the order of the prompts, a
+# line each, as soon as all before it are there.
+def prompts_in(path, speaker, truncate):
+    """[(record, ids)] of the lines of a file"""
+    with reading(path, "name a file of JSON lines"):
+        lines = read_bytes(path).splitlines()    # of bytes: U+2028 ends no line
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line)
+            record = {"prompt": record} if isinstance(record, str) else record
+            need(isinstance(record, dict), "it is no object")
+            if "messages" in record:
+                prompt = messages_in(record["messages"], "messages")
+            else:
+                prompt = record["prompt"]
+                need(isinstance(prompt, str), f"expected a text as its prompt, found "
+                     f"{prompt!r:.40}")
+            found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
+            said = f"it has no {e}" if isinstance(e, KeyError) else e
+            raise UserError(f"{path}, line {number}: {said}") from None
+    need(found, f"{path}: expected a prompt in each line, found none")
+    return found
+
+def beginning_of(record):
+    """The bytes with which the line of its answer begins, up to the first value that is new"""
+    names = [*record, "answers"]
+    new = next(name for name in names if name in ("answers", "key"))
+    kept = {name: record[name] for name in names[:names.index(new)]}
+    text = json.dumps({**kept, new: ""}, ensure_ascii=False).removesuffix('""}')
+    return text.encode(errors="replace")
+
+def answers_there(f, records, keys, out):
+    """How many answers to the records an open file holds, if they are those that would be written;
+    an answer that was not finished is cut off, and no other line.     keys: of each answer, by its
+    prompt, model and settings"""
+    f.seek(0)
+    n = end = 0
+    for line in f:
+        found, whole = object_in(line), line.endswith(b"\n")
+        is_next = n < len(keys) and (found or {}).get("key") == keys[n]
+        cut_short = False
+        if n < len(keys) and not whole:
+            beginning = beginning_of(records[n])
+            cut_short = line.startswith(beginning) or beginning.startswith(line)
+        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
+             f"with these settings; choose another --out, or --force to begin anew")
+        if whole:
+            n, end = n + 1, end + len(line)
+    f.truncate(end)
+    return n
+
+def object_in(line):
+    """That of JSON, or None"""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+
+def generate_file(path, file, out, decoder, batch, truncate, force, options):
+    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
+    that are there."""
+    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
+    need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
+         f"{out} would be replaced; choose another --out")
+    speaker = Speaker(file, decoder, options)
+    records = prompts_in(path, speaker, truncate)
+    settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
+    base = json.dumps([sha256_of(file), settings], sort_keys=True)
+    keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
+            for i, (record, _) in enumerate(records)]
+    if os.path.exists(out):
+        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
+    with open(out, "ab+") as f:
+        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        if force:
+            f.truncate(0)
+        done = answers_there(f, [record for record, _ in records], keys, out)
+        if done:
+            rest = "the others follow" if done < len(records) else "nothing is left to do"
+            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; {rest}",
+                  file=sys.stderr, flush=True)
+        waiting, pace, told = {}, Pace(), time.perf_counter()
+        ids = [ids for _, ids in records[done:]]
+        for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
+            waiting[number] = replies
+            while done in waiting:
+                answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
+                          "key": keys[done]}
+                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
+                f.flush()
+                done += 1
+            if time.perf_counter() - told > MOST_SILENT:
+                told = time.perf_counter()
+                print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
+                      flush=True)
+        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+
+def told_of(reply):
+    """What a line of answers has of one."""
+    told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
+    return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told
