@@ -22,13 +22,13 @@ Contents
     1    Configuration                        7    Batches: of a text, and of examples
     2    Memory: flat buffers and views       8    Training: the loop, fine-tuning, preferences
     3    Building blocks                      9    Inference: a step, sampling, drafts, replies
-    4.1  Matmul                               10.1 Texts and examples
-    4.2  Embedding                            10.2 Checkpoint
-    4.3  RMSNorm                              10.3 Runs on disk: log, lock, --resume, plots
-    4.4  RoPE                                 11.1 Conversation
-    4.5  Attention                            11.2 The server
-    4.6  SwiGLU                               12   Machinery: the tile in LLVM, kernels on disk
-    4.7  Cross-entropy                        13   Command line
+    4.1  Matmul                               10.1 Checkpoint
+    4.2  Embedding                            10.2 Runs on disk: log, lock, --resume
+    4.3  RMSNorm                              11.1 Conversation
+    4.4  RoPE                                 11.2 The server
+    4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
+    4.6  SwiGLU                               13   Command line
+    4.7  Cross-entropy
     5    Model: forward, backward, threads
     6    Optimizer
 
@@ -130,16 +130,14 @@ from numba.extending import intrinsic, overload
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
-from bpe import UserError, need, printable, read_bytes, reading
+from bpe import UserError, need, printable, reading
 from nanoeuler_parts.files.logs import (
     alone, best_path, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
 )
 from nanoeuler_parts.files.safetensors import (
     DTYPES, map_tensors, need_finite, note_large, write_tensors,
 )
-from nanoeuler_parts.files.texts import (
-    encode_cut, excerpt, LARGE, parse_json, read_text, split_text, tokenize,
-)
+from nanoeuler_parts.files.texts import excerpt, LARGE, read_text, split_text, tokenize
 from nanoeuler_parts.files.writing import WriteError
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
@@ -1427,7 +1425,7 @@ def adamw(p, g, m, v, n_decay, hyper):
 # in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
 #
 # q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
-# `llama_tensors` of 10.2 has apart.  The embedding, whose rows are met one at a time, the
+# `llama_tensors` of 10.1 has apart.  The embedding, whose rows are met one at a time, the
 # heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
 # add to it from the first step on, and learns faster; the heads and what writes to the residual
 # stream start at zero (bench/NOTES.md has what each of these brought).
@@ -1717,12 +1715,12 @@ class StepClock:
         return self.done == 5 or (self.done > 5 and step % 20 == 0)
 
 class TrainingLoop:
-    """What a run does, step by step.  `Run` (10.3) prepares it, and has what it calls besides:
+    """What a run does, step by step.  `Run` (10.2) prepares it, and has what it calls besides:
     `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
     checkpoint.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
-    checkpoint (10.2); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
+    checkpoint (10.1); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
     rate at this width"""
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
     R = 1                                    # so many rows of a batch stay together
@@ -2038,35 +2036,6 @@ class TrainOptions(Options):
             need(name not in settings,
                  f"{name} is a setting of Muon: drop it, or --optimizer adamw")
         return super().chosen(**ADAMW_DEFAULTS | settings)
-
-@dataclass
-class TuningOptions(Optimization):
-    """Of runs on examples."""
-    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
-    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
-
-@dataclass
-class SftOptions(TuningOptions):
-    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
-    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
-    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
-    template: str = setting("", 0, 0, "alpaca or chatml; empty: the chat model's; of a base "
-                           "model chatml for messages, else alpaca")
-    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
-
-    def check(self):
-        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
-        return super().check()
-
-@dataclass
-class DpoOptions(TuningOptions):
-    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
-    epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
-    beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
-    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
 # ==== 9 Inference ====
 # A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
@@ -2938,191 +2907,7 @@ def steps_of(pieces):
         room -= len(ids)
     yield step
 
-# ==== 10.1 Texts and examples ====
-
-def beside_program(path):
-    """A path as it is, or beside this program if only there is something.  There pip names data/
-    nanoeuler_data/: all programs of everybody stand in one folder."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
-    return next(filter(os.path.exists, places), path)
-
-# ---- examples
-# Stanford Alpaca's templates; what follows them is the response
-PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
-          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
-PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
-                "further context. Write a response that appropriately completes the request.\n\n"
-                "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
-
-def prompt_of(example):
-    return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
-
-def is_conversation(example):
-    """Does it consist of messages, (role, text)?  Others have one question and texts as answers."""
-    return "asked" in example
-
-def asked_in(example):
-    """The messages before the answer"""
-    question = "\n\n".join(filter(None, (example["instruction"], example["input"])))
-    return example.get("asked", [("user", question)])
-
-def answered_in(example, key):
-    """The messages of an answer; those of a whole conversation are several, and not all its own"""
-    answer = example[key]
-    return [("assistant", answer)] if isinstance(answer, str) else answer
-
-def words_of(messages):
-    """The texts of the answers among messages"""
-    return [text for role, text in messages if role == "assistant"]
-
-def question_hash(example):
-    asked = [example["instruction"]]
-    if is_conversation(example):
-        asked = [text for _, text in example["asked"]]
-    question = "\0".join((*asked, example["input"])).encode()
-    return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
-
-def held_out(example, share=0.02):
-    """About this share of all examples, one in 50, by a hash of 32 bits: the same question is
-    always on the same side."""
-    one_in = round(1 / share) if share else 0
-    if one_in and math.isclose(one_in * share, 1):
-        return question_hash(example) % one_in == 0
-    return question_hash(example) < share * (1 << 32)
-
-# ---- the files they come in
-# Templates write a role as it is, so any other one could spell the name of a special token.
-ROLES = "system", "user", "assistant", "tool"
-
-def text_of(content, place):
-    """The text of a message, which may come in parts: [{"type": "text", "text": ..}, ..]"""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    for part in parts:
-        is_text = isinstance(part, dict) and part.get("type") == "text"
-        text = part.get("text") if is_text else part
-        need(is_text and isinstance(text, str), f"{place}: expected a text as its content, found "
-             f"{text!r:.40}")
-    return "".join(part["text"] for part in parts)
-
-def checked_message(role, content, place):
-    """(role, text) of a message.  place: where it stands, for an error"""
-    need(isinstance(role, str) and role in ROLES, f"{place}: expected one of the roles "
-         f"{', '.join(ROLES)}, found {role!r:.40}")
-    return role, text_of(content, place)
-
-def messages_in(listed, name):
-    """[(role, text)] of a conversation from a file or a caller: a list of {"role": ..,
-    "content": ..}, or of pairs (role, text).  Every conversation passes through this function."""
-    need(isinstance(listed, list | tuple) and listed, f"{name}: expected a list of messages, found "
-         f"{listed!r:.40}")
-    messages = []
-    for i, message in enumerate(listed):
-        place = f"{name}[{i}]"
-        if isinstance(message, dict):
-            message = message.get("role"), message.get("content")
-        need(isinstance(message, list | tuple) and len(message) == 2, f"{place}: expected a "
-             f"message with role and content, found {message!r:.40}")
-        messages.append(checked_message(*message, place))
-    return messages
-
-def conversation(asked, answers):
-    """The example of messages before the answer, and {key: messages of an answer}"""
-    for messages in answers.values():
-        need(words_of(messages), "it has no message of the assistant: nothing is to be learned")
-    questions = [text for role, text in asked if role == "user"]
-    return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
-
-def begin_alike(conversations):
-    """The messages with which all of them begin, without the last one of each"""
-    alike = []
-    for messages in zip(*(x[:-1] for x in conversations)):
-        if len({*messages}) > 1:
-            break
-        alike.append(messages[0])
-    return alike
-
-def as_conversation(e, answers):
-    """The example of an entry that consists of messages: {"messages"} of a whole conversation; or
-    {"prompt", answers}; or answers that begin with the same messages, which are what was asked."""
-    key = "messages" if "messages" in e else "output"
-    if answers == ("output",) and not isinstance(e.get("instruction"), list):
-        messages = messages_in(e.get(key), key)
-        roles = [role for role, _ in messages] + ["assistant"]
-        first = roles.index("assistant")
-        return conversation(messages[:first], {"output": messages[first:]})
-    said = {key: messages_in(e.get(key), key) for key in answers}
-    question = e.get("instruction")          # also called prompt
-    if isinstance(question, list):
-        return conversation(messages_in(question, "prompt"), said)
-    asked = begin_alike(said.values())
-    said = {key: messages[len(asked):] for key, messages in said.items()}
-    if not asked and isinstance(question, str):
-        asked = [("user", question)]
-    return conversation(asked, said)
-
-# What others call the fields of an example -> Alpaca's names
-ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
-
-def as_example(entry, answers):
-    """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
-    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
-    lists of messages."""
-    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
-    for theirs, ours in ALSO_CALLED.items():
-        if theirs in e and ours not in e:
-            e[ours] = e.pop(theirs)
-    e = {"input": "", **e}
-    pair = {"chosen", "rejected"} <= e.keys() and answers == ("output",) and not (
-        {"output", "messages"} & e.keys())
-    need(not pair, "it is a pair of preferences, chosen and rejected, of which dpo learns")
-    of_messages = answers == ("output",) and "messages" in e and "output" not in e
-    if of_messages or any(isinstance(e.get(key), list) for key in answers):
-        return as_conversation(e, answers)
-    for key in ("instruction", "input", *answers):
-        need(key in e, f"{key} is missing, or null; it has "
-             f"{', '.join(map(str, entry)) or 'nothing':.80}")
-        need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
-    return e
-
-def read_entries(path, remedy):
-    """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
-    with reading(path, remedy):
-        text = read_bytes(path)
-        digest = hashlib.sha256(text).hexdigest()
-        if os.fspath(path).endswith(".parquet"):
-            import pyarrow.parquet
-            rows = pyarrow.parquet.read_table(path).to_pylist()
-            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(rows, 1)], digest
-        if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
-            entries = parse_json(text)
-            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(entries, 1)], digest
-        lines = enumerate(text.splitlines(), 1)
-        return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
-
-def read_examples(path, *answers):
-    """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
-    fields = f"instruction, input, {', '.join(answers)}"
-    others = "prompt, chosen, rejected"
-    if answers == ("output",):
-        others = "prompt, completion, or messages"
-    remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
-    entries, digest = read_entries(path, remedy)
-    examples = []
-    for name, entry in entries:
-        with reading(f"{path}, {name}", remedy):
-            e = entry()
-            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
-            e = as_example(e, answers)
-            texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
-            texts += [text for key in answers for _, text in answered_in(e, key)]
-            for text in texts:
-                text.encode()                # half a surrogate pair is no text
-            examples.append(e)
-    need(examples, f"{path}: it is empty; {remedy}")
-    return examples, digest
-
-# ==== 10.2 Checkpoint ====
+# ==== 10.1 Checkpoint ====
 
 # ---- a run's state, its tensors and moments
 @dataclass
@@ -3373,9 +3158,16 @@ def print_table(title, rows):
         print(f"  {name:<16} {printable(str(value))}")
     print(flush=True)
 
-# ==== 10.3 Runs on disk ====
+# ==== 10.2 Runs on disk ====
 
 # ---- a run
+def beside_program(path):
+    """A path as it is, or beside this program if only there is something.  There pip names data/
+    nanoeuler_data/: all programs of everybody stand in one folder."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
+    return next(filter(os.path.exists, places), path)
+
 def with_progress(parts, what):
     """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
     told = time.perf_counter()
@@ -3633,237 +3425,6 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-# ---- on examples
-@dataclass
-class ExampleSet(DataSet):
-    """What fine-tuning needs besides: responses are held out with the questions they answer."""
-    held: str                  # "a held-out", or what is learned has to stand in for it
-    questions: list            # examples, held out
-    responses: Examples        # all R responses to each of them
-
-MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
-
-def tokens_of(rows):
-    """Of the longest row; its last token is a target only."""
-    return max(sum(map(len, parts)) - 1 for parts in rows)
-
-MANY_EXAMPLES = 10_000       # which take two seconds
-
-def has_chatml(tokenizer):
-    return tokenizer.specials.keys() >= {*CHATML_TOKENS}
-
-class SftRun(Run):
-    """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
-    verb = "sft"
-    Options = SftOptions
-    begins_with = "nanoeuler.bin"
-    larger_data = "data/alpaca.json"
-    scope = "all held-out responses"
-    by_heart = "the examples by heart; fewer --epochs, or more examples, keep it from that"
-    answers = ["output"]                     # the keys of the R responses
-
-    def read_data(self, start):
-        """Reads the examples and encodes them: they decide how long a row is."""
-        o, s, tokenizer = self.options, self.state, start.tokenizer
-        self.cut_rng = np.random.default_rng(o.seed)
-        self.path = self.data_file()
-        examples, self.digest = read_examples(self.path, *self.answers)
-        self.same_data(self.digest)
-        if not s.text_sha256:                # a run that goes on keeps its own
-            own, s.template = s.template, self.template_for(examples, tokenizer)
-            lost = own and not is_alpaca(own) and s.template != own
-            if lost and not getattr(o, "template", ""):          # dpo has none
-                name = "ChatML" if s.template else "Alpaca's"
-                print(f"note: the model has a chat template of its own, which cannot be trained; "
-                      f"these answers are learned in {name}", file=sys.stderr)
-            s.eos = CHATML_TOKENS[1] if s.template else s.eos
-        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
-        if len(examples) > MANY_EXAMPLES:
-            print(f"encoding {len(examples):,} examples", flush=True)
-        self.encoded = [(e, self.rows_of(e, tokenizer))
-                        for e in with_progress(examples, "encoding examples")]
-
-    def template_for(self, examples, tokenizer):
-        """That which --template names; else that of a chat model, if it is ChatML or Alpaca's.  Of
-        other models ChatML for messages, and Alpaca's, which is "", for single questions, and where
-        ChatML's tokens are missing."""
-        own, asked = self.state.template, self.options.template
-        there = has_chatml(tokenizer)
-        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
-             f"of which ChatML is made; drop --template, or begin with another")
-        if asked == "alpaca" or not there:
-            return ""
-        if is_chatml(own):
-            return own
-        of_messages = any(map(is_conversation, examples)) and not (own and is_alpaca(own))
-        return CHATML if asked or of_messages else ""
-
-    def row_length(self, start):
-        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
-        o, s = self.options, self.state
-        if o.row_len or s.step:              # runs begun before had rows of the context's length
-            return o.row_len or start.cfg.seq_len
-        lengths = [tokens_of(rows) for _, rows in self.encoded]
-        longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
-        T = -(-max(1, longest) // 32) * 32
-        s.options["row_len"] = self.options.row_len = T
-        return T
-
-    def rows_of(self, example, tokenizer, cuts=0.0):
-        """For each of its R responses [asked, answered, ...] as ids: the tokens that end answers
-        are targets only"""
-        def encode(text):
-            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
-
-        asked = asked_in(example)
-        answers = [answered_in(example, key) for key in self.answers]
-        if self.state.template:
-            default = default_system(self.state.template, asked)
-            return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
-                               encode) for answer in answers]
-        *systems, last = [role for role, _ in asked] or [""]
-        single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
-        need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
-             f"Alpaca's template, which knows one question and one answer: its model has no tokens "
-             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another, or "
-             f"choose --template chatml")
-        if systems:
-            example = {"instruction": alpaca_instruction(asked), "input": ""}
-        prompt = encode(prompt_of(example))
-        end = np.int32(tokenizer.specials[self.state.eos])
-        return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
-
-    def is_empty(self, example):
-        """Is nothing asked, or an answer nothing?"""
-        asked = "".join(text for _, text in asked_in(example))
-        answers = [words_of(answered_in(example, key)) for key in self.answers]
-        return not (asked and all(map(all, answers)))
-
-    def split(self):
-        """((example, its rows) to learn, those held out, how many are too long, and empty)"""
-        train, val = [], []
-        n_long = n_empty = 0
-        for example, rows in self.encoded:
-            if tokens_of(rows) > self.T:
-                n_long += 1
-            elif self.is_empty(example) or not all(len(asked) for asked, *_ in rows):
-                n_empty += 1
-            elif held_out(example, self.options.holdout):
-                val.append((example, rows))
-            else:
-                train.append((example, rows))
-        count = counted(len(self.encoded), "example")
-        need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
-             f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
-        train, val = train or val, val or train          # of one question alone
-        if val is train and self.options.holdout and len(train) > 1:
-            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
-            train = [x for x in train if x is not val[0]]
-        return train, val, n_long, n_empty
-
-    def load(self, cfg, tokenizer):
-        """The ExampleSet of a file: examples too long for a row, or empty, are left out."""
-        o, T, R = self.options, self.T, self.R
-        train, val, n_long, n_empty = self.split()
-        n = len(train)
-        steps = o.steps or math.ceil(o.epochs * R * n / self.B)
-        if not self.state.text_sha256 and "warmup" not in o.given:
-            o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
-
-        def copied(cuts, copies):
-            """The rows to learn, anew in each copy; whole where a cut makes them too long."""
-            for _ in range(copies):
-                for example, whole in train:
-                    rows = self.rows_of(example, tokenizer, cuts)
-                    yield from rows if tokens_of(rows) <= T else whole
-
-        learned, copies = [row for _, rows in train for row in rows], 1
-        if o.cuts:                           # up to 16 epochs, each cut elsewhere
-            copies = min(16, math.ceil(steps * self.B / R / n))
-            learned = list(copied(o.cuts, copies))
-        batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
-        responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
-
-        def n_bytes(part, keys):
-            answers = [answered_in(example, key) for example, _ in part for key in keys]
-            return sum(len(text.encode()) for answer in answers for text in words_of(answer))
-
-        learned_bytes = n_bytes(train, self.answers) * copies
-        tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
-        held = "none" if val is train else f"{len(val):,}"
-        held += " held out" + ("; validation is on what is learned" if val is train else "")
-        return ExampleSet(
-            path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
-            validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
-            bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
-            rows=[("examples", f"{self.path}, {n:,} and {held}"),
-                  ("template", "ChatML" if self.state.template else "Alpaca's"),
-                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
-                               f"{n_empty:,} empty")],
-            held="a learned" if val is train else "a held-out",
-            questions=[example for example, _ in val], responses=responses)
-
-    def sample_text(self, n):
-        """The likeliest answer to a held-out question."""
-        data, i = self.data, self.state.step % len(self.data.questions)
-        e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
-                f"{self.continuation(n, asked, temperature=0.0)}")
-
-# ---- on pairs of responses
-class DpoRun(PreferenceLoop, SftRun):
-    """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
-    The reference is the model at step 0.  It never changes, so its cross-entropies are computed
-    then, once, and kept in the checkpoint: there is no second model."""
-    verb = "dpo"
-    Options = DpoOptions
-    begins_with = "nanoeuler_chat.bin"
-    larger_data = "data/preferences.jsonl"
-    scope = "all held-out pairs"
-    by_heart = ""                            # bits of the chosen are not what it learns to lessen
-    answers = ["chosen", "rejected"]
-    R = 2
-    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
-
-    def read_data(self, start):
-        super().read_data(start)
-        alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
-        n = len(self.encoded)
-        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
-             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
-        if alike:
-            print(f"note: {self.path}: chosen and rejected are the same in "
-                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
-                  f"there is nothing to prefer", file=sys.stderr)
-
-    def template_for(self, examples, tokenizer):
-        """The model's own: it knows its questions by that."""
-        own = self.state.template
-        return own if has_chatml(tokenizer) and is_chatml(own) else ""
-
-    def __init__(self, *args, **named):
-        super().__init__(*args, **named)
-        learned, tested = self.data.batches, self.data.responses
-        if not self.state.reference:
-            print("the reference reads every pair once\n", flush=True)
-            ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
-            self.state.reference = ce.tolist()
-        n = len(learned.rows)
-        reference = np.array(self.state.reference, object)
-        need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
-             f"{self.out} has a reference of {len(reference)} responses, which are not those of "
-             f"{self.path}; start with --out NAME")
-        self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
-        self.tested_reference = np.array(self.state.reference[n:])
-
-    def validate(self, rows=None):
-        """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
-        text = super().validate(rows)
-        ce = self.all_losses(self.data.responses)
-        measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
-        self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
-        return f"{self.line.format(**measures)}  {text} of the chosen"
-
 # ---- begin, and go on
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
@@ -3948,7 +3509,7 @@ def fresh(run, preset, file, chosen):
         chosen = {"data": run.larger_data, **chosen}
     if file is not None:
         start = read_checkpoint(file)
-        if issubclass(run, DpoRun) and start.state.kind == "base":
+        if issubclass(run, PreferenceLoop) and start.state.kind == "base":
             print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
                   f"teaches only which of two answers is the better one", file=sys.stderr)
         bos, eos, template = start.state.bos, start.state.eos, start.state.template
@@ -4078,6 +3639,10 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
 # replaced by special tokens.  An imported model brings a template that is a program;
 # nanoeuler_parts/interchange/templates.py makes pieces of what it writes.
 
+# Stanford Alpaca's template; the response follows it
+PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
+          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
+
 # Ours as such programs, for others who read an export
 ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
           r"{% if message['role'] == 'system' %}"
@@ -4152,6 +3717,40 @@ def own_pieces(template, messages):
     if is_alpaca(template):
         return alpaca_pieces(messages)
     return chatml_pieces(template, messages) if is_chatml(template) else None
+
+# Templates write a role as it is, so any other one could spell the name of a special token.
+ROLES = "system", "user", "assistant", "tool"
+
+def text_of(content, place):
+    """The text of a message, which may come in parts: [{"type": "text", "text": ..}, ..]"""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for part in parts:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text") if is_text else part
+        need(is_text and isinstance(text, str), f"{place}: expected a text as its content, found "
+             f"{text!r:.40}")
+    return "".join(part["text"] for part in parts)
+
+def checked_message(role, content, place):
+    """(role, text) of a message.  place: where it stands, for an error"""
+    need(isinstance(role, str) and role in ROLES, f"{place}: expected one of the roles "
+         f"{', '.join(ROLES)}, found {role!r:.40}")
+    return role, text_of(content, place)
+
+def messages_in(listed, name):
+    """[(role, text)] of a conversation from a file or a caller: a list of {"role": ..,
+    "content": ..}, or of pairs (role, text).  Every conversation passes through this function."""
+    need(isinstance(listed, list | tuple) and listed, f"{name}: expected a list of messages, found "
+         f"{listed!r:.40}")
+    messages = []
+    for i, message in enumerate(listed):
+        place = f"{name}[{i}]"
+        if isinstance(message, dict):
+            message = message.get("role"), message.get("content")
+        need(isinstance(message, list | tuple) and len(message) == 2, f"{place}: expected a "
+             f"message with role and content, found {message!r:.40}")
+        messages.append(checked_message(*message, place))
+    return messages
 
 def special_names(tokenizer):
     """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
@@ -5810,8 +5409,8 @@ HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 # Name, the module that declares its arguments (`add_verbs`), help
 VERBS = [
     ("train", "nanoeuler", "learn a text; writes a checkpoint and a log"),
-    ("sft", "nanoeuler", "fine-tune a checkpoint: learn to answer"),
-    ("dpo", "nanoeuler", "tune a chat checkpoint: learn to prefer"),
+    ("sft", "nanoeuler_parts.tuning.sft", "fine-tune a checkpoint: learn to answer"),
+    ("dpo", "nanoeuler_parts.tuning.dpo", "tune a chat checkpoint: learn to prefer"),
     ("chat", "nanoeuler", "continue or answer what you type"),
     ("generate", "nanoeuler", "one continuation or answer, or those of a file"),
     ("lens", "nanoeuler_parts.tools.lens", "the Euler steps of one prompt"),
@@ -5830,14 +5429,6 @@ def train_verb(add):
     add(partial(launch, Run),
         arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
         out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
-
-def sft_verb(add):
-    add(partial(launch, SftRun), beginning(SftRun), out("nanoeuler_chat.bin"), *RUN,
-        settings=fields(SftOptions), shape=CONTEXT)
-
-def dpo_verb(add):
-    add(partial(launch, DpoRun), beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN,
-        settings=fields(DpoOptions), shape=CONTEXT)
 
 def chat_verb(add):
     add(chat, MODEL, settings=fields(Talking))

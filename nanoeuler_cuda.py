@@ -156,6 +156,7 @@ try:
     import bpe
     import nanoeuler as ne
     from nanoeuler import MODEL, RUN, UserError, arg, from_bf16, need, to_bf16
+    from nanoeuler_parts.tuning import dpo, sft
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
@@ -5994,11 +5995,11 @@ class Run(CountsGpus, ne.Run):
         warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
         weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
 
-class SftRun(CountsGpus, ne.SftRun):
-    verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, ne.SftOptions))
+class SftRun(CountsGpus, sft.SftRun):
+    verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, sft.SftOptions))
 
-class DpoRun(CountsGpus, ne.DpoRun):
-    verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, ne.DpoOptions))
+class DpoRun(CountsGpus, dpo.DpoRun):
+    verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, dpo.DpoOptions))
 
 def on_gpu(verb, **engine):
     """The function of a verb, called if there is a GPU that answers."""

@@ -41,6 +41,11 @@ import nanoeuler as ne
 from nanoeuler_parts.files.texts import read_text, split_text
 from nanoeuler_parts.files.writing import replacing
 from nanoeuler_parts.interchange import quantize as the_quantize
+from nanoeuler_parts.tuning.dpo import DpoOptions
+from nanoeuler_parts.tuning.examples import (
+    answered_in, asked_in, held_out, prompt_of, question_hash, read_examples, words_of,
+)
+from nanoeuler_parts.tuning.sft import SftOptions
 import pipeline
 from common import out_folder
 
@@ -210,13 +215,13 @@ def mix_examples(args, tokenizer):
 # ---- what the models can do
 def rows_of(e, key, c):
     """An example as ids: [asked, answered, ...], in the template of this chat model."""
-    asked, answer = ne.asked_in(e), ne.answered_in(e, key)
+    asked, answer = asked_in(e), answered_in(e, key)
     if c.state.template:
         default = ne.default_system(c.state.template, asked)
         return ne.chatml_row([*default, *asked, *answer], len(default) + len(asked), c.tokenizer,
                              lambda text: c.tokenizer.encode(text.encode()))
     end = np.int32(c.tokenizer.specials[c.state.eos])
-    return [c.tokenizer.encode(ne.prompt_of(e)), np.append(c.tokenizer.encode(answer[0][1]), end)]
+    return [c.tokenizer.encode(prompt_of(e)), np.append(c.tokenizer.encode(answer[0][1]), end)]
 
 
 def batch_of(examples, key, c):
@@ -226,7 +231,7 @@ def batch_of(examples, key, c):
         row = rows_of(e, key, c)
         if sum(map(len, row)) <= T + 1:
             rows.append(row)
-            size += sum(len(x.encode()) for x in ne.words_of(ne.answered_in(e, key)))
+            size += sum(len(x.encode()) for x in words_of(answered_in(e, key)))
     ne.need(rows, "no held-out example fits into the context")
     tokens, targets = ne.Examples(rows, T, 1, 1).batch(slice(None))
     return tokens, targets[0], size
@@ -244,7 +249,7 @@ def tail_of(path, holdout, c):
 
 def skill(speaker, asked):
     """{kind: how many answers are exactly the key}"""
-    prompts = [ne.asked_in(e)[0][1] for e in asked]
+    prompts = [asked_in(e)[0][1] for e in asked]
     longest = max(len(e["output"].encode()) for e in asked) + 1
     replies = speaker.generate(prompts, batch=pipeline.AT_ONCE, temperature=0.0, tokens=longest)
     right = [r.answer == e["output"] for r, e in zip(replies, asked)]
@@ -317,11 +322,11 @@ def evaluate(args):
     whole, rounded = str(args.folder / "dpo.bin"), str(args.folder / "model.bin")
     c, small = ne.read_checkpoint(whole, moments=False), ne.read_checkpoint(rounded)
     ne.need(small.matrices == "int8", f"{rounded} is not int8")
-    learned, _ = ne.read_examples(args.folder / "examples.json", "output")
+    learned, _ = read_examples(args.folder / "examples.json", "output")
     # of copies one, and in one order
-    held = list({ne.question_hash(e): e for e in learned if ne.held_out(e)}.values())
-    pairs, _ = ne.read_examples(args.pairs, "chosen", "rejected")
-    pairs = short_enough([e for e in pairs if ne.held_out(e)], c)
+    held = list({question_hash(e): e for e in learned if held_out(e)}.values())
+    pairs, _ = read_examples(args.pairs, "chosen", "rejected")
+    pairs = short_enough([e for e in pairs if held_out(e)], c)
     asked, stages, text = pipeline.unseen(args.unseen), history(args), unpacked(args)
     found = {"commit": commit_of(args), "seed": args.seed, "kind": c.state.kind,
              "device": "", "history": stages, "config": ne.asdict(small.cfg),
@@ -500,8 +505,8 @@ def parse(argv):
     parser.add_argument("--text", default=str(ROOT / ne.TrainOptions.data),
                         help="to pretrain on; may be packed by xz")
     parser.add_argument("--everyday", help="a file of conversations (default: it is made)")
-    parser.add_argument("--instructions", default=str(ROOT / ne.SftOptions.data))
-    parser.add_argument("--pairs", default=str(ROOT / ne.DpoOptions.data))
+    parser.add_argument("--instructions", default=str(ROOT / SftOptions.data))
+    parser.add_argument("--pairs", default=str(ROOT / DpoOptions.data))
     parser.add_argument("--made", type=int, default=MADE, help="questions of skill to choose from")
     parser.add_argument("--unseen", type=int, default=600, help="questions of skill to be asked")
     parser.add_argument("--commit", help="of the code, where git does not know")

@@ -34,6 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
+from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.sft import SftOptions, SftRun
 
 REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
 KINDS = {"sort": "Sort these words", "reverse": "Reverse the order", "add": r"Add \d|What is \d",
@@ -122,7 +125,7 @@ def run_child(command, seconds=None):
 def response_nats(model, tokenizer, e, key):
     """-log pi of the response to an example, nats; None if it does not fit."""
     T = model.cfg.seq_len
-    prompt = tokenizer.encode(ne.prompt_of(e))
+    prompt = tokenizer.encode(prompt_of(e))
     response = np.append(tokenizer.encode(e[key]), np.int32(tokenizer.specials["</s>"]))
     if len(prompt) + len(response) - 1 > T:
         return None
@@ -192,7 +195,7 @@ def unseen(n):
 def questions(n, held, seed, kinds=tuple(KINDS)):
     """n questions of skill, of these kinds in turn, after those of the instruction file: of those
     that are held out, or of the others"""
-    shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
+    shipped, _ = read_examples(ROOT / SftOptions.data, "output")
     seen = {(e["instruction"], e["input"]) for e in shipped}
     lists = [e["input"].split(", ") for e in shipped if e["source"] == "skill" and e["input"]]
     common = sorted({word for words in lists for word in words})
@@ -217,7 +220,7 @@ def questions(n, held, seed, kinds=tuple(KINDS)):
                  rejected=rejected, source="skill")
         question = instruction, words
         tries += 1
-        if ne.held_out(e) == held and chosen != rejected and question not in seen:
+        if held_out(e) == held and chosen != rejected and question not in seen:
             seen.add(question)
             out.append(e)
             tries = 0
@@ -230,7 +233,7 @@ def questions(n, held, seed, kinds=tuple(KINDS)):
 def answers(decoder, tokenizer, examples, longest):
     """The likeliest reply to each example, written together; longest: of each, tokens"""
     end = tokenizer.specials["</s>"]
-    replies = [ne.Reply(tokenizer.encode(ne.prompt_of(e)),
+    replies = [ne.Reply(tokenizer.encode(prompt_of(e)),
                         ne.Sampling(temperature=0.0, tokens=n), None, end)
                for e, n in zip(examples, longest)]
     if replies:
@@ -359,8 +362,8 @@ def main():
 
 
 def held_out_of(path, *keys):
-    examples, _ = ne.read_examples(path, *keys)
-    held = [e for e in examples if ne.held_out(e)]
+    examples, _ = read_examples(path, *keys)
+    held = [e for e in examples if held_out(e)]
     ne.need(held, f"{path}: no example of it is held out; use more")
     return held
 
@@ -374,9 +377,11 @@ def pipeline():
     parser.add_argument("--unseen", type=int, default=0, metavar="N", help="questions of skill")
     parser.add_argument("--force", action="store_true", help="begin anew")
     args = parser.parse_args()
-    engine = importlib.import_module("nanoeuler_cuda") if args.gpu else ne
+    engine, runs = ne, (ne.Run, SftRun, DpoRun)
     if args.gpu:
+        engine = importlib.import_module("nanoeuler_cuda")
         engine.open_device()
+        runs = engine.Run, engine.SftRun, engine.DpoRun
     examples = held_out_of(args.instructions, "output")
     pairs = held_out_of(args.pairs, "chosen", "rejected")
     more = unseen(args.unseen)
@@ -384,7 +389,7 @@ def pipeline():
     cfg = ne.PRESETS[engine.Run.preset]
     before = None                            # the checkpoint that a stage starts from
     stages = []
-    for stage, run in zip(STAGES, (engine.Run, engine.SftRun, engine.DpoRun)):
+    for stage, run in zip(STAGES, runs):
         seconds = run_stage(stage, before, args)
         stages.append(measure(stage.out, engine, run, cfg, seconds, examples, pairs, more))
         cfg = stages[-1].cfg

@@ -51,6 +51,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
 from common import cpu_model, out_folder, versions
 from pipeline import KINDS, unseen
 from oracles.torch_engine import Twin, replies
@@ -114,7 +115,7 @@ def gaps(model, run, examples):
     end = np.int32(run.tokenizer.specials["</s>"])
     out = []
     for e in examples:
-        prompt = run.tokenizer.encode(ne.prompt_of(e))
+        prompt = run.tokenizer.encode(prompt_of(e))
         rows = [(prompt, np.append(run.tokenizer.encode(e[key]), end))
                 for key in ("chosen", "rejected")]
         if max(len(p) + len(r) for p, r in rows) - 1 <= T:
@@ -139,8 +140,8 @@ def answers(run, examples, key, own=True):
     prompts = []
     records = []
     for e in examples:
-        prompt = run.tokenizer.encode(ne.prompt_of(e))
-        if ne.held_out(e) and len(prompt) + len(run.tokenizer.encode(e[key])) <= T:
+        prompt = run.tokenizer.encode(prompt_of(e))
+        if held_out(e) and len(prompt) + len(run.tokenizer.encode(e[key])) <= T:
             prompts.append(prompt)
             records.append(question_of(e, key))
     net = Peer(peer_config(run.model.cfg)).load_numpy(
@@ -186,8 +187,8 @@ def held_out_pairs(run, Model, args):
     """path, or "unseen" -> [is it skill, gap before training, gap after] of each pair that fits."""
     model = run.model
     start = Model(model.cfg, ne.read_checkpoint(args.base).flat, (), run.options)
-    pairs, _ = ne.read_examples(run.options.data, *run.answers)
-    sets = {run.options.data: [e for e in pairs if ne.held_out(e)], "unseen": unseen(args.unseen)}
+    pairs, _ = read_examples(run.options.data, *run.answers)
+    sets = {run.options.data: [e for e in pairs if held_out(e)], "unseen": unseen(args.unseen)}
     out = {}
     for path, some in sets.items():
         both = zip(gaps(start, run, some), gaps(model, run, some))
@@ -201,7 +202,7 @@ def held_out_answers(run, args):
     out = {}
     for path in dict.fromkeys([data, *args.test]):
         key = run.answers[0] if path == data else "output"
-        out[path] = answers(run, ne.read_examples(path, key)[0], key, own=path == data)
+        out[path] = answers(run, read_examples(path, key)[0], key, own=path == data)
     more = unseen(args.unseen)
     if more:
         out["unseen"] = answers(run, more, "output", own=False)

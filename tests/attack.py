@@ -67,6 +67,7 @@ import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.interchange.templates import marked, render
+from nanoeuler_parts.tuning.examples import read_examples
 
 LIMIT = 20                   # seconds for one input; a good one takes some milliseconds
 MEMORY = 2 << 30             # bytes to spare: no size that a file names is believed unchecked
@@ -635,7 +636,7 @@ def examples(rng, spoil=True):
     if spoil:
         Path(name).write_bytes(spoilt_list(rng, name))
     if rng.random() < 0.3:
-        return reads(ne.read_examples, name, "output")
+        return reads(read_examples, name, "output")
     return runs("sft", "adamw.bin", "--data", name, *SHORT, "--cuts", rng.choice([0, 0, 0.3]),
                 "--threads", 1)
 
@@ -646,7 +647,7 @@ def preferences(rng, spoil=True):
     if spoil:
         Path(name).write_bytes(spoilt_list(rng, name))
     if rng.random() < 0.3:
-        return reads(ne.read_examples, name, "chosen", "rejected")
+        return reads(read_examples, name, "chosen", "rejected")
     return runs("dpo", "chat.bin", "--data", name, *SHORT, "--threads", 1)
 
 

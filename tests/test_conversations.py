@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange.templates import render, render_jinja
+from nanoeuler_parts.tuning.examples import asked_in, is_conversation, question_hash, read_examples
+from nanoeuler_parts.tuning.sft import SftRun, tokens_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 START, END = ne.CHATML_TOKENS
@@ -45,7 +47,7 @@ FLAGS = ("--batch", "256", "--warmup", "2", "--steps", "5", "--threads", "1")
 
 def read(folder, entries, *answers):
     (folder / "e.json").write_text(json.dumps(entries), encoding="utf-8")
-    return ne.read_examples(str(folder / "e.json"), *answers)[0]
+    return read_examples(str(folder / "e.json"), *answers)[0]
 
 
 # ---- the fields
@@ -63,14 +65,14 @@ HELLO = [("user", "Hi?")]
 ])
 def test_examples_to_imitate(entry, asked, said, tmp_path):
     [e] = read(tmp_path, [entry], "output")
-    assert ne.is_conversation(e) and (e["asked"], e["output"]) == (asked, said)
+    assert is_conversation(e) and (e["asked"], e["output"]) == (asked, said)
 
 
 @pytest.mark.parametrize("asked", ["bob", [], 7])
 def test_a_field_of_a_file_that_is_a_word_of_ours(asked, tmp_path):
     entry = {"instruction": "Hi?", "output": "Ho.", "asked": asked}
     [e] = read(tmp_path, [entry], "output")
-    assert not ne.is_conversation(e) and ne.asked_in(e) == HELLO
+    assert not is_conversation(e) and asked_in(e) == HELLO
 
 
 @pytest.mark.parametrize("entry, asked, chosen", [
@@ -117,7 +119,7 @@ def test_one_question_is_held_out_in_every_form(tmp_path):
         entries = [dict(instruction=f"Hi {i}?", output="a"),
                    {"messages": [asks(f"Hi {i}?"), says("Ho."), asks("And?"), says("No.")]},
                    {"prompt": [asks(f"Hi {i}?")], "completion": [says("Ho.")]}]
-        assert len({ne.question_hash(e) for e in read(tmp_path, entries, "output")}) == 1
+        assert len({question_hash(e) for e in read(tmp_path, entries, "output")}) == 1
 
 
 def test_parquet(tmp_path):
@@ -125,11 +127,11 @@ def test_parquet(tmp_path):
     from pyarrow import parquet
     path = tmp_path / "e[1].parquet"
     parquet.write_table(pyarrow.Table.from_pylist(CONVERSATIONS), path)
-    examples, digest = ne.read_examples(str(path), "output")
+    examples, digest = read_examples(str(path), "output")
     assert examples == read(tmp_path, CONVERSATIONS, "output") and len(digest) == 64
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ne.UserError, match="parquet"):
-        ne.read_examples(str(path), "output")
+        read_examples(str(path), "output")
 
 
 # ---- the rows
@@ -163,7 +165,7 @@ def test_every_answer_is_learned(messages):
     assert [TOKENIZER.decode(part[:-1]).decode() for part in row[1::2]] == spoken
     if not row:
         return
-    T = ne.tokens_of([row])
+    T = tokens_of([row])
     tokens, targets = ne.Examples([row], T, 2, 1).batch(slice(None))
     learned = [token for part in row[1::2] for token in part]
     assert targets[0, 0][targets[0, 0] >= 0].tolist() == learned
@@ -275,14 +277,14 @@ def test_alpaca_has_system_messages_before_the_instruction(template, base, tmp_p
     monkeypatch.chdir(tmp_path)
     single = json.loads((base / "single.json").read_text("utf-8"))
     (tmp_path / "told.json").write_text(json.dumps(told_first(single, "Be brief.")), "utf-8")
-    seen, rows_of = [], ne.SftRun.rows_of
+    seen, rows_of = [], SftRun.rows_of
 
     def rows_and_keep(self, example, *more):
         rows = rows_of(self, example, *more)
         seen.extend(zip([example["instruction"]], rows))
         return rows
 
-    monkeypatch.setattr(ne.SftRun, "rows_of", rows_and_keep)
+    monkeypatch.setattr(SftRun, "rows_of", rows_and_keep)
     model = base / ("nanoeuler.bin" if template else "old.bin")
     told("sft", model, "--data", "told.json", *FLAGS, *template.split(), "--out", "chat.bin")
     c = ne.read_checkpoint("chat.bin")

@@ -20,6 +20,7 @@ from servers import post, serving
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 
@@ -33,7 +34,7 @@ def verb(*args):
 def life(dry, text, tmp_path, monkeypatch):
     """The arguments of a short pretraining, in an empty folder, on a Hopper that computes zeros."""
     monkeypatch.chdir(tmp_path)
-    for run in (ne.Run, ne.SftRun):          # a launch costs as much here as on a GPU
+    for run in (ne.Run, SftRun):          # a launch costs as much here as on a GPU
         monkeypatch.setattr(run, "sample_text",
                             lambda self, n, method=run.sample_text: method(self, 3))
     dry.gpu.compute_capability = (9, 0)

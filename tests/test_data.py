@@ -32,6 +32,7 @@ import huggingface_hub.file_download
 import huggingface_hub.utils._http
 import nanoeuler as ne
 from nanoeuler_parts.files.texts import split_text
+from nanoeuler_parts.tuning.examples import held_out, read_examples
 import pooch.core
 import prepare
 
@@ -756,7 +757,7 @@ def test_alpaca_drops_what_cannot_be_learned(server, tmp_path, capsys):
         {"instruction": "Zo\u00eb?", "output": "Yes"}]).encode()})
     assert alpaca(tmp_path) == 0
     assert learned(tmp_path) == [good, {"instruction": "Zo\u00eb?", "input": "", "output": "Yes"}]
-    examples, _ = ne.read_examples(str(tmp_path / "alpaca.json"), "output")
+    examples, _ = read_examples(str(tmp_path / "alpaca.json"), "output")
     assert examples == learned(tmp_path)
 
 
@@ -903,7 +904,7 @@ def test_prepare_says_what_is_missing(tmp_path, capsys):
 # ---- What ships ----
 def test_the_preference_sample():
     """Pairs about the questions of instructions.json: both are held out by the same hash."""
-    questions = {(e["instruction"], e["input"]) for e in ne.read_examples(
+    questions = {(e["instruction"], e["input"]) for e in read_examples(
         str(ROOT / "data" / "instructions.json"), "output")[0]}
     lines = (ROOT / "data" / "preferences_sample.jsonl").read_text(encoding="utf-8").splitlines()
     pairs = [json.loads(s) for s in lines]
@@ -912,4 +913,4 @@ def test_the_preference_sample():
     for e in pairs:
         assert (e["instruction"], e["input"]) in questions
         assert e["chosen"] != e["rejected"] and e["chosen"] and e["rejected"]
-    assert sum(map(ne.held_out, pairs)) == 85
+    assert sum(map(held_out, pairs)) == 85

@@ -13,6 +13,8 @@ from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, put_together,
                      refused, run, take_apart, told)
 
 import nanoeuler as ne
+from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
+from nanoeuler_parts.tuning.examples import held_out, prompt_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-every", 10,
@@ -93,9 +95,9 @@ def test_gradient_equals_pytorchs(nll):
         learned_reference=-reference, B=len(tokens), state=SimpleNamespace(step=0, micro_batch=2),
         model=model,
         data=SimpleNamespace(batches=batches),
-        losses=lambda *args: ne.DpoRun.losses(run, *args),
-        options=ne.DpoOptions(beta=0.7, nll=nll))
-    weight, measures = ne.DpoRun.ce_weights(run, tokens, targets)
+        losses=lambda *args: DpoRun.losses(run, *args),
+        options=DpoOptions(beta=0.7, nll=nll))
+    weight, measures = DpoRun.ce_weights(run, tokens, targets)
     assert measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
     model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place
     assert np.allclose(model.a.logits[:, 0], logits.grad.numpy(), rtol=1e-10, atol=1e-15)
@@ -117,7 +119,7 @@ def test_no_pass_takes_more_than_a_micro_batch(tuned, tmp_path, monkeypatch):
             return super().gradient(tokens, targets, weight)
 
     monkeypatch.chdir(tmp_path)
-    ne.launch(ne.DpoRun, Other, file=str(tuned / "nanoeuler.bin"), out="x.bin", resume=False,
+    ne.launch(DpoRun, Other, file=str(tuned / "nanoeuler.bin"), out="x.bin", resume=False,
               force=False, data=str(tuned / "pairs.jsonl"), steps=3, batch=320, eval_every=2)
     assert max(sizes) == ne.read_checkpoint("x.bin").state.micro_batch == 2
 
@@ -160,10 +162,10 @@ def test_the_reference_is_the_first_model_on_each_response_alone(tuned):
     c, base_model = (ne.read_checkpoint(str(tuned / f"{name}.bin"))
                      for name in ("nanoeuler_dpo", "nanoeuler"))
     model, encode = ne.Model(base_model.cfg, base_model.flat), c.tokenizer.encode
-    ordered = [e for held in (False, True) for e in PAIRS if ne.held_out(e) == held]
+    ordered = [e for held in (False, True) for e in PAIRS if held_out(e) == held]
     for i in (0, 50, len(PAIRS) - 1):
         for j, key in enumerate(("chosen", "rejected")):
-            prompt = encode(ne.prompt_of(ordered[i]))
+            prompt = encode(prompt_of(ordered[i]))
             row = [*prompt, *encode(ordered[i][key]), c.tokenizer.specials["</s>"]]
             z = model.logits(np.array([row[:-1]], np.int32))[0, 0].astype(float)
             z -= np.log(np.exp(z).sum(1, keepdims=True))
@@ -302,20 +304,20 @@ def test_help_names_no_setting_that_dpo_does_not_use(capsys):
 
 def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):
     pairs = [{**e, "chosen": e["chosen"].replace("plus", "\u00e9")} for e in PAIRS]
-    held = [e["chosen"] for e in pairs if ne.held_out(e)]
+    held = [e["chosen"] for e in pairs if held_out(e)]
     start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
     start = start._replace(moments=(), state=ne.State(
         kind="chat", reference=[60.0 + i % 7 for i in range(2 * len(PAIRS))]))
     path = write_pairs(tmp_path, pairs) / "pairs.jsonl"
-    options = ne.DpoOptions(data=str(path), batch=640, beta=0.3)
-    run = ne.DpoRun(str(tmp_path / "x.bin"), start, options.check())
+    options = DpoOptions(data=str(path), batch=640, beta=0.3)
+    run = DpoRun(str(tmp_path / "x.bin"), start, options.check())
     assert run.B == 4 and run.state.n_steps == math.ceil(2 * (len(PAIRS) - len(held)) / 4)
     tokens, targets, size = run.data.validation
     assert [run.tokenizer.decode(y[y >= 0]).decode() for y in targets] == [x + "</s>" for x in held]
     assert len(tokens) == len(held) and size == sum(len(x.encode()) for x in held)
     count = (run.data.batches.answers >= 0).sum()
     assert run.data.bytes_per_token * count == sum(
-        len((e["chosen"] + e["rejected"]).encode()) for e in pairs if not ne.held_out(e))
+        len((e["chosen"] + e["rejected"]).encode()) for e in pairs if not held_out(e))
     run.log_file = io.BytesIO()
     run.validate()
     ce = run.losses(run.data.responses, range(len(run.data.responses.rows)))

@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers import ROOT, command
 
-import nanoeuler as ne
+from nanoeuler_parts.tuning.examples import answered_in, is_conversation, read_examples, words_of
 
 sys.path.insert(0, str(ROOT / "data"))
 import everyday
@@ -64,11 +64,11 @@ def test_a_file_of_others_is_not_replaced_unasked(tmp_path, capsys):
 def test_sft_reads_it(tmp_path, entries):
     path = tmp_path / "everyday.jsonl"
     path.write_text("".join(json.dumps(e) + "\n" for e in entries), encoding="utf-8")
-    examples, _ = ne.read_examples(path, "output")
+    examples, _ = read_examples(path, "output")
     assert len(examples) == len(entries)
     for e, x in zip(entries, examples):
-        assert ne.is_conversation(x)
-        assert ne.words_of(ne.answered_in(x, "output")) == answered(e)
+        assert is_conversation(x)
+        assert words_of(answered_in(x, "output")) == answered(e)
         roles = [m["role"] for m in e["messages"]]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
 

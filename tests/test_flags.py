@@ -10,6 +10,8 @@ from helpers import FAST, TINY, nanoeuler, ok, random_flat, refused, run, told
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.tuning.dpo import DpoOptions
+from nanoeuler_parts.tuning.sft import SftOptions
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -304,8 +306,8 @@ def test_every_verb_has_help(capsys):
 
     verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
-    for verb, settings in (("train", ne.TrainOptions), ("sft", ne.SftOptions),
-                           ("dpo", ne.DpoOptions), ("chat", ne.Talking),
+    for verb, settings in (("train", ne.TrainOptions), ("sft", SftOptions),
+                           ("dpo", DpoOptions), ("chat", ne.Talking),
                            ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():

@@ -11,6 +11,8 @@ import pytest
 from helpers import ROOT
 
 import nanoeuler as ne
+from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.unit
 SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
@@ -121,7 +123,7 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     assert sorted(setuptools["py-modules"]) == ["bpe", "nanoeuler", "nanoeuler_cuda"]
     assert setuptools["packages"] == ["nanoeuler_data", "nanoeuler_serve"]
     shipped = setuptools["package-data"]["nanoeuler_data"]
-    for run in (ne.Run, ne.SftRun, ne.DpoRun):           # what they learn if they are not told
+    for run in (ne.Run, SftRun, DpoRun):           # what they learn if they are not told
         assert os.path.basename(run.Options.data) in shipped
     model = os.path.basename(ne.SHIPPED), "MODEL.md"     # and what they talk to: both, or neither
     assert {*model} <= {*shipped}

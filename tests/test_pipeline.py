@@ -12,6 +12,7 @@ from helpers import FAST, ROOT, TEXT, run
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.tuning.examples import prompt_of
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 CODE = """
@@ -148,7 +149,7 @@ def test_no_answer_depends_on_the_questions_beside_it(monkeypatch):
     assert len(set(answers)) > 1             # a model that listens to its prompt
     for e, n, said in zip(asked, longest, answers):
         alone = ne.generate(ne.Decoder(cfg, 20 * ne.init_params(cfg, 1)),
-                            tokenizer.encode(ne.prompt_of(e)), n, None,
+                            tokenizer.encode(prompt_of(e)), n, None,
                             ne.Sampling(temperature=0.0), end)
         assert tokenizer.decode(list(alone)).decode("utf-8", "replace") == said
 

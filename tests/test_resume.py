@@ -9,6 +9,7 @@ from helpers import nanoeuler, ok, outcome, signalled, told
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.tuning.examples import held_out
 
 pytestmark = pytest.mark.cli
 
@@ -27,8 +28,8 @@ Stage = namedtuple("Stage", "out start resume ended")
 
 def few(examples):
     """24 to learn and 2 that are held out."""
-    held = [e for e in examples if ne.held_out(e)]
-    return [e for e in examples if not ne.held_out(e)][:24] + held[:2]
+    held = [e for e in examples if held_out(e)]
+    return [e for e in examples if not held_out(e)][:24] + held[:2]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.texts import encode_cut
+from nanoeuler_parts.tuning.examples import held_out as is_held_out
+from nanoeuler_parts.tuning.examples import PROMPT_INPUT, prompt_of, read_examples
+from nanoeuler_parts.tuning.sft import MOST_A_ROW, SftOptions, SftRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -24,10 +27,10 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 # ---- 7 examples
 def test_the_templates_are_stanfords():
     """Word for word as in the repository of Stanford Alpaca; the response is on its own line."""
-    assert ne.prompt_of(dict(instruction="Sing {x}.", input="")) == (
+    assert prompt_of(dict(instruction="Sing {x}.", input="")) == (
         "Below is an instruction that describes a task. Write a response that appropriately "
         "completes the request.\n\n### Instruction:\nSing {x}.\n\n### Response:\n")
-    assert ne.prompt_of(dict(instruction="Sort.", input="b {a} {input}")) == (
+    assert prompt_of(dict(instruction="Sort.", input="b {a} {input}")) == (
         "Below is an instruction that describes a task, paired with an input that provides further "
         "context. Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nSort.\n\n### Input:\nb {a} {input}\n\n### Response:\n")
@@ -67,11 +70,11 @@ def test_the_text_of_a_row(checkpoint_tokenizer, examples):
     tokenizer, T = checkpoint_tokenizer, 700
     for instruction, given_input, output in examples:
         e = dict(instruction=instruction, input=given_input, output=output)
-        prompt, response = tokenizer.encode(ne.prompt_of(e)), tokenizer.encode(output)
+        prompt, response = tokenizer.encode(prompt_of(e)), tokenizer.encode(output)
         pair = prompt, np.append(response, tokenizer.specials["</s>"])
         tokens, targets = ne.Examples([pair], T, 2, 1).batch([0])
         n = sum(map(len, pair))
-        assert tokenizer.decode(tokens[0, :n]) == (ne.prompt_of(e) + output + "</s>").encode()
+        assert tokenizer.decode(tokens[0, :n]) == (prompt_of(e) + output + "</s>").encode()
         for k in range(2):
             learned = targets[k, 0][targets[k, 0] >= 0]
             assert tokenizer.decode(learned) == (output + "</s>").encode()
@@ -79,7 +82,7 @@ def test_the_text_of_a_row(checkpoint_tokenizer, examples):
 
 @pytest.fixture(scope="module")
 def checkpoint_tokenizer():
-    return bpe.train((ne.PROMPT + ne.PROMPT_INPUT).encode(), 300)
+    return bpe.train((ne.PROMPT + PROMPT_INPUT).encode(), 300)
 
 
 def test_a_row_knows_of_no_other_and_of_no_padding():
@@ -148,8 +151,8 @@ def test_each_epoch_is_cut_elsewhere(base, tmp_path):
     start = start._replace(moments=(), state=ne.State(kind="chat", eos="</s>"))
     batches = []
     for cuts in (0.0, 0.4):
-        options = ne.SftOptions(data=str(base / "add.json"), epochs=1.5, cuts=cuts).check()
-        run = ne.SftRun(str(tmp_path / "x.bin"), start, options)
+        options = SftOptions(data=str(base / "add.json"), epochs=1.5, cuts=cuts).check()
+        run = SftRun(str(tmp_path / "x.bin"), start, options)
         batches.append((run.data.batches.rows, run.data.responses.rows, run.state.n_steps))
     (plain, test, steps), (cut, cut_test, cut_steps) = batches
     assert np.array_equal(test, cut_test) and steps == cut_steps         # asked as users ask
@@ -180,16 +183,16 @@ def test_an_epoch_reads_a_copy_of_its_own():
 def test_held_out_by_hand():
     e = dict(instruction="Name a colour.", input="not \u00e9")
     digest = hashlib.sha256("Name a colour.\0not \u00e9".encode()).hexdigest()
-    assert ne.held_out(e) == (int(digest[:8], 16) % 50 == 0)
-    share = np.mean([ne.held_out(dict(instruction=str(i), input="")) for i in range(20_000)])
+    assert is_held_out(e) == (int(digest[:8], 16) % 50 == 0)
+    share = np.mean([is_held_out(dict(instruction=str(i), input="")) for i in range(20_000)])
     assert 0.015 < share < 0.025
-    assert ne.held_out({**e, "output": "x"}) == ne.held_out({**e, "output": "y"})
+    assert is_held_out({**e, "output": "x"}) == is_held_out({**e, "output": "y"})
 
 
 @pytest.mark.parametrize("share", [0.01, 0.02, 0.1, 0.3, 0.4, 0.5])
 def test_the_share_that_is_held_out_is_the_one_asked_for(share):
     n = 20_000
-    held = sum(ne.held_out(dict(instruction=str(i), input=""), share) for i in range(n))
+    held = sum(is_held_out(dict(instruction=str(i), input=""), share) for i in range(n))
     assert abs(held / n - share) < 4 * math.sqrt(share * (1 - share) / n)
 
 
@@ -200,7 +203,7 @@ def test_a_mark_of_the_byte_order_and_lines_of_a_text_are_no_lines_of_the_file(t
     for text in (json.dumps([e], ensure_ascii=False), json.dumps(e, ensure_ascii=False)):
         for mark in ("", "\ufeff"):
             path.write_text(mark + text, encoding="utf-8")
-            assert ne.read_examples(str(path), "output")[0] == [e]
+            assert read_examples(str(path), "output")[0] == [e]
 
 
 def begin(base, tmp_path, examples, seq_len=160, **chosen):
@@ -209,20 +212,20 @@ def begin(base, tmp_path, examples, seq_len=160, **chosen):
     start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
     start = start._replace(cfg=ne.replace(start.cfg, seq_len=seq_len), moments=(),
                            state=ne.State(kind="chat"))
-    options = ne.SftOptions(data=str(tmp_path / "some.json"), batch=320,
+    options = SftOptions(data=str(tmp_path / "some.json"), batch=320,
                             **{"row_len": seq_len} | chosen)
-    return ne.SftRun(str(tmp_path / "x.bin"), start, options.check())
+    return SftRun(str(tmp_path / "x.bin"), start, options.check())
 
 
 def test_which_examples_are_left_out(base, tmp_path, capsys):
     """Prompt and response fill the context, </s> is the last target; no question, no example."""
     tokenizer = ne.read_checkpoint(str(base / "nanoeuler.bin")).tokenizer
-    sizes = [len(tokenizer.encode(ne.prompt_of(e))) + len(tokenizer.encode(e["output"]))
+    sizes = [len(tokenizer.encode(prompt_of(e))) + len(tokenizer.encode(e["output"]))
              for e in ADD]
     T, odd = max(sizes), dict(instruction="", input="", output="?")
     run = begin(base, tmp_path, [*ADD, odd], T, epochs=1.1)
     assert "left out         0 examples" in (said := capsys.readouterr().out) and "1 empty" in said
-    n = sum(not ne.held_out(e) for e in ADD)
+    n = sum(not is_held_out(e) for e in ADD)
     assert (len(run.data.batches.rows), run.state.n_steps) == (n, math.ceil(1.1 * n / run.B))
     tokens, (targets, *_) = run.data.batches.batch(slice(None))
     assert tokens.shape[1] == T and (targets[:, -1] >= 0).any()
@@ -238,7 +241,7 @@ def test_which_examples_are_left_out(base, tmp_path, capsys):
 def test_rows_are_as_long_as_the_examples_need(base, tmp_path, capsys):
     """Rounded up to 32; the context grows with them, and does not shrink."""
     tokenizer = ne.read_checkpoint(str(base / "nanoeuler.bin")).tokenizer
-    need = max(len(tokenizer.encode(ne.prompt_of(e))) + len(tokenizer.encode(e["output"]))
+    need = max(len(tokenizer.encode(prompt_of(e))) + len(tokenizer.encode(e["output"]))
                for e in ADD)
     for context in (16, 1000):
         run = begin(base, tmp_path, ADD, context, row_len=0)
@@ -246,7 +249,7 @@ def test_rows_are_as_long_as_the_examples_need(base, tmp_path, capsys):
         assert run.model.cfg.seq_len == max(context, run.T)
         assert run.options.row_len == run.state.options["row_len"] == run.T
         assert "left out         0 examples" in capsys.readouterr().out
-    long = {**ADD[0], "output": "x" * 3 * ne.MOST_A_ROW}
+    long = {**ADD[0], "output": "x" * 3 * MOST_A_ROW}
     T = begin(base, tmp_path, ADD, row_len=0).T
     assert begin(base, tmp_path, [*ADD, long], row_len=0).T == T
     assert f"1 example longer than a row of {T} tokens" in capsys.readouterr().out
@@ -260,7 +263,7 @@ def test_a_run_begun_before_keeps_the_rows_it_had(base, tmp_path, monkeypatch):
     assert c.state.options.pop("row_len") == 192 and c.state.options.pop("holdout") == 0.02
     ne.write_checkpoint("nanoeuler_chat.bin", *c)
     rows = []
-    monkeypatch.setattr(ne.SftRun, "go", lambda self: rows.append(self.T))
+    monkeypatch.setattr(SftRun, "go", lambda self: rows.append(self.T))
     run("sft", "--resume", "--steps", 3)
     assert rows == [192]
 
@@ -295,11 +298,11 @@ def test_names_that_others_give_to_the_fields(tmp_path):
     for e in (dict(prompt="Hi?", completion="Ho."), dict(prompt="Hi?", output="Ho."),
               dict(instruction="Hi?", input=None, output="Ho.")):
         path.write_text(json.dumps(e), encoding="utf-8")
-        [got], _ = ne.read_examples(str(path), "output")
+        [got], _ = read_examples(str(path), "output")
         assert {key: got[key] for key in want} == want
     pair = dict(prompt="Hi?", chosen="Ho.", rejected="No.")
     path.write_text(json.dumps(pair), encoding="utf-8")
-    [got], _ = ne.read_examples(str(path), "chosen", "rejected")
+    [got], _ = read_examples(str(path), "chosen", "rejected")
     assert got == dict(instruction="Hi?", input="", chosen="Ho.", rejected="No.")
 
 
@@ -317,7 +320,7 @@ def test_other_data_than_a_run_learns_are_refused(base, tmp_path, monkeypatch, c
 def test_responses_are_measured_in_bytes(base, tmp_path):
     many = [{**e, "output": e["output"].replace("plus", "\u00e9\u4e2d")} for e in ADD]
     run = begin(base, tmp_path, many)
-    learned, held = ([e for e in many if ne.held_out(e) == held] for held in (False, True))
+    learned, held = ([e for e in many if is_held_out(e) == held] for held in (False, True))
     assert run.data.validation[2] == sum(len(e["output"].encode()) for e in held)
     count = sum(len(run.tokenizer.encode(e["output"])) + 1 for e in learned)
     assert run.data.bytes_per_token * count == pytest.approx(
@@ -338,18 +341,18 @@ def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkey
     run, asked = begin(base, tmp_path, ADD), []
     monkeypatch.setattr(ne, "generate", lambda decoder, ids, n, rng, sampling, stop: (
         asked.append((n, sampling.temperature, stop)), ids)[1])
-    e, = [e for e in ADD if ne.held_out(e)][:1]
+    e, = [e for e in ADD if is_held_out(e)][:1]
     assert run.sample_text(20) == ("a held-out question, and the answer:\n"
-                              f"> {e['instruction']} \n{ne.prompt_of(e)}")
+                              f"> {e['instruction']} \n{prompt_of(e)}")
     assert asked == [(20, 0.0, run.tokenizer.specials["</s>"])]
 
 
 def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_path, monkeypatch):
     runs, c = [], ne.read_checkpoint(str(base / "nanoeuler.bin"))
-    monkeypatch.setattr(ne.SftRun, "go", lambda self: runs.append(self))
+    monkeypatch.setattr(SftRun, "go", lambda self: runs.append(self))
     state = ne.replace(c.state, kind="chat", bos="<s>", template="x", reference=[1.0])
     ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, state, c.flat, c.moments)
-    ne.launch(ne.SftRun, file=str(tmp_path / "a.bin"), out=str(tmp_path / "b.bin"), resume=False,
+    ne.launch(SftRun, file=str(tmp_path / "a.bin"), out=str(tmp_path / "b.bin"), resume=False,
               force=False, data=str(base / "add.json"))
     run, = runs
     assert c.moments[0].any() and np.array_equal(run.model.flat, c.flat)
@@ -375,7 +378,7 @@ def tuned(base, tmp_path_factory):
 
 def test_what_a_run_prints_and_writes(tuned):
     out = (tuned / "stdout.txt").read_text("utf-8")
-    held_out = [e for e in ADD if ne.held_out(e)]
+    held_out = [e for e in ADD if is_held_out(e)]
     asked = [e for e in held_out if f"> {e['instruction']}" in out.split("ETA 0:00")[-1]]
     assert len(asked) == 1 and len(held_out) >= 1
     assert f"add.json, {len(ADD) - len(held_out)} and {len(held_out)} held out" in out
@@ -395,8 +398,8 @@ def test_validation_is_bits_per_byte_of_the_responses(tuned):
     """The same sum from each held-out example alone, without padding."""
     c, nats, size = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin")), 0.0, 0
     model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[ne.DTYPE])
-    for e in filter(ne.held_out, ADD):
-        prompt = c.tokenizer.encode(ne.prompt_of(e))
+    for e in filter(is_held_out, ADD):
+        prompt = c.tokenizer.encode(prompt_of(e))
         row = [*prompt, *c.tokenizer.encode(e["output"]), c.tokenizer.specials["</s>"]]
         z = model.logits(np.array([row[:-1]], np.int32))[0, 0].astype(float)
         z -= np.log(np.exp(z).sum(1, keepdims=True))
@@ -415,7 +418,7 @@ def test_epochs_and_a_longer_context(base, tmp_path, monkeypatch):
     monkeypatch.chdir(copy_of(base, tmp_path))
     run("sft", "--data", "add.json", "--epochs", 0.5, "--seq-len", 192, *FLAGS)
     c = ne.read_checkpoint("nanoeuler_chat.bin")
-    n = sum(not ne.held_out(e) for e in ADD)
+    n = sum(not is_held_out(e) for e in ADD)
     assert c.cfg.seq_len == 192 and c.state.step == math.ceil(n / 2)       # one row a step
     run("sft", "--resume", "--epochs", 0.6)
     done = math.ceil(0.6 * n)
@@ -504,8 +507,8 @@ def test_the_template_that_is_chosen_is_learned(chosen, own, learned, base, tmp_
     c = ne.read_checkpoint("nanoeuler.bin")
     ne.write_checkpoint("own.bin", c.cfg, c.tokenizer, ne.replace(c.state, template=own), c.flat)
     flags = ("--template", chosen) if chosen else ()
-    rows, begin = [], ne.SftRun.read_data
-    monkeypatch.setattr(ne.SftRun, "read_data", lambda run, start: (begin(run, start), rows.append(
+    rows, begin = [], SftRun.read_data
+    monkeypatch.setattr(SftRun, "read_data", lambda run, start: (begin(run, start), rows.append(
         run.encoded[0][1][0]))[0])
     run("sft", "own.bin", "--data", "add.json", "--steps", 1, *flags, *FLAGS)
     said = capsys.readouterr()
@@ -567,7 +570,7 @@ def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
 def test_many_examples_are_encoded_after_a_line(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     for most, said in (len(ADD) - 1, 1), (len(ADD), 0):
-        monkeypatch.setattr(ne, "MANY_EXAMPLES", most)
+        monkeypatch.setattr("nanoeuler_parts.tuning.sft.MANY_EXAMPLES", most)
         run("sft", "--data", "add.json", "--steps", 1, "--force", *FLAGS)
         assert capsys.readouterr().out.count(f"encoding {len(ADD)} examples\n") == said
 

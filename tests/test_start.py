@@ -19,6 +19,7 @@ from numba import complex64, float32
 from numba.core import caching
 
 import nanoeuler as ne
+from nanoeuler_parts.tuning.examples import prompt_of
 
 pytestmark = pytest.mark.cli
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py")
@@ -67,7 +68,7 @@ def examples(folder):
     """A text, instructions and preferences, in files with blanks in their names."""
     pairs = [{"instruction": f"Say {i}.", "input": "", "output": f"It is {i}.",
               "chosen": f"It is {i}.", "rejected": f"It is {i + 1}."} for i in range(150)]
-    texts = [ne.prompt_of(x) + x["output"] for x in pairs]
+    texts = [prompt_of(x) + x["output"] for x in pairs]
     (folder / "any text.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "my answers.json").write_text(json.dumps(pairs), encoding="utf-8")
     (folder / "my pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")

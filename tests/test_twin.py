@@ -19,6 +19,8 @@ from oracles.torch_engine import Twin, replies
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.tuning.examples import held_out, read_examples
+from nanoeuler_parts.tuning.sft import SftOptions
 
 pytestmark = pytest.mark.interop
 HYPER = dict(lr=0.02, beta1=0.9, beta2=0.95, weight_decay=0.1)
@@ -152,7 +154,7 @@ def test_a_whole_sft_with_control(base, bench):
     assert max(largest["loss"], largest["norm"]) < 1e-4
     assert largest["update"] < 1e-3          # it divides by sqrt(v): where g is near zero, rounding
     assert v["largest"] < 1e-4 and r["sides"]["control"]["largest"] < 1e-4
-    asked = sum(map(ne.held_out, ADD))
+    asked = sum(map(held_out, ADD))
     assert v["held_out"]["exact, skill, add.json"][1] == asked
     assert v["same_replies"]["add.json"] == [asked, asked]
     assert v["held_out"]["our own decoder replies the same, add.json"] == [asked, asked]
@@ -217,9 +219,9 @@ def test_too_many_questions_are_an_error_before_any_training(base, bench):
 
 
 def test_more_questions_of_skill_are_held_out_and_right():
-    shipped, _ = ne.read_examples(ROOT / ne.SftOptions.data, "output")
+    shipped, _ = read_examples(ROOT / SftOptions.data, "output")
     seen, made = {(e["instruction"], e["input"]) for e in shipped}, twin.unseen(60)
-    assert made == twin.unseen(60) and all(map(ne.held_out, made))
+    assert made == twin.unseen(60) and all(map(held_out, made))
     assert not seen & {(e["instruction"], e["input"]) for e in made}
     assert len({(e["instruction"], e["input"]) for e in made}) == 60
     form = lambda e: re.sub(r"\d+|\".*?\"", "", e["instruction"])

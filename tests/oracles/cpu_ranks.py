@@ -19,8 +19,10 @@ sys.path[:0] = [str(ROOT)]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.files.logs import alone
+from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.sft import SftRun
 
-RUNS = {run.verb: run for run in (ne.Run, ne.SftRun, ne.DpoRun)}
+RUNS = {run.verb: run for run in (ne.Run, SftRun, DpoRun)}
 
 
 class Wide(ne.Model):

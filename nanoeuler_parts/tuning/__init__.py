@@ -1,0 +1,1 @@
+"""Fine-tuning: examples to learn from, supervised runs and preference runs."""

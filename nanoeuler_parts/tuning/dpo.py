@@ -1,0 +1,77 @@
+"""`dpo`: direct preference optimization on pairs of answers (Rafailov et al. 2023)."""
+import sys
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+
+from bpe import need
+from nanoeuler import (
+    beginning, CONTEXT, counted, dpo_loss, is_chatml, launch, out, PreferenceLoop, RUN, setting,
+)
+from nanoeuler_parts.tuning.sft import has_chatml, SftRun, TuningOptions
+
+@dataclass
+class DpoOptions(TuningOptions):
+    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
+    epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
+    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
+    beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
+    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
+
+class DpoRun(PreferenceLoop, SftRun):
+    """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
+    The reference is the model at step 0.  It never changes, so its cross-entropies are computed
+    then, once, and kept in the checkpoint: there is no second model."""
+    verb = "dpo"
+    Options = DpoOptions
+    begins_with = "nanoeuler_chat.bin"
+    larger_data = "data/preferences.jsonl"
+    scope = "all held-out pairs"
+    by_heart = ""                            # bits of the chosen are not what it learns to lessen
+    answers = ["chosen", "rejected"]
+    R = 2
+    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+
+    def read_data(self, start):
+        super().read_data(start)
+        alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
+        n = len(self.encoded)
+        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
+             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
+        if alike:
+            print(f"note: {self.path}: chosen and rejected are the same in "
+                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
+                  f"there is nothing to prefer", file=sys.stderr)
+
+    def template_for(self, examples, tokenizer):
+        """The model's own: it knows its questions by that."""
+        own = self.state.template
+        return own if has_chatml(tokenizer) and is_chatml(own) else ""
+
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        learned, tested = self.data.batches, self.data.responses
+        if not self.state.reference:
+            print("the reference reads every pair once\n", flush=True)
+            ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
+            self.state.reference = ce.tolist()
+        n = len(learned.rows)
+        reference = np.array(self.state.reference, object)
+        need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
+             f"{self.out} has a reference of {len(reference)} responses, which are not those of "
+             f"{self.path}; start with --out NAME")
+        self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
+        self.tested_reference = np.array(self.state.reference[n:])
+
+    def validate(self, rows=None):
+        """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
+        text = super().validate(rows)
+        ce = self.all_losses(self.data.responses)
+        measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
+        self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
+        return f"{self.line.format(**measures)}  {text} of the chosen"
+
+def dpo_verb(add):
+    add(partial(launch, DpoRun), beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN,
+        settings=fields(DpoOptions), shape=CONTEXT)

@@ -1,0 +1,220 @@
+"""`sft`: supervised fine-tuning on examples; the loss is that of the answers alone."""
+import math
+import sys
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+
+from bpe import need
+from nanoeuler import (
+    alpaca_instruction, beginning, CHATML, chatml_row, CHATML_TOKENS, CONTEXT, counted, DataSet,
+    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, Optimization, out, RUN, Run,
+    setting, TEMPLATES, with_progress,
+)
+from nanoeuler_parts.files.texts import encode_cut
+from nanoeuler_parts.tuning.examples import (
+    answered_in, asked_in, held_out, is_conversation, prompt_of, question_hash, read_examples,
+    words_of,
+)
+
+@dataclass
+class TuningOptions(Optimization):
+    """Of runs on examples."""
+    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
+    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
+
+@dataclass
+class SftOptions(TuningOptions):
+    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
+    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
+    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
+    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
+    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
+    template: str = setting("", 0, 0, "alpaca or chatml; empty: the chat model's; of a base "
+                           "model chatml for messages, else alpaca")
+    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
+
+    def check(self):
+        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
+        return super().check()
+
+@dataclass
+class ExampleSet(DataSet):
+    """What fine-tuning needs besides: responses are held out with the questions they answer."""
+    held: str                  # "a held-out", or what is learned has to stand in for it
+    questions: list            # examples, held out
+    responses: Examples        # all R responses to each of them
+
+MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
+
+def tokens_of(rows):
+    """Of the longest row; its last token is a target only."""
+    return max(sum(map(len, parts)) - 1 for parts in rows)
+
+MANY_EXAMPLES = 10_000       # which take two seconds
+
+def has_chatml(tokenizer):
+    return tokenizer.specials.keys() >= {*CHATML_TOKENS}
+
+class SftRun(Run):
+    """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
+    verb = "sft"
+    Options = SftOptions
+    begins_with = "nanoeuler.bin"
+    larger_data = "data/alpaca.json"
+    scope = "all held-out responses"
+    by_heart = "the examples by heart; fewer --epochs, or more examples, keep it from that"
+    answers = ["output"]                     # the keys of the R responses
+
+    def read_data(self, start):
+        """Reads the examples and encodes them: they decide how long a row is."""
+        o, s, tokenizer = self.options, self.state, start.tokenizer
+        self.cut_rng = np.random.default_rng(o.seed)
+        self.path = self.data_file()
+        examples, self.digest = read_examples(self.path, *self.answers)
+        self.same_data(self.digest)
+        if not s.text_sha256:                # a run that goes on keeps its own
+            own, s.template = s.template, self.template_for(examples, tokenizer)
+            lost = own and not is_alpaca(own) and s.template != own
+            if lost and not getattr(o, "template", ""):          # dpo has none
+                name = "ChatML" if s.template else "Alpaca's"
+                print(f"note: the model has a chat template of its own, which cannot be trained; "
+                      f"these answers are learned in {name}", file=sys.stderr)
+            s.eos = CHATML_TOKENS[1] if s.template else s.eos
+        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
+        if len(examples) > MANY_EXAMPLES:
+            print(f"encoding {len(examples):,} examples", flush=True)
+        self.encoded = [(e, self.rows_of(e, tokenizer))
+                        for e in with_progress(examples, "encoding examples")]
+
+    def template_for(self, examples, tokenizer):
+        """That which --template names; else that of a chat model, if it is ChatML or Alpaca's.  Of
+        other models ChatML for messages, and Alpaca's, which is "", for single questions, and where
+        ChatML's tokens are missing."""
+        own, asked = self.state.template, self.options.template
+        there = has_chatml(tokenizer)
+        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
+             f"of which ChatML is made; drop --template, or begin with another")
+        if asked == "alpaca" or not there:
+            return ""
+        if is_chatml(own):
+            return own
+        of_messages = any(map(is_conversation, examples)) and not (own and is_alpaca(own))
+        return CHATML if asked or of_messages else ""
+
+    def row_length(self, start):
+        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
+        o, s = self.options, self.state
+        if o.row_len or s.step:              # runs begun before had rows of the context's length
+            return o.row_len or start.cfg.seq_len
+        lengths = [tokens_of(rows) for _, rows in self.encoded]
+        longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
+        T = -(-max(1, longest) // 32) * 32
+        s.options["row_len"] = self.options.row_len = T
+        return T
+
+    def rows_of(self, example, tokenizer, cuts=0.0):
+        """For each of its R responses [asked, answered, ...] as ids: the tokens that end answers
+        are targets only"""
+        def encode(text):
+            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
+
+        asked = asked_in(example)
+        answers = [answered_in(example, key) for key in self.answers]
+        if self.state.template:
+            default = default_system(self.state.template, asked)
+            return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
+                               encode) for answer in answers]
+        *systems, last = [role for role, _ in asked] or [""]
+        single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
+        need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
+             f"Alpaca's template, which knows one question and one answer: its model has no tokens "
+             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another, or "
+             f"choose --template chatml")
+        if systems:
+            example = {"instruction": alpaca_instruction(asked), "input": ""}
+        prompt = encode(prompt_of(example))
+        end = np.int32(tokenizer.specials[self.state.eos])
+        return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
+
+    def is_empty(self, example):
+        """Is nothing asked, or an answer nothing?"""
+        asked = "".join(text for _, text in asked_in(example))
+        answers = [words_of(answered_in(example, key)) for key in self.answers]
+        return not (asked and all(map(all, answers)))
+
+    def split(self):
+        """((example, its rows) to learn, those held out, how many are too long, and empty)"""
+        train, val = [], []
+        n_long = n_empty = 0
+        for example, rows in self.encoded:
+            if tokens_of(rows) > self.T:
+                n_long += 1
+            elif self.is_empty(example) or not all(len(asked) for asked, *_ in rows):
+                n_empty += 1
+            elif held_out(example, self.options.holdout):
+                val.append((example, rows))
+            else:
+                train.append((example, rows))
+        count = counted(len(self.encoded), "example")
+        need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
+             f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
+        train, val = train or val, val or train          # of one question alone
+        if val is train and self.options.holdout and len(train) > 1:
+            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
+            train = [x for x in train if x is not val[0]]
+        return train, val, n_long, n_empty
+
+    def load(self, cfg, tokenizer):
+        """The ExampleSet of a file: examples too long for a row, or empty, are left out."""
+        o, T, R = self.options, self.T, self.R
+        train, val, n_long, n_empty = self.split()
+        n = len(train)
+        steps = o.steps or math.ceil(o.epochs * R * n / self.B)
+        if not self.state.text_sha256 and "warmup" not in o.given:
+            o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
+
+        def copied(cuts, copies):
+            """The rows to learn, anew in each copy; whole where a cut makes them too long."""
+            for _ in range(copies):
+                for example, whole in train:
+                    rows = self.rows_of(example, tokenizer, cuts)
+                    yield from rows if tokens_of(rows) <= T else whole
+
+        learned, copies = [row for _, rows in train for row in rows], 1
+        if o.cuts:                           # up to 16 epochs, each cut elsewhere
+            copies = min(16, math.ceil(steps * self.B / R / n))
+            learned = list(copied(o.cuts, copies))
+        batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
+        responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
+
+        def n_bytes(part, keys):
+            answers = [answered_in(example, key) for example, _ in part for key in keys]
+            return sum(len(text.encode()) for answer in answers for text in words_of(answer))
+
+        learned_bytes = n_bytes(train, self.answers) * copies
+        tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
+        held = "none" if val is train else f"{len(val):,}"
+        held += " held out" + ("; validation is on what is learned" if val is train else "")
+        return ExampleSet(
+            path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
+            validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
+            bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
+            rows=[("examples", f"{self.path}, {n:,} and {held}"),
+                  ("template", "ChatML" if self.state.template else "Alpaca's"),
+                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
+                               f"{n_empty:,} empty")],
+            held="a learned" if val is train else "a held-out",
+            questions=[example for example, _ in val], responses=responses)
+
+    def sample_text(self, n):
+        """The likeliest answer to a held-out question."""
+        data, i = self.data, self.state.step % len(self.data.questions)
+        e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
+        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
+                f"{self.continuation(n, asked, temperature=0.0)}")
+
+def sft_verb(add):
+    add(partial(launch, SftRun), beginning(SftRun), out("nanoeuler_chat.bin"), *RUN,
+        settings=fields(SftOptions), shape=CONTEXT)
