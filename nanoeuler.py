@@ -19,18 +19,17 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py compile                what these need, before they do
 
 Contents
-    1    Configuration                        7    Batches: of a text, and of examples
-    2    Memory: flat buffers and views       8    Training: the loop, fine-tuning, preferences
-    3    Building blocks                      9    Inference: a step, sampling, drafts, replies
-    4.1  Matmul                               10.1 Checkpoint
-    4.2  Embedding                            10.2 Runs on disk: log, lock, --resume
-    4.3  RMSNorm                              11.1 Conversation
-    4.4  RoPE                                 11.2 The server
+    1    Configuration                        6    Optimizer
+    2    Memory: flat buffers and views       7    Batches: of a text, and of examples
+    3    Building blocks                      8    Training: the loop, fine-tuning, preferences
+    4.1  Matmul                               9    Inference: a step, sampling, drafts, replies
+    4.2  Embedding                            10.1 Checkpoint
+    4.3  RMSNorm                              10.2 Runs on disk: log, lock, --resume
+    4.4  RoPE                                 11   Conversation
     4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
     4.6  SwiGLU                               13   Command line
     4.7  Cross-entropy
     5    Model: forward, backward, threads
-    6    Optimizer
 
     Who wants to understand reads 1 to 9.  What follows is files, terminals and strangers, and how
     it is made fast.
@@ -1878,7 +1877,7 @@ class TrainingLoop:
 
 # ---- fine-tuning
 # The loop is the same, and so is the loss.  A row is an example, and targets are the answers alone:
-# `Examples` of section 7.  How a conversation is written is said in 11.1.
+# `Examples` of section 7.  How a conversation is written is said in 11.
 def chatml_row(messages, learned_from, tokenizer, encode):
     """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
     messages.  Answered are the answers from this message on, each with the token that ends it."""
@@ -3625,7 +3624,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 note_slow_run(start.cfg, options)
             run(out, start, options, engine).go()
 
-# ==== 11.1 Conversation ====
+# ==== 11 Conversation ====
 # What a chat model reads is one text: all that was said, and what begins its answer.  A template
 # says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
 #
@@ -4171,53 +4170,6 @@ def chat(file=None, decoder=Decoder, **chosen):
           f"type.\n"
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
     speaker.converse()
-
-# ==== 11.2 The server ====
-@dataclass
-class Serving(Settings):
-    """How `serve` listens, and how much it does at once."""
-    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
-    port: int = setting(8000, 0, 65_535, "0: one that is free")
-    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
-    origin: list = field(default_factory=list, metadata={
-        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
-    allow_host: list = field(default_factory=list, metadata={
-        "help": "another name by which the server may be called, as mybox.example.org; needed only "
-                "without an API key; may be given several times"})
-    log: list = field(default_factory=list, metadata={
-        "help": "a log for /training beside those in this folder; may be given several times"})
-    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
-    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
-    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
-    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
-    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
-    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
-    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    weights: str = setting("", 0, 0, "in memory: f32, bf16, or on the CPU int8; empty: f32, on a "
-                           "GPU bf16 if it can")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
-
-def need_packages(verb, names):
-    """Names all packages that a verb lacks at once."""
-    missing = [name for name in names if not importlib.util.find_spec(name)]
-    need(not missing, f"{verb} needs {' and '.join(missing)}, not installed for this Python: pip "
-         f"install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "
-         f"pip install -e '.[{verb}]'")
-
-def serve(file=None, decoder=Decoder, **chosen):
-    """`serve`: an HTTP server and its pages; they are a package of their own, serve/, and that
-    beside this file, not one of another copy that is installed."""
-    options = Serving(**chosen).check()
-    need_packages("serve", ("starlette", "uvicorn"))
-    installed = importlib.util.find_spec("nanoeuler_serve")          # as pip names the folder
-    beside = os.path.join(os.path.dirname(os.path.realpath(__file__)), "serve")
-    if not os.path.isdir(beside) or (installed and
-                                     os.path.realpath(os.path.dirname(installed.origin)) == beside):
-        import nanoeuler_serve as server
-    else:
-        import serve as server
-    return server.run(model_to_use(file, place=""), decoder, options)
 
 # ==== 12 Machinery ====
 # How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
@@ -5414,7 +5366,7 @@ VERBS = [
     ("chat", "nanoeuler", "continue or answer what you type"),
     ("generate", "nanoeuler", "one continuation or answer, or those of a file"),
     ("lens", "nanoeuler_parts.tools.lens", "the Euler steps of one prompt"),
-    ("serve", "nanoeuler", "answer browsers and OpenAI's clients"),
+    ("serve", "nanoeuler_parts.serve.verb", "answer browsers and OpenAI's clients"),
     ("plot", "nanoeuler_parts.tools.plot", "loss curves of logs"),
     ("info", "nanoeuler_parts.tools.info", "what is in a checkpoint"),
     ("quantize", "nanoeuler_parts.interchange.quantize",
@@ -5435,9 +5387,6 @@ def chat_verb(add):
 
 def generate_verb(add):
     add(generate_text, *TO_GENERATE, settings=fields(Sampling))
-
-def serve_verb(add):
-    add(serve, MODEL, settings=fields(Serving))
 
 def compile_verb(add):
     add(compile_kernels, arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))

@@ -6063,7 +6063,8 @@ def c_verb(add):
     add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.Talking))
 
 def serve_verb(add):
-    add(on_gpu(ne.serve, decoder=Decoder), MODEL, settings=fields(ne.Serving))
+    from nanoeuler_parts.serve.verb import Serving, serve
+    add(on_gpu(serve, decoder=Decoder), MODEL, settings=fields(Serving))
 
 def doctor_verb(add):
     add(doctor)

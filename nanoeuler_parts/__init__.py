@@ -2,6 +2,7 @@
 
     files/         safetensors, atomic writes, logs and locks, training texts and token files
     interchange/   Hugging Face, GGUF, int8, third-party chat templates
+    serve/         the HTTP server and its pages
     tuning/        sft, dpo, and the examples that they read
     tools/         answers to a file of prompts, the lens, loss curves, the facts of a checkpoint
 

@@ -12,6 +12,7 @@ from helpers import TINY, random_flat
 from models import CHATML, write
 
 import nanoeuler as ne
+from nanoeuler_parts.serve.verb import Serving
 
 CFG = replace(TINY, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=48, seq_len=96,
               vocab_size=512, n_mtp=3)
@@ -33,8 +34,8 @@ def chat_model(path, tokenizer, cfg=CFG, **state):
 @contextlib.contextmanager
 def serving(file, decoder=ne.Decoder, **options):
     """(its address, the Server)"""
-    import serve
-    options = ne.Serving(**{"port": 0, "slots": 4, **options}).check()
+    from nanoeuler_parts.serve import server as serve
+    options = Serving(**{"port": 0, "slots": 4, **options}).check()
     with serve.listening(options) as s:
         server = serve.build(str(file), decoder, options)
         http = serve.Uvicorn(server)

@@ -69,7 +69,8 @@ def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
 def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):
     """The verb hands it over; and answers come from its slots, one after another, as from one."""
     got = {}
-    monkeypatch.setattr(ne, "serve", lambda file, **more: got.update(more, file=file))
+    monkeypatch.setattr("nanoeuler_parts.serve.verb.serve",
+                        lambda file, **more: got.update(more, file=file))
     assert verb("serve", checkpoint, "--slots", 3, "--weights", "bf16") == 0
     assert (got["file"], got["decoder"]) == (str(checkpoint), nc.Decoder)
     assert (got["slots"], got["weights"]) == (3, "bf16")

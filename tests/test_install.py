@@ -197,9 +197,9 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
     modules = {name for name in names if "/" not in name}
     assert modules == {"bpe.py", "nanoeuler.py", "nanoeuler_cuda.py"}
     shipped = {name for name in names if "/" in name and not name.endswith(".py")}
-    pages = [path.name for path in (ROOT / "serve/pages").iterdir()]
+    pages = [path.name for path in (ROOT / "nanoeuler_parts/serve/pages").iterdir()]
     assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED | MODEL),
-                       *(f"nanoeuler_serve/pages/{name}" for name in pages)}
+                       *(f"nanoeuler_parts/serve/pages/{name}" for name in pages)}
     assert wheel.name.startswith(f"nanoeuler-{ne.__version__}-")
 
 

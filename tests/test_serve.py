@@ -249,8 +249,8 @@ def test_half_of_the_clients_leave(there, at, alone):
 
 # ---- the engine
 def engine_of(file, slots=2, **options):
-    from serve.engine import Engine
-    from serve.metrics import Stats
+    from nanoeuler_parts.serve.engine import Engine
+    from nanoeuler_parts.serve.metrics import Stats
     decoder = ne.load(file).decoder
     engine = Engine(lambda: decoder.with_slots(slots), Stats(), threads=1, **options)
     engine.reader = engine.make()
@@ -259,7 +259,7 @@ def engine_of(file, slots=2, **options):
 
 
 def answer(ids, tokens=5, seed=1, **more):
-    from serve.engine import Answer
+    from nanoeuler_parts.serve.engine import Answer
     return Answer(ids, ne.Sampling(tokens=tokens, speculate=0), ne.rng_of(seed), None,
                   [b"x"] * CFG.vocab_size, **more)
 
@@ -287,7 +287,7 @@ def test_a_long_prompt_does_not_stall_a_stream(file):
 @pytest.mark.parametrize("speaking", [1, 16])
 def test_pieces_of_prompts_take_the_time_that_they_may(file, speaking):
     """However many speak beside them: a step of n rows that takes 10 ms and 0.9 ms a row"""
-    from serve.engine import PIECE_SECONDS
+    from nanoeuler_parts.serve.engine import PIECE_SECONDS
     engine = engine_of(file)
 
     def step(reading):
@@ -350,7 +350,7 @@ def test_what_another_slot_holds_is_copied(file):
 
 
 def test_the_queue_has_a_limit_and_requests_a_time(file):
-    from serve.engine import Busy
+    from nanoeuler_parts.serve.engine import Busy
     engine, came = engine_of(file, queue=1), []
     engine.tell = came.extend
     engine.submit([answer([1]) for _ in range(3)])       # two slots and one that waits
@@ -421,7 +421,7 @@ def test_what_a_failed_step_has_read_is_not_cached(file, monkeypatch):
 
 
 def test_explanations_that_wait_have_a_limit(file):
-    from serve.engine import MOST_JOBS, Busy
+    from nanoeuler_parts.serve.engine import MOST_JOBS, Busy
     engine = engine_of(file)
     jobs = [engine.later(lambda: iter(())) for _ in range(MOST_JOBS)]
     with pytest.raises(Busy, match="explanations"):
@@ -916,7 +916,7 @@ def test_health_and_metrics(file, alone):
 
 def test_a_histogram_counts_each_time_in_its_bucket():
     """Of each bucket the times up to its bound, that included; of the last one all."""
-    from serve.metrics import SECONDS, Stats
+    from nanoeuler_parts.serve.metrics import SECONDS, Stats
     stats = Stats()
     for seconds in (0.0005, 0.001, 0.0011, 60.0, 61.0):
         stats.observe("first", seconds)
@@ -983,19 +983,6 @@ def test_what_the_verb_refuses(file, tmp_path):
         for name in "none.bin", "text.bin":
             said = complains(nanoeuler("serve", name, "--port", port, cwd=tmp_path), name)
             assert f"{port}" not in said
-
-
-def test_the_server_is_the_one_beside_the_program(tmp_path, monkeypatch):
-    """Also where another copy of all this is installed."""
-    other = tmp_path / "nanoeuler_serve"
-    other.mkdir()
-    (other / "__init__.py").write_text("def run(*args): raise SystemExit('another one')\n",
-                                       encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "nanoeuler_serve", raising=False)
-    with pytest.raises(ne.UserError, match="none.bin"):
-        ne.serve(str(tmp_path / "none.bin"), port=0)
-    monkeypatch.delitem(sys.modules, "nanoeuler_serve", raising=False)
 
 
 def test_a_model_that_continues_does_not_chat(tmp_path, tokenizer):

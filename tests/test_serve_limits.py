@@ -19,6 +19,7 @@ from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
+from nanoeuler_parts.serve.verb import Serving
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -139,7 +140,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
 
 
 def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
-    from serve import workers
+    from nanoeuler_parts.serve import workers
     address, server = there
     monkeypatch.setattr(workers, "MOST_WAITING", 2)
     go_on, original = threading.Event(), ne.chat_ids
@@ -162,7 +163,7 @@ def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
 
 def test_log_probabilities_have_a_limit(there, monkeypatch):
     """Of the prompt, of the answer, of all answers"""
-    from serve import protocol
+    from nanoeuler_parts.serve import protocol
     monkeypatch.setattr(protocol, "MOST_SCORES", 100)
     ids = [5] * 40
     scored = {"prompt": ids, "echo": True, "max_tokens": 10, "logprobs": 1}
@@ -199,8 +200,8 @@ def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
 # ---- connections
 def test_idle_connections_keep_nobody_out(file, monkeypatch):
     """More of them than there may be: the oldest are closed, and an answer is not."""
-    import serve
-    from serve import connections
+    from nanoeuler_parts.serve import server as serve
+    from nanoeuler_parts.serve import connections
     monkeypatch.setattr(serve, "CONNECTIONS", 4)
     monkeypatch.setattr(connections, "GRACE_SECONDS", 0)
     with serving(file, queue=4, tokens=100_000) as (address, server), contextlib.ExitStack() as end:
@@ -221,8 +222,8 @@ def test_idle_connections_keep_nobody_out(file, monkeypatch):
 
 def test_answers_are_never_cut_off_for_others(file, monkeypatch):
     """If all connections are answering, further ones are closed."""
-    import serve
-    from serve import connections
+    from nanoeuler_parts.serve import server as serve
+    from nanoeuler_parts.serve import connections
     monkeypatch.setattr(serve, "CONNECTIONS", 0)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1000)
     with serving(file, slots=2, queue=0, tokens=100_000) as (address, server):
@@ -240,7 +241,7 @@ def test_answers_are_never_cut_off_for_others(file, monkeypatch):
                                   b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"])
 def test_a_connection_without_a_request_ends(file, monkeypatch, sent):
     """Nothing, half a head, half a body, or nothing after a first answer"""
-    from serve import app, connections
+    from nanoeuler_parts.serve import app, connections
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
@@ -258,7 +259,7 @@ def test_a_connection_without_a_request_ends(file, monkeypatch, sent):
 
 def test_the_head_of_a_further_request_has_a_time_limit(file, monkeypatch):
     """Also if a part of it came, which ends uvicorn's own limit"""
-    from serve import connections
+    from nanoeuler_parts.serve import connections
     monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
     with serving(file) as (address, _), connected(address) as s:
         s.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -271,8 +272,8 @@ def test_the_head_of_a_further_request_has_a_time_limit(file, monkeypatch):
 
 def test_a_client_that_does_not_read_is_left(file, monkeypatch):
     """Its slots are free again, and nothing of its answer stays in memory."""
-    import serve
-    from serve import connections
+    from nanoeuler_parts.serve import server as serve
+    from nanoeuler_parts.serve import connections
     listening = serve.listening
 
     def with_small_buffers(options):
@@ -297,8 +298,8 @@ def test_a_client_that_does_not_read_is_left(file, monkeypatch):
 
 def test_a_slow_reader_does_not_outlast_the_time_limit(file, monkeypatch):
     """It reads enough not to be left at once, and yet its answer would take an hour."""
-    import serve
-    from serve import app
+    from nanoeuler_parts.serve import server as serve
+    from nanoeuler_parts.serve import app
     listening = serve.listening
 
     def with_small_buffers(options):
@@ -323,7 +324,7 @@ def test_a_slow_reader_does_not_outlast_the_time_limit(file, monkeypatch):
     ("0.0.0.0", False), ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("mybox", False),
     ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("", False)])
 def test_what_is_this_machine_alone(name, is_it):
-    from serve.names import is_loopback
+    from nanoeuler_parts.serve.names import is_loopback
     assert is_loopback(name) is is_it
 
 
@@ -356,8 +357,8 @@ def test_a_name_that_another_leads_here_is_refused(file, host):
     ("https://a.b:8443", "https://a.b:8443"), ("http://[::1]:81", "http://[::1]:81"),
     ("chrome-extension://abcdef", "chrome-extension://abcdef")])
 def test_origins_are_compared_as_browsers_send_them(text, want):
-    from serve.names import Names
-    names = Names(ne.Serving(origin=[text]))
+    from nanoeuler_parts.serve.names import Names
+    names = Names(Serving(origin=[text]))
     assert names.allowed_origin(want) == want and names.allowed_origin(f"{want}x") is None
 
 
@@ -365,9 +366,9 @@ def test_origins_are_compared_as_browsers_send_them(text, want):
                                   "https://u@a.b", "https://a.b:x", "https://[", "https://a b",
                                   "https://a.b?c", "https://\u00e4.example"])
 def test_an_origin_that_no_browser_sends_is_an_error(text):
-    from serve.names import Names
+    from nanoeuler_parts.serve.names import Names
     with pytest.raises(ne.UserError, match="--origin is"):
-        Names(ne.Serving(origin=[text]))
+        Names(Serving(origin=[text]))
 
 
 @pytest.mark.parametrize("flags, word", [
@@ -427,7 +428,7 @@ def test_any_name_can_be_sent(file, tmp_path, monkeypatch):
 
 def test_the_list_of_runs_reads_little(file, tmp_path, monkeypatch):
     """The beginning of each log, once, and nothing of the files beside them, whatever they are"""
-    from serve import runs
+    from nanoeuler_parts.serve import runs
     monkeypatch.chdir(tmp_path)
     for i in range(3):
         (tmp_path / f"{i}.jsonl").write_text('{"step": 1, "loss": 5.0}\n' * 9, encoding="utf-8")
@@ -541,6 +542,6 @@ def test_a_missing_content_type_is_named(there):
 
 
 def test_the_bundled_model_has_its_name():
-    import serve
+    from nanoeuler_parts.serve import server as serve
     assert serve.name_of(ne.beside_program(ne.SHIPPED)) == ne.BUNDLED
     assert serve.name_of("/somewhere/mine.bin") == "mine"

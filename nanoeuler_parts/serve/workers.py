@@ -3,8 +3,8 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from .engine import Busy
-from .protocol import Gone
+from nanoeuler_parts.serve.engine import Busy
+from nanoeuler_parts.serve.protocol import Gone
 
 MOST_WAITING = 64            # requests of one worker
 

@@ -13,11 +13,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from .connections import WRITE_SECONDS
-from .engine import Busy
-from .names import Names
-from .protocol import Gone, Refusal, Voice, Writer, encoded, parse, refuse_unless
-from .workers import Worker, disconnected, until_gone
+from nanoeuler_parts.serve.connections import WRITE_SECONDS
+from nanoeuler_parts.serve.engine import Busy
+from nanoeuler_parts.serve.names import Names
+from nanoeuler_parts.serve.protocol import (
+    Gone, Refusal, Voice, Writer, encoded, parse, refuse_unless,
+)
+from nanoeuler_parts.serve.workers import Worker, disconnected, until_gone
 
 PAGES = pathlib.Path(__file__).parent / "pages"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",

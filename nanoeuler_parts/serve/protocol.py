@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import nanoeuler as ne
 
-from .engine import Answer
+from nanoeuler_parts.serve.engine import Answer
 
 MOST_CHOICES = 128           # answers to one request
 MOST_LOGPROBS = 20

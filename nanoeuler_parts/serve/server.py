@@ -1,18 +1,4 @@
-"""An OpenAI-compatible server for the models of nanoeuler.py, and two pages.
-
-    engine.py      continuous batching: who is in which slot, and what is read in a step
-    protocol.py    what a request may say, and the bodies of answers
-    app.py         routes, streams, and who may ask
-    names.py       the hosts and origins that are allowed
-    connections.py time limits of connections, and how many there may be
-    workers.py     threads for work that would hold up the event loop
-    explain.py     rivals of a token, guesses of the heads, the Euler trajectory
-    runs.py        logs of training runs
-    metrics.py     what Prometheus reads
-    pages/         /, a chat, and /training, which shows training runs; no build step and no
-                   files from other servers
-
-It needs starlette and uvicorn, the extra `serve`; the engines know nothing of it but the verb."""
+"""The server: one model, one engine, and the sockets on which it listens."""
 import asyncio
 import contextlib
 import os
@@ -29,14 +15,14 @@ from nanoeuler_parts.files.safetensors import map_tensors
 import uvicorn
 from numba import get_num_threads
 
-from .app import Server
-from .connections import Connection
-from .engine import CACHE_BYTES, Engine
-from .explain import Explainer
-from .metrics import Stats
-from .names import Names, is_loopback
-from .protocol import Reader
-from .runs import Runs
+from nanoeuler_parts.serve.app import Server
+from nanoeuler_parts.serve.connections import Connection
+from nanoeuler_parts.serve.engine import CACHE_BYTES, Engine
+from nanoeuler_parts.serve.explain import Explainer
+from nanoeuler_parts.serve.metrics import Stats
+from nanoeuler_parts.serve.names import Names, is_loopback
+from nanoeuler_parts.serve.protocol import Reader
+from nanoeuler_parts.serve.runs import Runs
 
 
 CONNECTIONS = 256            # of pages, beside those that wait for answers

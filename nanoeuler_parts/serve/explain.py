@@ -7,8 +7,8 @@ import nanoeuler as ne
 from nanoeuler_parts.tools.lens import euler_steps
 import numpy as np
 
-from .engine import likeliest
-from .protocol import refuse_unless, token_text
+from nanoeuler_parts.serve.engine import likeliest
+from nanoeuler_parts.serve.protocol import refuse_unless, token_text
 
 RIVALS, PIECE = 10, 64
 LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training reads them at once
