@@ -120,7 +120,8 @@ help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
 clean:  ## remove caches, keep checkpoints and the environment
-	rm -rf __pycache__ */__pycache__ .pytest_cache .hypothesis .ruff_cache build
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .hypothesis .ruff_cache build
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("$(PYTHON) is Python %d.%d, and NanoEuler needs 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'

@@ -1,8 +1,9 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file is the whole program for the CPU, meant to be read top to bottom; with
-bpe.py, its tokenizer, it runs alone.
+integration time.  This file is the model, its training and the chat on the CPU, meant to be read
+top to bottom.  Everything else is in the folder nanoeuler_parts.  Without that folder, this file
+trains and chats with bpe.py alone, its tokenizer: slower, but by the same formulas.
 
     python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
@@ -10,7 +11,7 @@ bpe.py, its tokenizer, it runs alone.
     python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
-    python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients; see serve/
+    python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients
     python nanoeuler.py plot LOG...            loss curves
     python nanoeuler.py info [FILE]            what is in a checkpoint
     python nanoeuler.py quantize FILE OUT      the same model in int8, a quarter of the size
@@ -26,13 +27,12 @@ Contents
     4.2  Embedding                            10.1 Checkpoint
     4.3  RMSNorm                              10.2 Runs on disk: log, lock, --resume
     4.4  RoPE                                 11   Conversation
-    4.5  Attention                            12   Machinery: the tile in LLVM, kernels on disk
+    4.5  Attention                            12   Kernels to compile
     4.6  SwiGLU                               13   Command line
     4.7  Cross-entropy
     5    Model: forward, backward, threads
 
-    Who wants to understand reads 1 to 9.  What follows is files, terminals and strangers, and how
-    it is made fast.
+    To understand the model, read sections 1 to 9.  The others handle files and the terminal.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -59,15 +59,12 @@ import itertools
 import json
 import math
 import os
-import pathlib
 import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
 import time
-import zlib
 from collections import deque, namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -113,37 +110,59 @@ if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
 
 import numba
 
-NUMBA = "0.68"               # the one whose private parts section 12 and bpe.py know
+NUMBA = "0.68"               # the one whose private parts machine/kernels.py and bpe.py know
 if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
     raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
                      f"pip install 'numba=={NUMBA}.*'")
 
-import llvmlite.binding as llvm
 import numpy as np
-from llvmlite import ir
 from numba import float32, get_num_threads, int32, prange, set_num_threads, types
-from numba.core import cgutils
-from numba.core.codegen import CPUCodeLibrary
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 # need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
 # inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
 import bpe
 from bpe import UserError, need, printable, reading
-from nanoeuler_parts.files.logs import (
-    alone, best_path, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
-)
-from nanoeuler_parts.files.safetensors import (
-    DTYPES, map_tensors, need_finite, note_large, write_tensors,
-)
-from nanoeuler_parts.files.texts import excerpt, LARGE, read_text, split_text, tokenize
-from nanoeuler_parts.files.writing import WriteError
 
-# fastmath without nnan and ninf: an injected NaN must still be found (section 8)
-FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
-OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE)
-jit = bpe.jit(**OPTIONS)
-jit_parallel = bpe.jit(parallel=True, **OPTIONS)
+# Everything but the model, its training and the chat is in the folder nanoeuler_parts.  Without it
+# this file works with bpe.py alone, by plain versions: see sections 3, 4.1 and 10.
+try:
+    import nanoeuler_parts
+except ModuleNotFoundError as e:
+    if e.name != "nanoeuler_parts":
+        raise
+    nanoeuler_parts = None
+if nanoeuler_parts:
+    if nanoeuler_parts.__version__ != __version__:
+        raise ValueError(f"this program has version {__version__}, but {nanoeuler_parts.__file__} "
+                         f"has version {nanoeuler_parts.__version__}; put the folder "
+                         f"nanoeuler_parts of this version beside nanoeuler.py")
+    from nanoeuler_parts.files.logs import (
+        alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
+    )
+    from nanoeuler_parts.files.safetensors import (
+        DTYPES, map_tensors, need_finite, note_large, write_tensors,
+    )
+    from nanoeuler_parts.files.texts import excerpt, LARGE, read_text, split_text, tokenize
+    from nanoeuler_parts.files.writing import WriteError
+    from nanoeuler_parts.machine.compiling import jit, jit_parallel, OPTIONS
+    from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
+    from nanoeuler_parts.machine.cpu import (
+        DTYPE, DY_COLUMNS, HAS_BF16, MR, QUADS, ROWS, TILE_BYTES, tile_width,
+    )
+    from nanoeuler_parts.machine.kernels import Compiled, fill_cache
+    from nanoeuler_parts.machine.numbers import (
+        from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, rounded, to_bf16,
+        value,
+    )
+    from nanoeuler_parts.machine.threads import use_threads
+    from nanoeuler_parts.machine.tile import larger, rows_tile, tile
+else:
+    # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
+    OPTIONS = dict(fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, error_model="numpy",
+                   nogil=True, cache=bpe.CACHE)
+    jit = bpe.jit(**OPTIONS)
+    jit_parallel = bpe.jit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
 class Settings:
@@ -354,6 +373,8 @@ MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_wor
 # them.  So do parameters, moments, the residual stream, sums and losses.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
+if not nanoeuler_parts:
+    del PRECISIONS["bf16"]
 
 # What is stored as bfloat16, and what as pairs of it, in panels (4.1)
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
@@ -454,7 +475,8 @@ def parts_of(memory, shapes):
 #
 # The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
 # 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: section 12 builds them, and larger(x, y), the maximum.
+# there, vectors written as LLVM 95 %: nanoeuler_parts/machine/tile.py builds them, and
+# larger(x, y), the maximum.
 #
 # What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16: half the
 # memory, and where the CPU multiplies it itself, up to twice the speed.  Kernels are written once,
@@ -506,7 +528,7 @@ def shared(team, n, step):
         part = next_below(team.progress, TAKEN, end)
     wait_until(team.progress, DONE, end)
 
-# Threads count what they have taken and done in arrays of integers (section 12):
+# Threads count what they have taken and done in arrays of integers:
 #     fetch_add(counter, i)            counter[i]++
 #     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
 #     seen(counter, i)                 counter[i], and all that was written before it was counted
@@ -547,18 +569,130 @@ def _silu(x):
     one = np.dtype(str(x)).type(1)
     return lambda x: x / (one + exp(-x))
 
+# ---- without nanoeuler_parts
+# The plain versions of what is described above: one thread, float32 and float64
+if not nanoeuler_parts:
+    MR, TILE_BYTES = 8, 64
+    ROWS = DY_COLUMNS = 8 * MR
+    DTYPE, HAS_BF16, QUADS = "f32", False, False
+
+    def use_threads(asked):
+        print("note: without the folder nanoeuler_parts there is one thread, and float32 alone",
+              file=sys.stderr)
+        set_num_threads(1)
+
+    def tile_width(dtype):
+        return TILE_BYTES // np.dtype(dtype).itemsize
+
+    @jit
+    def fetch_add(counter, i):
+        counter[i] += 1
+        return counter[i] - 1
+
+    @jit
+    def next_below(counter, i, end):
+        old = counter[i]
+        if old < end:
+            counter[i] = old + 1
+        return old
+
+    @jit
+    def seen(counter, i):
+        return counter[i]
+
+    @jit
+    def wait_until(counter, i, least):
+        pass                                 # the only thread has done it
+
+    @jit
+    def counters(n):
+        return np.zeros((n, 16), np.int64)
+
+    @jit
+    def value(x):
+        return x
+
+    @jit
+    def rounded(x, like):
+        return x
+
+    @jit
+    def narrowed(x, workspace):
+        return x
+
+    @jit
+    def narrowed_transpose(x, pairs):
+        return x.T
+
+    @jit
+    def panel_rows(n, dtype):
+        return n
+
+    @jit
+    def panel_entry(column, k, scale):
+        return column[k]
+
+    @jit
+    def larger(x, y):
+        return x if x > y or x != x else y               # a NaN if one is
+
+    def from_bf16(x):
+        return x
+
+    def to_bf16(x):
+        raise UserError("bfloat16 needs the folder nanoeuler_parts beside nanoeuler.py; choose "
+                        "--weights f32")
+
+    Compiled = namedtuple("Compiled", "kernel argument dtype")
+
+    def fill_cache(parts):
+        """Kernels are compiled when they are first called."""
+
 # ==== 4.1 Matmul ====
+# The piece of which every product is made, as a loop.  The program runs the same in vectors, from
+# nanoeuler_parts/machine/tile.py, where that folder is there.
 @jit
-def pack(panels, b):
+def plain_tile(out, base, x, b, m, j, add):
+    """out[m:m + MR, j:j + width] = x[m:m + MR] @ b[:, j:j + width], + those numbers of base if add
+    out, base (M, N), x (M, K), b (K, N) or panels (ceil(N / width), K, width), by `pack`"""
+    M, N = out.shape
+    width = TILE_BYTES // out.itemsize
+    end = min(N, j + width)
+    columns = b[j // width, :, :end - j] if b.ndim == 3 else b[:, j:end]
+    for i in range(m, min(M, m + MR)):
+        row = out[i, j:end]
+        for c in range(row.size):
+            row[c] = base[i, j + c] if add else 0
+        for k in range(x.shape[1]):
+            for c in range(row.size):
+                row[c] += x[i, k] * columns[k, c]
+
+@jit
+def plain_rows_tile(y, x, w, scale, r, i, add, R):
+    """y[r:r + R, columns of panel i] = scale * (x[r:r + R] W^T), + y if add
+    y (.., N), x (.., K), w: W (N, K) in panels (ceil(N / width), K, width), scale: one a column"""
+    width = w.shape[2]
+    for n in range(i * width, min(y.shape[1], (i + 1) * width)):
+        for q in range(r, min(len(y), r + R)):
+            total = y.dtype.type(0)
+            for k in range(x.shape[1]):
+                total += x[q, k] * w[i, k, n - i * width]
+            y[q, n] = scale[n] * total + (y[q, n] if add else 0)
+
+@jit
+def plain_pack(panels, b):
     """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
-    b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
-    a view.  Panels of bfloat16 hold two rows of b in each of theirs: see `pack_row`."""
-    I, n_rows, width = panels.shape
-    N = b.shape[1]
+    b (K, N).  A tile reads panels in the order in which they lie in memory."""
+    I, K, width = panels.shape
     for i in range(I):
-        columns = b[:, i * width:min(N, (i + 1) * width)]
-        for k in range(n_rows):
-            pack_row(panels[i, k], columns, k)
+        for k in range(K):
+            for j in range(width):
+                n = i * width + j
+                panels[i, k, j] = b[k, n] if n < b.shape[1] else 0
+
+if not nanoeuler_parts:
+    tile, rows_tile, pack = plain_tile, plain_rows_tile, plain_pack
+
 
 @jit
 def matmul(out, x, b):
@@ -1943,7 +2077,7 @@ KEEP_BEST = "keep the model of the best validation, too, in NAME_best.bin"
 class Optimization(Settings):
     """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
     # Without a type, so no fields: no flag sets them, and no file has them
-    dtypes = "f32", "bf16"     # there are
+    dtypes = tuple(PRECISIONS)
     unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
     # settings that some runs have, and what holds for the others
     optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
@@ -2908,6 +3042,87 @@ def steps_of(pieces):
 
 # ==== 10.1 Checkpoint ====
 
+# ---- without nanoeuler_parts
+# The same files, by plain versions: no checks of damaged files, no large texts, no locks
+if not nanoeuler_parts:
+    DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
+    LARGE = 1 << 62
+
+    class WriteError(UserError):
+        """A file cannot be written."""
+
+    def write_tensors(path, meta, tensors, remedy):
+        """A checkpoint of {name: array} and metadata {name: text}, with a checksum of both"""
+        no_hash, start = "0" * 64, 0
+        entries = {"__metadata__": {**meta, "sha256": no_hash}}
+        for name, x in tensors.items():
+            [dtype] = [name for name, kind in DTYPES.items() if kind == x.dtype]
+            entries[name] = {"dtype": dtype, "shape": [*x.shape],
+                             "data_offsets": [start, start + x.nbytes]}
+            start += x.nbytes
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-(8 + len(header)) % 64)       # the data starts on a cache line
+        data = b"".join(map(bytes, tensors.values()))
+        digest = hashlib.sha256(header + data).hexdigest()
+        before, _, after = header.rpartition(no_hash.encode())
+        with open(f"{path}.tmp", "wb") as f:
+            f.write(len(header).to_bytes(8, "little") + before + digest.encode() + after + data)
+        os.replace(f"{path}.tmp", path)
+
+    def map_tensors(path, kinds=()):
+        """(metadata, {name: array}) of a checkpoint"""
+        with open(path, "rb") as f:
+            entries = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+            data = np.frombuffer(f.read(), np.uint8)
+        meta = entries.pop("__metadata__")
+        return meta, {name: data[slice(*x["data_offsets"])].view(DTYPES[x["dtype"]]).reshape(
+            x["shape"]) for name, x in entries.items()}
+
+    def need_finite(name, x):
+        need(np.isfinite(x).all(), f"{name} has a number that is not finite")
+
+    def note_large(doing, n_bytes):
+        pass
+
+    def read_text(path):
+        with reading(path, "name a text with --data"):
+            return bpe.read_bytes(path)
+
+    def split_text(text, holdout):
+        """(training part, validation part), cut where a UTF-8 character starts"""
+        cut = int(len(text) * (1 - holdout))
+        while cut > 0 and text[cut] & 0xC0 == 0x80:
+            cut -= 1
+        return text[:cut], text[cut:]
+
+    def excerpt(text):
+        return text
+
+    def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
+        need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
+        return [tokenizer.encode(part) for part in parts]
+
+    def alone(out):
+        return contextlib.nullcontext("")
+
+    def log_path(out, data):
+        return f"{out.removesuffix('.bin')}.jsonl"
+
+    def log_identity(log):
+        return ""
+
+    def free_log(log):
+        return log
+
+    def keep_aside(log):
+        pass
+
+    def restore_log(log, identity):
+        pass
+
+    def open_log(path, step):
+        return open(path, "ab")
+
 # ---- a run's state, its tensors and moments
 @dataclass
 class State(Settings):
@@ -3160,6 +3375,10 @@ def print_table(title, rows):
 # ==== 10.2 Runs on disk ====
 
 # ---- a run
+def best_path(out):
+    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
+    return f"{out.removesuffix('.bin')}_best.bin"
+
 def beside_program(path):
     """A path as it is, or beside this program if only there is something.  There pip names data/
     nanoeuler_data/: all programs of everybody stand in one folder."""
@@ -4171,822 +4390,7 @@ def chat(file=None, decoder=Decoder, **chosen):
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
     speaker.converse()
 
-# ==== 12 Machinery ====
-# How the pieces of section 3 are made, and how what is compiled is kept.  Numba compiles a function
-# when it is first called, and looks up then what it calls: so all this may stand behind its users.
-
-# ---- the vectors of this CPU
-def cpu_features(asked):
-    """{name: whether it has it} of the CPU that Numba compiles for: this one, or another that
-    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES, as +avx2,-fma, ask for."""
-    if asked is None:
-        return llvm.get_host_cpu_features()
-    return {name[1:]: name[0] == "+" for name in asked.split(",") if name}
-
-_CPU = cpu_features(numba.config.CPU_FEATURES)
-ARCHITECTURE = llvm.get_process_triple().split("-")[0]   # x86_64, aarch64 or, on a Mac, arm64
-
-def vector_widths(features):
-    """Bits of the vectors that a CPU with these features has."""
-    known = {128: True, 256: features.get("avx2"), 512: features.get("avx512f")}
-    return [bits for bits, has in known.items() if has]
-
-def vector_bits(asked, features):
-    """The widest vectors, or those that NANOEULER_BITS asks for."""
-    widths = vector_widths(features)
-    if not asked:
-        return widths[-1]
-    need(asked in map(str, widths), f"NANOEULER_BITS is {asked}, expected one of "
-         f"{', '.join(map(str, widths))}, the vectors of this CPU")
-    return int(asked)
-
-def tile_rows(architecture, bits):
-    """32 vector registers hold 8 x 2 sums and what enters them, 16 hold 6 x 2."""
-    return 8 if bits == 512 or architecture in ("aarch64", "arm64") else 6
-
-def faster_dtype(cpu, has_bf16):
-    """What a run computes in if it is not told.  AMD's cores since Zen 4 start as many `vdpbf16ps`
-    a cycle as FMAs of float32, and each does two products a lane.  Intel's start half as many
-    (uops.info): there bfloat16 only adds the work of rounding."""
-    return "bf16" if has_bf16 and cpu.startswith("znver") else "f32"
-
-BITS = vector_bits(os.environ.get("NANOEULER_BITS", ""), _CPU)
-HAS_BF16 = bool(_CPU.get("avx512bf16")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
-HAS_VNNI = bool(_CPU.get("avx512vnni")) and (BITS == 512 or bool(_CPU.get("avx512vl")))
-QUADS = HAS_VNNI                 # does a decoder multiply int8 in integers?
-DTYPE = faster_dtype(llvm.get_host_cpu_name(), HAS_BF16)
-MR = tile_rows(ARCHITECTURE, BITS)
-TILE_BYTES = 2 * BITS // 8       # a row of a tile is two vectors
-ROWS = 8 * MR                    # a product is computed in blocks of so many rows, by panels
-DY_COLUMNS = 8 * MR              # a weight gradient packs so many columns of dY side by side
-i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)     # types: i64(5) is a constant
-i8 = ir.IntType(8)
-
-def tile_width(dtype):
-    """Columns of a tile: two vectors of its sums, which are float32 for bfloat16."""
-    return TILE_BYTES // max(4, np.dtype(dtype).itemsize)
-
-# ---- the tile, as LLVM
-def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
-    """The LLVM function of a tile, C = add * base + A B.  In NumPy, each matrix a flat array:
-
-        sums = np.zeros((MR, width))
-        for k in range(K):
-            b = B[k * b_row:][:width]
-            for r in range(MR):                      # rows past the edge read the last row again
-                sums[r] += A[min(r, rows - 1) * a_row + k * a_column] * b
-        for r in range(min(rows, MR)):
-            old = base[r * base_row:][:width] if add else 0
-            C[r * c_row:][:min(cols, width)] = (sums[r] + old)[:cols]
-
-    width = 2 * lanes; rows and cols are what is left of C, more than a tile or less.  c_row and the
-    like are strides, in entries: from a row to the next.  A transposed A costs nothing.
-    Not inlined: copies cost seconds of JIT.
-
-    of_pairs: A and B are bfloat16, and k counts pairs of rows of B: one instruction adds
-    A[r, 2k] B[2k, j] + A[r, 2k + 1] B[2k + 1, j].  The two numbers of A are neighbours in memory;
-    a_row and a_column count single ones.  "panels": so are the two of B, packed as one int32.
-    "rows": B is a matrix of b_count rows, and two of them are interleaved here; if b_count is odd
-    the last is taken twice, and A must have a zero there.
-    narrow: C is bfloat16; add and base are ignored."""
-    vec, name = ir.VectorType(scalar, lanes), f"nanoeuler_tile_{scalar}"
-    words = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
-    a_type = b_type = c_type = scalar
-    if of_pairs:
-        a_type, name = i16, f"{name}_{of_pairs}"
-        b_type = i32 if of_pairs == "panels" else i16
-    if narrow:
-        c_type, name = i16, f"{name}_narrow"
-    matrices = [kind.as_pointer() for kind in (c_type, scalar, a_type, b_type)]
-    fn = cgutils.get_or_insert_function(
-        module, ir.FunctionType(ir.VoidType(), [*matrices, *[i64] * 10]), name)
-    if not fn.is_declaration:
-        return fn
-    fn.linkage = "linkonce_odr"
-    fn.attributes.add("noinline")
-    fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
-    C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_count, K, rows, cols, add = fn.args
-    bd = ir.IRBuilder(fn.append_basic_block())
-    width, halves = i64(2 * lanes), (i64(0), i64(lanes))
-    fma = cgutils.get_or_insert_function(
-        module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
-
-    def vector_at(matrix, offset, kind=vec):
-        return bd.bitcast(bd.gep(matrix, [offset]), kind.as_pointer())
-
-    def load(matrix, offset):                # of any alignment
-        return bd.load(vector_at(matrix, offset), align=size)
-
-    def broadcast(x):
-        kind = ir.VectorType(x.type, lanes)
-        undef, lane0 = kind(ir.Undefined), ir.VectorType(i32, lanes)([0] * lanes)
-        return bd.shuffle_vector(bd.insert_element(undef, x, i32(0)), undef, lane0)
-
-    def load_a(row, k):
-        start = bd.mul(k, a_column)
-        if not of_pairs:
-            return broadcast(bd.load(bd.gep(row, [start])))
-        pair = bd.bitcast(bd.gep(row, [start]), i32.as_pointer())
-        return broadcast(bd.load(pair, align=2))
-
-    def load_b(k):
-        start = bd.mul(k, b_row)
-        if not of_pairs:
-            return [load(B, bd.add(start, half)) for half in halves]
-        if of_pairs == "panels":
-            return [bd.load(vector_at(B, bd.add(start, half), words), align=4) for half in halves]
-        two_vectors = ir.VectorType(i16, 2 * lanes)
-        first_row = bd.add(k, k)
-        has_second = bd.icmp_signed("<", bd.add(first_row, i64(1)), b_count)
-        start = bd.mul(first_row, b_row)
-        first = bd.load(vector_at(B, start, two_vectors), align=2)
-        start = bd.add(start, bd.select(has_second, b_row, i64(0)))
-        second = bd.load(vector_at(B, start, two_vectors), align=2)
-        pairs = []
-        for half in (0, lanes):              # first[0], second[0], first[1], second[1], ...
-            order = [i for lane in range(half, half + lanes) for i in (lane, 2 * lanes + lane)]
-            mask = ir.VectorType(i32, 2 * lanes)(order)
-            pairs.append(bd.bitcast(bd.shuffle_vector(first, second, mask), words))
-        return pairs
-
-    def multiply(a, b, total):
-        if not of_pairs:
-            return bd.call(fma, [a, b, total])
-        if HAS_BF16:
-            dot = cgutils.get_or_insert_function(
-                module, ir.FunctionType(vec, [vec, words, words]),
-                f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
-            return bd.call(dot, [total, a, b])
-        # without it: a float32 is a bfloat16 and 16 zero bits; first the even numbers, then the odd
-        upper, bits = words([0xFFFF0000] * lanes), words([16] * lanes)
-        low = [bd.bitcast(bd.shl(x, bits), vec) for x in (a, b)]
-        high = [bd.bitcast(bd.and_(x, upper), vec) for x in (a, b)]
-        return bd.call(fma, [*high, bd.call(fma, [*low, total])])
-
-    a_rows = [A]
-    for r in range(1, MR):
-        last = a_rows[-1]
-        a_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [a_row]), last))
-    zero = vec([0.0] * lanes)
-    sums = [[cgutils.alloca_once_value(bd, zero) for _ in halves] for _ in range(MR)]
-    with cgutils.for_range(bd, K) as k:
-        b = load_b(k.index)
-        for r in range(MR):
-            a = load_a(a_rows[r], k.index)
-            for b_half, total in zip(b, sums[r]):
-                bd.store(multiply(a, b_half, bd.load(total)), total)
-
-    def stored(total):
-        """A vector of sums as C has it: rounded to the nearest bfloat16, ties to even, if narrow"""
-        if not narrow:
-            return bd.load(total)
-        bits = bd.bitcast(bd.load(total), words)
-        odd = bd.and_(bd.lshr(bits, words([16] * lanes)), words([1] * lanes))
-        nearest = bd.add(bits, bd.add(odd, words([0x7FFF] * lanes)))
-        return bd.trunc(bd.lshr(nearest, words([16] * lanes)), ir.VectorType(i16, lanes))
-
-    edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
-    spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)       # spare tile is written,
-    out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)        # and copied
-    for r in range(MR):
-        with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
-            base_start, out_start = bd.mul(base_row, i64(r)), bd.mul(out_row, i64(r))
-            if not narrow:
-                with bd.if_then(bd.icmp_signed("!=", add, i64(0))):
-                    for half, total in zip(halves, sums[r]):
-                        old = load(base, bd.add(base_start, half))
-                        bd.store(bd.fadd(bd.load(total), old), total)
-            for half, total in zip(halves, sums[r]):
-                x = stored(total)
-                bd.store(x, vector_at(out, bd.add(out_start, half), x.type),
-                         align=2 if narrow else size)
-    with bd.if_then(edge):
-        count = bd.select(bd.icmp_signed("<", rows, i64(MR)), rows, i64(MR))
-        with cgutils.for_range(bd, count) as r, cgutils.for_range(bd, cols) as c:
-            source = bd.add(bd.mul(r.index, width), c.index)
-            target = bd.add(bd.mul(r.index, c_row), c.index)
-            bd.store(bd.load(bd.gep(spare, [source])), bd.gep(C, [target]))
-    bd.ret_void()
-    return fn
-
-@intrinsic
-def tile(typing, out, base, x, b, m, j, add):
-    """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
-    b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
-    base and b whole vectors are read, also past the end (see `aligned`).
-    For bfloat16, x (M, K) is uint16 with contiguous rows, or int32 (M, K / 2) of pairs; b is uint16
-    or panels of pairs; out is float32, or uint16 where nothing is added."""
-    def codegen(context, bd, sig, args):     # args: the same seven, as LLVM values
-        narrow = sig.args[0].dtype == types.uint16
-        low = sig.args[2].dtype in (types.uint16, types.int32)
-        dtype = types.float32 if low else sig.args[2].dtype
-        scalar, size = context.get_value_type(dtype), dtype.bitwidth // 8
-        lanes = BITS // (8 * size)
-
-        def unpacked(i, entry):
-            """Pointer, shape and strides, in entries, of the array that is argument i."""
-            array = context.make_array(sig.args[i])(context, bd, args[i])
-            strides = cgutils.unpack_tuple(bd, array.strides)
-            return (array.data, cgutils.unpack_tuple(bd, array.shape),
-                    [bd.sdiv(n_bytes, i64(entry)) for n_bytes in strides])
-
-        out_data, out_shape, out_strides = unpacked(0, 2 if narrow else size)
-        base_data, _, base_strides = unpacked(1, size)
-        x_data, x_shape, x_strides = unpacked(2, 2 if low else size)
-        b_size = sig.args[3].dtype.bitwidth // 8
-        b_data, b_shape, b_strides = unpacked(3, b_size)
-        at_m, at_j, add_flag = args[4:]
-        first = at_j                         # entry of b
-        if len(b_strides) == 3:              # of the panel that column j begins
-            first = bd.mul(bd.sdiv(at_j, i64(2 * lanes)), b_strides[0])
-        of_pairs, K = "", x_shape[1]
-        if low:
-            of_pairs = "panels" if len(b_strides) == 3 else "rows"
-            x_data = bd.bitcast(x_data, i16.as_pointer())
-            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side; of an odd
-                # K the last ends in whatever follows the row, a finite number: b has a zero for it
-                K = bd.ashr(bd.add(K, i64(1)), i64(1))
-                x_strides = [x_strides[0], i64(2)]
-        base_row = bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)])
-        bd.call(emit_tile(bd.module, scalar, lanes, size, of_pairs, narrow), [
-            bd.gep(out_data, [bd.add(bd.mul(at_m, out_strides[0]), at_j)]),
-            bd.bitcast(base_row, scalar.as_pointer()),
-            bd.gep(x_data, [bd.mul(at_m, x_strides[0])]),
-            bd.gep(b_data, [first]),
-            out_strides[0], base_strides[0], *x_strides,
-            b_strides[-2],                   # from k to k + 1, in a matrix as in a panel
-            b_shape[-2], K, bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
-        return context.get_dummy_value()
-    return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
-
-# ---- the tile of a few rows, as LLVM
-def emit_rows_tile(module, kind, R, dots):
-    """The LLVM function of R rows times a panel of weights; in NumPy, with flat arrays:
-
-        sums = np.zeros((R, width))
-        for k in range(K):
-            for r in range(R):                       # rows past the edge read the last row again
-                sums[r] += x[min(r, rows - 1) * x_row + k] * panel[k]
-        y[:rows, :cols] = scale * sums + (y if add else 0)
-
-    kind is the dtype of the panels: float32, float64, int8 (scale, one a column), int32, which
-    holds pairs of bfloat16, those of k = 2i and 2i + 1, or uint32, four numbers of int8, plus 128.
-    k runs in order, and each sum has one chain of multiply-adds, as in `emit_tile`: the bits of a
-    row depend on nothing but the row.
-    dots: x is bfloat16 as well, uint16, and one instruction adds the two products of a pair; or x
-    is int32, as `in_fixed_point` makes it, and one adds four products of int8, in integers."""
-    double, pairs, quads = (kind == t for t in (types.float64, types.int32, types.uint32))
-    scalar, size = (ir.DoubleType(), 8) if double else (ir.FloatType(), 4)
-    lanes = BITS // (8 * size)
-    vec, words = ir.VectorType(scalar, lanes), ir.VectorType(i32, lanes)
-    entry = {types.int8: i8, types.int32: i32, types.uint32: i32}.get(kind, scalar)
-    x_type = i32 if quads else i16 if dots else scalar
-    name = f"nanoeuler_rows_{kind}_{R}_{dots}"
-    pointers = [t.as_pointer() for t in (scalar, x_type, entry, scalar)]
-    fn = cgutils.get_or_insert_function(
-        module, ir.FunctionType(ir.VoidType(), [*pointers, *[i64] * 7]), name)
-    if not fn.is_declaration:
-        return fn
-    fn.linkage = "linkonce_odr"
-    fn.attributes.add("noinline")
-    y, x, w, scale, y_row, x_row, K, steps, rows, cols, add = fn.args
-    bd = ir.IRBuilder(fn.append_basic_block())
-    width, halves = 2 * lanes, (0, lanes)
-    fma = cgutils.get_or_insert_function(
-        module, ir.FunctionType(vec, [vec] * 3), f"llvm.fmuladd.v{lanes}f{8 * size}")
-
-    def load(pointer, offset, of=scalar):    # a vector, of any alignment
-        place = bd.bitcast(bd.gep(pointer, [offset]), ir.VectorType(of, lanes).as_pointer())
-        return bd.load(place, align=max(1, of.width // 8) if of in (i8, i32) else size)
-
-    def broadcast(x):
-        vector = ir.VectorType(x.type, lanes)
-        empty, lane0 = vector(ir.Undefined), words([0] * lanes)
-        return bd.shuffle_vector(bd.insert_element(empty, x, i32(0)), empty, lane0)
-
-    def both(x):
-        """The two floats in each word of pairs of bfloat16"""
-        lower = bd.shl(x, words([16] * lanes))
-        return [bd.bitcast(bits, vec) for bits in (lower, bd.and_(x, words([-65536] * lanes)))]
-
-    def weights(offset):
-        """What a sum is given of an entry of a panel: one vector, or two of pairs"""
-        raw = load(w, offset, entry)
-        if quads:
-            return [raw, raw]                # for the upper bytes of x, and for the lower
-        if pairs:
-            return [raw] if dots and HAS_BF16 else both(raw)
-        return [bd.sitofp(bd.sext(raw, words), vec)] if entry == i8 else [raw]
-
-    def numbers(row, k):
-        """Those of x that they are multiplied by"""
-        if quads:
-            return [broadcast(bd.load(bd.gep(row, [i]))) for i in (k, bd.add(k, steps))]
-        if not pairs:
-            return [broadcast(bd.load(bd.gep(row, [k])))]
-        first = bd.add(k, k)
-        if dots:
-            pair = broadcast(bd.load(bd.bitcast(bd.gep(row, [first]), i32.as_pointer()), align=2))
-            return [pair] if HAS_BF16 else both(pair)
-        second = bd.add(first, i64(1))       # of an odd K the last is 0 times anything
-        second = bd.select(bd.icmp_signed("<", second, K), second, first)
-        return [broadcast(bd.load(bd.gep(row, [i]))) for i in (first, second)]
-
-    def multiply(a, b, total):
-        if quads and HAS_VNNI:
-            dot = cgutils.get_or_insert_function(
-                module, ir.FunctionType(words, [words] * 3),
-                f"llvm.x86.avx512.vpdpbusd.{32 * lanes}")
-            return bd.call(dot, [total, b, a])
-        if quads:                            # the same integers
-            for byte in range(4):
-                x = bd.ashr(bd.shl(a, words([24 - 8 * byte] * lanes)), words([24] * lanes))
-                weight = bd.and_(bd.lshr(b, words([8 * byte] * lanes)), words([255] * lanes))
-                total = bd.add(total, bd.mul(x, weight))
-            return total
-        if dots and HAS_BF16:
-            dot = cgutils.get_or_insert_function(
-                module, ir.FunctionType(vec, [vec, words, words]),
-                f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
-            return bd.call(dot, [total, a, b])
-        return bd.call(fma, [a, b, total])
-
-    x_rows = [x]
-    for r in range(1, R):
-        last = x_rows[-1]
-        x_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [x_row]), last))
-    def behind(row, n):                      # what a row of x in fixed point ends with
-        return bd.load(bd.gep(row, [bd.add(bd.add(steps, steps), i64(n))]))
-
-    zeros = [[vec([0.0] * lanes)]] * R
-    if quads:
-        zeros = [[broadcast(behind(row, n)) for n in range(2)] for row in x_rows]
-    sums = [[[cgutils.alloca_once_value(bd, x) for x in zero] for _ in halves] for zero in zeros]
-    with cgutils.for_range(bd, steps) as loop:
-        k = loop.index
-        start = bd.mul(k, i64(width))
-        of_weights = [weights(bd.add(start, i64(half))) for half in halves]
-        of_x = [numbers(row, k) for row in x_rows]
-        for part in range(len(of_x[0])):     # first all of 2k: fewer vectors are held at a time
-            for r, h in itertools.product(range(R), range(2)):
-                place = sums[r][h][part if quads else 0]
-                bd.store(multiply(of_x[r][part], of_weights[h][part], bd.load(place)), place)
-
-    spare = cgutils.alloca_once(bd, scalar, size=width)  # what is written at the edge
-    edge = bd.icmp_signed("<", cols, i64(width))
-    count = bd.select(edge, cols, i64(width))
-    for r in range(R):
-        with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
-            at = bd.gep(y, [bd.mul(y_row, i64(r))])
-            with bd.if_then(edge), cgutils.for_range(bd, count) as c:
-                bd.store(bd.load(bd.gep(at, [c.index])), bd.gep(spare, [c.index]))
-            to = bd.select(edge, spare, at)
-            for h, half in enumerate(halves):
-                total, *lower = map(bd.load, sums[r][h])
-                if quads:
-                    total, lower = (bd.sitofp(x, vec) for x in (total, *lower))
-                    total = bd.call(fma, [total, vec([256.0] * lanes), lower])
-                    total = bd.fmul(total, broadcast(bd.bitcast(behind(x_rows[r], 2), scalar)))
-                if kind in (types.int8, types.uint32):
-                    total = bd.fmul(total, load(scale, i64(half)))
-                old = load(to, i64(half))
-                plus = bd.select(bd.icmp_signed("!=", add, i64(0)), bd.fadd(total, old), total)
-                place = bd.bitcast(bd.gep(to, [i64(half)]), vec.as_pointer())
-                bd.store(plus, place, align=size)
-            with bd.if_then(edge), cgutils.for_range(bd, count) as c:
-                bd.store(bd.load(bd.gep(spare, [c.index])), bd.gep(at, [c.index]))
-    bd.ret_void()
-    return fn
-
-@intrinsic(prefer_literal=True)
-def rows_tile(typing, y, x, w, scale, r, i, add, R):
-    """y[r:r+R, columns of panel i] = scale * (x[r:r+R] W^T), + y if add; R is a number in the
-    source.     y (.., N), x (.., K) with contiguous rows, w (panels, K, width) of any kind, or
-    (panels, ceil(K / 2), width) of pairs, (.. K / 4 ..) of four; scale: one a column"""
-    def codegen(context, bd, sig, args):
-        kind, dots = sig.args[2].dtype, sig.args[1].dtype in (types.uint16, types.int32)
-        lanes = BITS // max(32, sig.args[0].dtype.bitwidth)
-        of_y, of_x, of_w, of_scale = (context.make_array(t)(context, bd, a)
-                                      for t, a in zip(sig.args[:4], args))
-        y_shape, x_shape, w_shape = (cgutils.unpack_tuple(bd, a.shape) for a in (of_y, of_x, of_w))
-        y_row, x_row, panel = (
-            bd.sdiv(cgutils.unpack_tuple(bd, a.strides)[0], i64(t.dtype.bitwidth // 8))
-            for a, t in zip((of_y, of_x, of_w), sig.args))
-        at_r, at_i, add_flag = args[4:7]
-        column = bd.mul(at_i, i64(2 * lanes))
-        bd.call(emit_rows_tile(bd.module, kind, R.literal_value, dots), [
-            bd.gep(of_y.data, [bd.add(bd.mul(at_r, y_row), column)]),
-            bd.gep(of_x.data, [bd.mul(at_r, x_row)]),
-            bd.gep(of_w.data, [bd.mul(at_i, panel)]),
-            bd.gep(of_scale.data, [column]),
-            y_row, x_row, x_shape[1], w_shape[1],
-            bd.sub(y_shape[0], at_r), bd.sub(y_shape[1], column), add_flag])
-        return context.get_dummy_value()
-    return types.void(y, x, w, scale, types.intp, types.intp, types.intp, R), codegen
-
-# ---- other pieces that Numba lacks
-@intrinsic
-def fetch_add(typing, counter, i):
-    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index.  What a
-    thread wrote before, those see who `seen` it."""
-    def codegen(context, bd, sig, args):
-        data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "acq_rel")
-    return types.int64(counter, types.intp), codegen
-
-@intrinsic
-def next_below(typing, counter, i, end):
-    """counter[i]++ as one atomic operation if it is below end; returns the old value."""
-    def codegen(context, bd, sig, args):
-        data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        place = bd.gep(data, [args[1]])
-        look, add, leave = map(bd.append_basic_block, ("look", "add", "leave"))
-        bd.branch(look)
-        bd.position_at_end(look)
-        old = bd.load_atomic(place, "monotonic", 8)
-        bd.cbranch(bd.icmp_signed("<", old, args[2]), add, leave)
-        bd.position_at_end(add)              # unless another thread was faster
-        swapped = bd.cmpxchg(place, old, bd.add(old, i64(1)), "monotonic", "monotonic")
-        bd.cbranch(bd.extract_value(swapped, 1), leave, look)
-        bd.position_at_end(leave)
-        return old
-    return types.int64(counter, types.intp, types.intp), codegen
-
-@intrinsic
-def seen(typing, counter, i):
-    """counter[i], with all that the threads which counted wrote before."""
-    def codegen(context, bd, sig, args):
-        data = context.make_array(sig.args[0])(context, bd, args[0]).data
-        return bd.load_atomic(bd.gep(data, [args[1]]), "acquire", 8)
-    return types.int64(counter, types.intp), codegen
-
-YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"     # of the C library
-
-@intrinsic
-def rest(typing, long):
-    """Between two looks at what others do: a few cycles, or, if it is long, until those have run
-    who wait for this core."""
-    def codegen(context, bd, sig, args):
-        def call(name, kind):
-            bd.call(cgutils.get_or_insert_function(bd.module, ir.FunctionType(kind, []), name), [])
-
-        with bd.if_else(args[0]) as (then, otherwise):
-            with then:
-                call(YIELD, i32)
-            with otherwise:
-                if ARCHITECTURE == "x86_64":
-                    call("llvm.x86.sse2.pause", ir.VoidType())
-        return context.get_dummy_value()
-    return types.void(types.boolean), codegen
-
-@intrinsic
-def larger(typing, x, y):
-    """The larger of two floats, a NaN if one is.  LLVM would not vectorise `max`, which takes ten
-    times as long, and may make anything of a NaN where fastmath says `nnan`."""
-    def codegen(context, bd, sig, args):
-        t = args[0].type
-        fn = cgutils.get_or_insert_function(bd.module, ir.FunctionType(t, [t, t]),
-                                            f"llvm.maximum.f{sig.args[0].bitwidth}")
-        return bd.call(fn, args, fastmath=("nsz",))
-    return x(x, x), codegen
-
-@intrinsic
-def pack_vectors(typing, row, first, second, mask):
-    """row[j] = pair_of(first[j], second[j], mask, row), for the whole vectors in `first`, if its
-    entries are neighbours in memory.  Returns how many j that were: `pack` does the others.  The
-    rows are too short for what LLVM does with a loop before its first vector."""
-    def codegen(context, bd, sig, args):
-        to, of = (array.dtype for array in sig.args[:2])
-        entry, bits = context.get_value_type(to), to.bitwidth
-        lanes = BITS // bits
-        vec, words = ir.VectorType(entry, lanes), ir.VectorType(i32, lanes)
-        arrays = [context.make_array(kind)(context, bd, x) for kind, x in zip(sig.args, args[:3])]
-        pointers = [x.data for x in arrays]
-        [stride], [n] = (cgutils.unpack_tuple(bd, x) for x in (arrays[1].strides, arrays[1].shape))
-        near = bd.icmp_signed("==", stride, i64(of.bitwidth // 8))
-        whole = bd.select(near, bd.sub(n, bd.srem(n, i64(lanes))), i64(0))
-
-        def each(x):
-            return words([x] * lanes)
-
-        def loaded(pointer, kind):
-            place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
-            return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
-
-        def upper_half(pointer):             # `bf16_bits` those from here on
-            if of == types.uint16:
-                return bd.zext(loaded(pointer, i16), words)
-            x = loaded(pointer, i32)
-            odd = bd.and_(bd.lshr(x, each(16)), each(1))
-            return bd.lshr(bd.add(x, bd.add(odd, each(0x7FFF))), each(16))
-
-        empty = words(ir.Undefined)
-        masks = bd.shuffle_vector(bd.insert_element(empty, args[3], i32(0)), empty, each(0))
-        with cgutils.for_range(bd, bd.sdiv(whole, i64(lanes))) as loop:
-            to_row, *sources = (bd.gep(x, [bd.mul(loop.index, i64(lanes))]) for x in pointers)
-            if to == types.int32:
-                even, odd = map(upper_half, sources)
-                x = bd.or_(even, bd.shl(bd.and_(odd, masks), each(16)))
-            else:
-                x = loaded(sources[0], entry)
-            bd.store(x, bd.bitcast(to_row, vec.as_pointer()), align=bits // 8)
-        return whole
-    return types.intp(row, first, second, mask), codegen
-
-# ---- threads that share a sequence
-SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
-
-@jit
-def counters(n):
-    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
-    In a parallel function np.zeros itself would be one more parallel loop."""
-    return np.zeros((n, 16), np.int64)
-
-@jit
-def wait_until(counter, i, least):
-    """Until counter[i] >= least, by others"""
-    looks = 0
-    while seen(counter, i) < least:
-        looks += 1
-        rest(looks > SPINS)                  # their core may be this one
-
-# ---- bfloat16
-def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-def from_bf16(x):
-    """float32 of the bits of bfloat16, uint16; anything else as it is"""
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
-
-def value(x):
-    """The number that a stored one stands for: uint16 holds the upper half of a float32."""
-    return from_bf16(np.asarray(x))[()]
-
-@overload(value, inline="always")            # what compiled code calls, by the type of x
-def _value(x):
-    if x == types.uint16:
-        return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
-    if x == types.int8:
-        return lambda x: float32(x)
-    return lambda x: x
-
-def bf16_bits(x):
-    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
-    The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
-    return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
-
-@overload(bf16_bits, inline="always")
-def _bf16_bits(x):
-    if x == types.uint16:
-        return lambda x: int32(x)
-
-    def nearest(x):
-        bits = np.float32(x).view(np.int32)
-        even = (bits >> int32(16)) & int32(1)
-        return ((bits + int32(0x7FFF) + even) >> int32(16)) & int32(0xFFFF)
-    return nearest
-
-def rounded(x, like):
-    """A number as an array of the type of `like` holds it."""
-    return np.uint16(bf16_bits(x)) if like.dtype == BF16 else x
-
-@overload(rounded, inline="always")
-def _rounded(x, like):
-    if like.dtype == types.uint16:
-        return lambda x, like: np.uint16(bf16_bits(x))
-    return lambda x, like: x
-
-def panel_rows(n, dtype):
-    """Rows of panels of this type that n rows of a matrix fill.  Those of bfloat16 hold two in one,
-    as int32, those of int8 that are multiplied in integers four, as uint32."""
-    return -(-n // NUMBERS_IN.get(np.dtype(dtype), 1))
-
-NUMBERS_IN = {BF16: 2, np.dtype(np.int32): 2, np.dtype(np.uint32): 4}
-
-@overload(panel_rows, inline="always")
-def _panel_rows(n, dtype):
-    each = NUMBERS_IN.get(np.dtype(str(dtype.dtype)), 1)
-    return lambda n, dtype: (n + each - 1) // each
-
-def pair_of(even, odd, mask, like):
-    """What panels have of two rows, the odd one only if the mask is -1; or of one"""
-    return bf16_bits(even) | (bf16_bits(odd) & mask) << 16 if like.dtype == np.int32 else even
-
-@overload(pair_of, inline="always")
-def _pair_of(even, odd, mask, like):
-    if like.dtype != types.int32:
-        return lambda even, odd, mask, like: even
-
-    def both(even, odd, mask, like):
-        return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
-    return both
-
-@bpe.jit(inline="always", **OPTIONS)
-def pack_row(row, columns, k):
-    """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
-    columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
-    K, n = columns.shape
-    step = numbers_in(row)
-    last = step * (k + 1) - 1                # of the rows in row k: 2k + 1 of pairs, else k itself
-    mask = int32(-1) if last < K else int32(0)
-    first, second = columns[step * k], columns[min(last, K - 1)]
-    whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
-    for j in range(whole, n):
-        row[j] = pair_of(first[j], second[j], mask, row)
-    for j in range(n, row.size):
-        row[j] = 0
-
-def numbers_in(panel):
-    """Of a matrix, in an entry of a panel"""
-    return NUMBERS_IN.get(panel.dtype, 1)
-
-@overload(numbers_in, inline="always")
-def _numbers_in(panel):
-    n = NUMBERS_IN.get(np.dtype(str(panel.dtype)), 1)
-    return lambda panel: n
-
-def panel_entry(column, k, scale):
-    """The number of row k of a matrix, in a column of its panel"""
-    n = numbers_in(column)
-    x, nth = column[k // n], k % n
-    if n == 4:
-        return int(x >> 8 * nth & 255) - 128
-    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if n == 2 else x
-
-@overload(panel_entry, inline="always")
-def _panel_entry(column, k, scale):
-    if column.dtype == types.int32:
-        def half(column, k, scale):
-            x = column[k // 2]
-            bits = x if k % 2 else x << int32(16)
-            return np.int32(bits & int32(-65536)).view(np.float32)
-        return half
-    if column.dtype == types.uint32:
-        return lambda column, k, scale: float32(
-            int32((column[k // 4] >> (8 * (k % 4))) & 255) - int32(128))
-    dtype = np.dtype(str(scale.dtype)).type
-    return lambda column, k, scale: dtype(column[k])
-
-def narrowed(x, workspace):
-    """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
-    uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
-    bits of fixed point, for weights in int8; another, or None: as it is."""
-    dtype = getattr(workspace, "dtype", None)
-    if dtype == np.int32:
-        return in_fixed_point(workspace, x)
-    return in_bf16(workspace, x) if dtype == BF16 else x
-
-@overload(narrowed, inline="always")
-def _narrowed(x, workspace):
-    dtype = getattr(workspace, "dtype", None)
-    if dtype == types.int32:
-        return lambda x, workspace: in_fixed_point(workspace, x)
-    if dtype == types.uint16:
-        return lambda x, workspace: in_bf16(workspace, x)
-    return lambda x, workspace: x
-
-@jit
-def in_bf16(workspace, x):
-    """x (M, K) rounded into the workspace (M, K + 1 or more), uint16"""
-    M, K = x.shape
-    for m in range(M):
-        row, source = workspace[m, :K], x[m]
-        for k in range(K):
-            row[k] = rounded(source[k], workspace)
-        if K % 2:                            # behind the row that is returned; `tile` reads it
-            workspace[m, K] = 0
-    return workspace[:M, :K]
-
-@jit
-def in_fixed_point(workspace, x):
-    """Numbers of 16 bits, and a scale for each row, as products of int8 take them: upper and lower
-    bytes by fours, then -128 times the sum of each, which takes back the 128 that `in_panels` adds,
-    and the scale.     x (M, K), workspace (M, 2 K / 4 + 3 or more) of int32"""
-    M, K = x.shape
-    n = (K + 3) // 4
-    for m in range(M):
-        source, row, largest = x[m], workspace[m], float32(1e-30)
-        for k in range(K):
-            largest = larger(largest, larger(source[k], -source[k]))
-        scale = largest / float32(127 * 256)
-        per_unit = ONE / scale
-        upper, lower = row[:n].view(np.int8), row[n:2 * n].view(np.int8)
-        of_upper = of_lower = int32(0)
-        for k in range(K):
-            unit = int32(math.floor(source[k] * per_unit + HALF))
-            byte = int32((unit + int32(128)) >> int32(8))        # -127 to 127
-            rest = int32(unit - (byte << int32(8)))              # -128 to 127
-            upper[k], lower[k] = byte, rest
-            of_upper, of_lower = int32(of_upper + byte), int32(of_lower + rest)
-        for k in range(K, 4 * n):
-            upper[k] = lower[k] = 0
-        row[2 * n], row[2 * n + 1] = -128 * of_upper, -128 * of_lower
-        row[2 * n + 2] = np.float32(scale).view(np.int32)
-    return workspace[:M, :2 * n + 3]
-
-def narrowed_transpose(x, pairs):
-    """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
-    like panels, in `pairs` (1, K / 2, M or more) of int32"""
-    return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
-
-@overload(narrowed_transpose, inline="always")
-def _narrowed_transpose(x, pairs):
-    if getattr(pairs, "dtype", None) != types.int32:
-        return lambda x, pairs: x.T
-    return lambda x, pairs: in_pairs(pairs, x)
-
-@jit
-def in_pairs(pairs, x):
-    K, M = x.shape
-    n = panel_rows(K, pairs.dtype)
-    pack(pairs[:, :n, :M], x)
-    return pairs[0, :n, :M].T
-
-# ---- compiled kernels
-# Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private, and so is the one that links a kernel.  What we change
-# in them and read of them holds for the version that the imports ask for.  It stands here
-# (nanoeuler_cuda.py takes `save_compiled` for its own kernels) and in section 2 of bpe.py, which
-# has the cache of our functions, `bpe.Cache`.
-def key_with_width(self, signature, codegen):
-    """A key by argument types, processor and bytecode, and by the width of our vectors: the panels
-    of one width, read by the kernels of another, are other numbers.  Another level of optimization
-    may have another order of sums."""
-    numbas_key = super(bpe.Cache, self)._index_key(signature, codegen)
-    return *numbas_key, BITS, bpe.Compiling.level
-
-@contextlib.contextmanager
-def locked(folder):
-    """One process at a time.  Where folders cannot be locked (Windows, some networks), all at once:
-    then an index may lose an entry, and its kernel is compiled again."""
-    with contextlib.ExitStack() as end:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-            handle = os.open(folder, os.O_RDONLY)
-            end.callback(os.close, handle)               # which unlocks it
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-def save_compiled(self, key, data):
-    """A kernel in a file named by its key, then in the index.  Numba numbers the files: two
-    processes that start at once may write the same one, and a third then runs the kernel of
-    another signature; and each may write an index that lacks what the other added."""
-    name = self._data_name(zlib.crc32(repr(key).encode()))
-    self._save_data(name, data)
-    with locked(self._cache_path):
-        self._save_index({**self._load_index(), key: name})
-
-def finalize_alone(self):
-    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared:
-    where two that are loaded hold cross_entropy, both run the copy of the first.  Each was
-    optimized within its kernel, with an order of sums of its own, so that last bits would depend on
-    what a process has run before.  Here a kernel runs its own copies; only what other kernels copy
-    stays open.  Functions of others are linked as Numba does it."""
-    loaded = self._shared_module is not None             # from the cache
-    if bpe.Compiling.depth and not loaded:
-        self._shared_module = self._final_module.clone()
-        for f in self._shared_module.functions:
-            if f.linkage == llvm.Linkage.external and not f.is_declaration:
-                f.linkage = "linkonce_odr"               # as Numba's own _get_module_for_linking
-        for f in self._final_module.functions:
-            if f.linkage == llvm.Linkage.linkonce_odr and not f.is_declaration:
-                f.linkage = "internal"
-    numbas_finalize(self)
-
-# Numba's own, also where this file is loaded a second time
-numbas_finalize = getattr(CPUCodeLibrary._finalize_final_module, "numbas",
-                          CPUCodeLibrary._finalize_final_module)
-finalize_alone.numbas = numbas_finalize
-
-bpe.Cache._index_key = key_with_width
-bpe.CacheFile.save = save_compiled
-CPUCodeLibrary._finalize_final_module = finalize_alone
-
-# What the cache must hold: a kernel, compiled for an argument, or a field of it, of this dtype.
-# check.py may have left those of float64.
-Compiled = namedtuple("Compiled", "kernel argument dtype")
-
-def dtype_in(kernel, signature, argument):
-    """Of "a", or of "a.b", field b of the named tuple a: the Numba type of its entries"""
-    name, *fields_of_it = argument.split(".")
-    kind = signature[kernel.py_func.__code__.co_varnames.index(name)]
-    for name in fields_of_it:
-        kind = kind.types[kind.fields.index(name)]
-    return kind.dtype
-
-def in_cache(kernel, argument, dtype):
-    """Whether the cache holds what `Compiled` says, for this processor, and whole."""
-    cache, codegen = kernel._cache, kernel.targetctx.codegen()
-    file = cache._cache_file
-    for key, name in file._load_index().items():
-        signature = key[0]
-        ours = key == cache._index_key(signature, codegen)
-        if ours and dtype_in(kernel, signature, argument) == dtype:
-            return bpe.pickle_in(file._data_path(name)) is not None
-    return False
-
+# ==== 12 Kernels to compile ====
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
 
 def compile_gradient(dtype="f32"):
@@ -5032,127 +4436,10 @@ def training_kernels(dtype):
                                          Compiled(muon, "scratch.pairs", PANELS[dtype]),
                                          *SPEECH["compile_speech()"]]}
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-
-def in_another_process(call):
-    """Starts it there.  It reads nothing; what it says on stderr is kept."""
-    code = f"import sys; sys.path.insert(0, {HERE!r}); import nanoeuler; nanoeuler.{call}"
-    return subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdin=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
-
-def wait_for(process):
-    """Until it has ended.  If that was not well, its last line says why."""
-    _, said = process.communicate()
-    if process.returncode != 0:
-        lines = [line for line in said.splitlines() if line.strip()]
-        lines = lines or [f"signal {-process.returncode} ended it"]
-        raise UserError(f"the kernels do not compile: {lines[-1]}; the whole story: "
-                        f"cd {shlex.quote(HERE)}; {shlex.join(process.args)}")
-    print(said, end="", file=sys.stderr)
-
 def compile_kernels(dtype=DTYPE):
     """`compile`: what training in this dtype needs, and chat."""
     need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
     fill_cache(training_kernels(dtype))
-
-def fill_cache(parts):
-    """Compiles those of SPEECH or `training_kernels` that Numba's cache lacks, and says so.
-    In other processes, because a process that compiled `run_batch` links its callees differently
-    from one that loads it, which changes last bits: a first run must compute the same as a second.
-    """
-    if not bpe.JIT["cache"]:
-        return
-    calls = [call for call, kernels in parts.items()
-             if not all(in_cache(*kernel) for kernel in kernels)]
-    if not calls:
-        return
-    began, processes = time.perf_counter(), []
-    print("note: compiling the kernels: once, half a minute to a minute", file=sys.stderr,
-          flush=True)
-    try:
-        for call in calls:
-            processes.append(in_another_process(call))
-        for process in processes:
-            wait_for(process)
-    except KeyboardInterrupt:
-        print("note: stopped while the kernels were compiled: nothing else was begun, and the next "
-              "start compiles them", file=sys.stderr)
-        raise
-    finally:                                 # after Ctrl-C, or if one has failed
-        for process in processes:
-            process.kill()
-            process.wait()
-    print(f"note: compiled in {time.perf_counter() - began:.0f} seconds", file=sys.stderr)
-
-# ---- threads
-def cpus():
-    """The processors that this process may run on; `taskset` may leave it only some."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-def quota_of_group(folder):
-    """Processors that a control group of Linux may keep busy: quota / period, both in us.
-    Version 2 has them in one file, version 1 in two; "max" or -1 means no limit."""
-    def words(name):
-        return (folder / name).read_text(encoding="ascii").split()
-
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = words("cpu.max")
-        else:
-            [quota], [period] = words("cpu.cfs_quota_us"), words("cpu.cfs_period_us")
-        unlimited = quota == "max" or int(quota) < 0
-        return math.inf if unlimited else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):     # it says nothing that we understand
-        return math.inf
-
-def cpu_quota(root="/"):
-    """The least of this process's control groups and those above them, as `docker --cpus` sets it.
-    A line of /proc/self/cgroup is number:controllers:group, in version 2 without controllers.  In
-    a container its group may be mounted as the root, whatever its name is outside."""
-    try:
-        text = pathlib.Path(root, "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
-    except OSError:                          # not Linux
-        return math.inf
-    mounts, least = pathlib.Path(root, "sys/fs/cgroup"), math.inf
-    for controllers, name in re.findall("^[0-9]+:([^:]*):/*(.*)$", text, re.M):
-        if controllers == "":
-            places = "", "unified"
-        elif "cpu" in controllers.split(","):
-            places = "cpu", controllers
-        else:
-            continue                         # it rules over memory, devices, ...
-        group = pathlib.PurePosixPath(name)
-        for place in places:
-            for folder in (group, *group.parents):
-                least = min(least, quota_of_group(mounts / place / folder))
-    return least
-
-def most_threads(root="/"):
-    """One for each processor that we may use, or as many as we may keep busy, or Numba started."""
-    return max(1, math.floor(min(len(cpus()), cpu_quota(root), numba.config.NUMBA_NUM_THREADS)))
-
-def physical_cores(root="/"):
-    """Of the processors that we may use.  Hyper-threads count once: they share the multipliers."""
-    cores = set()
-    for cpu in cpus():
-        topology = pathlib.Path(root, f"sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add((topology / "thread_siblings_list").read_text(encoding="ascii"))
-        except OSError:                      # nobody says: a core of its own
-            cores.add(cpu)
-    return len(cores)
-
-def use_threads(asked):
-    most = most_threads()
-    need(0 <= asked <= most, f"--threads is {asked}, expected 0 to {most}")
-    try:
-        set_num_threads(asked or min(physical_cores(), most))
-    except ValueError as e:                  # the library that starts the threads is not there
-        said = " ".join(str(e).split())
-        raise UserError(f"NUMBA_THREADING_LAYER is {numba.config.THREADING_LAYER}: {said}; or "
-                        f"unset it") from None
 
 # ==== 13 Command line ====
 # First the arguments of the verbs, then the verbs.
@@ -5323,6 +4610,8 @@ PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4
 def problem(e):
     """What is wrong and how to mend it, in one line."""
     if isinstance(e, ModuleNotFoundError):   # an extra
+        if e.name.startswith("nanoeuler_parts"):
+            return "it needs the folder nanoeuler_parts, expected beside nanoeuler.py, found none"
         package = PACKAGES.get(e.name, e.name)
         return f"it needs the package {e.name}, which is not installed: pip install '{package}'"
     if isinstance(e, MemoryError):

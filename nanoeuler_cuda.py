@@ -12,7 +12,7 @@ runs that Muon began go on there.  Data, training loops, chat and files are impo
     python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
     python nanoeuler_cuda.py d                learn preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
-    python nanoeuler_cuda.py serve            for browsers and OpenAI's clients; see serve/
+    python nanoeuler_cuda.py serve            for browsers and OpenAI's clients
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
 A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` of 4.3
@@ -155,7 +155,10 @@ try:
 
     import bpe
     import nanoeuler as ne
-    from nanoeuler import MODEL, RUN, UserError, arg, from_bf16, need, to_bf16
+    from nanoeuler import MODEL, RUN, UserError, arg, need
+    from nanoeuler_parts.files.logs import alone
+    from nanoeuler_parts.machine.kernels import save_compiled
+    from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
     from nanoeuler_parts.tuning import dpo, sft
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
@@ -3661,7 +3664,7 @@ def launch_ranks(run, flags):
         ranks = RankedModel.ranks = Ranks(PLACE)
         open_device()
         RankedModel.links = Links(ranks)
-        lock = ne.alone if first else lambda out: contextlib.nullcontext("")
+        lock = alone if first else lambda out: contextlib.nullcontext("")
         ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
         ranks.all("", "the end")
         RankedModel.links.close()
@@ -3683,7 +3686,7 @@ def launch_ranks(run, flags):
 # Private parts of numba-cuda 0.30 that are changed or read here: IndexDataCacheFile, a kernel's
 # _cache._py_func (filed) and _codelibrary (allow_shared, need_resident).
 bpe.survive_damage(caching.IndexDataCacheFile)
-caching.IndexDataCacheFile.save = ne.save_compiled
+caching.IndexDataCacheFile.save = save_compiled
 
 def filed(made, name, args):
     """What a maker of this name made of these arguments, one or a tuple, of which kernels are kept

@@ -161,13 +161,14 @@ def machine():
                               env={**os.environ, "LC_ALL": "C"}).stdout
         said = dict(re.findall(r"^\s*([^:]+):\s*(.*)$", text, re.M))
     flags = facts.get("flags", "").split()
-    import nanoeuler as ne
+    from nanoeuler_parts.machine.cpu import BITS
+    from nanoeuler_parts.machine.threads import physical_cores
     return {"cpu": said.get("Model name", name), "detail": detail,
             "lscpu": {key: said.get(key, "?") for key in (
                 "CPU(s)", "Thread(s) per core", "Core(s) per socket", "Socket(s)", "NUMA node(s)",
                 "L2 cache", "L3 cache", "Hypervisor vendor")},
             "features": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in flags],
-            "cores": ne.physical_cores(), "vector_bits": ne.BITS, "llvm_cpu": llvm_cpu(),
+            "cores": physical_cores(), "vector_bits": BITS, "llvm_cpu": llvm_cpu(),
             "load_average": os.getloadavg(), "date": time.strftime("%Y-%m-%d"),
             "python": sys.version.split()[0],
             **common.versions("numpy", "numba", "llvmlite", "torch")}
@@ -255,6 +256,7 @@ def main():
     if unknown := set(args.presets) - set(BATCH):
         parser.error(f"no preset {sorted(unknown)}, expected {', '.join(BATCH)}")
     import nanoeuler as ne
+    from nanoeuler_parts.machine.threads import most_threads
     for dtype in TYPES:
         ne.compile_kernels(dtype)
     results = {"machine": machine(), "presets": {}}
@@ -263,7 +265,7 @@ def main():
     stem = pathlib.Path(args.out) / f"cores_{slug}"
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
     for preset in args.presets or BATCH:
-        threads = sorted(args.threads or powers(ne.most_threads()))
+        threads = sorted(args.threads or powers(most_threads()))
         if preset == "base" and not args.threads:
             threads = threads[-2:]           # with one, a step takes half a minute
         print(f"{preset}, {threads} threads", file=sys.stderr, flush=True)

@@ -52,6 +52,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
+from nanoeuler_parts.machine.threads import use_threads
 from common import cpu_model, out_folder, versions
 from pipeline import KINDS, unseen
 from oracles.torch_engine import Twin, replies
@@ -248,7 +249,7 @@ def side_of(side, Run, follow, Model, args):
 
 
 def run_side(side, chosen, args):
-    ne.use_threads(0)                        # one a core that we may use
+    use_threads(0)                        # one a core that we may use
     torch.set_num_threads(get_num_threads())
     if args.engine == "gpu":
         import nanoeuler_cuda as program

@@ -1,5 +1,6 @@
 """Everything that NanoEuler needs besides the model, its training and the chat.
 
+    machine/       vectors in LLVM, bfloat16, threads, compiled kernels on disk
     files/         safetensors, atomic writes, logs and locks, training texts and token files
     interchange/   Hugging Face, GGUF, int8, third-party chat templates
     serve/         the HTTP server and its pages
@@ -9,3 +10,4 @@
 nanoeuler.py and nanoeuler_cuda.py are the programs.  They import these modules; a reader who wants
 to understand the model needs none of them.
 """
+__version__ = "0.1.0"        # that of nanoeuler.py, which compares them

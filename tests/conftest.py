@@ -1,18 +1,25 @@
 """Fixtures of all tests: settings that no test leaves behind, and one small trained checkpoint."""
+import ast
+import functools
 import gc
+import importlib
+import inspect
 import json
 import os
 import shutil
+import types
 from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
 from examples import ADD, LITTLE
-from helpers import FAST, ROOT, TEXT, TINY, modules, nanoeuler, ok, random_flat, told
+from helpers import (FAST, MACHINE, ROOT, TEXT, TINY, modules, nanoeuler, never, ok, random_flat,
+                     told)
 from hypothesis import settings
 
 import nanoeuler as ne
+from nanoeuler_parts.machine.cpu import DTYPE
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
@@ -39,7 +46,7 @@ def pytest_configure(config):
     if "NANOEULER_BITS" in os.environ:       # of other widths, compiled anew and not kept
         return
     if not hasattr(config, "workerinput"):
-        for dtype in {"f32", ne.DTYPE}:
+        for dtype in {"f32", DTYPE}:
             ne.compile_kernels(dtype)
     ne.compile_gradient()
     ne.compile_rest()
@@ -78,6 +85,58 @@ def pytest_sessionfinish(session):
         if not any(text in reason for text in MAY_BE_SKIPPED):
             reporter.write_line(f"skipped, and not one of conftest's MAY_BE_SKIPPED: {reason}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+class Patch(pytest.MonkeyPatch):
+    """A MonkeyPatch whose replacements in this project must have an effect: the module reads the
+    name that is replaced, and a function that stands in for another is called.  One that must not
+    be called is helpers.never."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}                      # "module.name" -> calls of what stands in for it
+
+    def setattr(self, target, name, *value, raising=True):
+        if isinstance(target, str) and not value:        # "module.name", value
+            target, _, attribute = target.rpartition(".")
+            return self.setattr(importlib.import_module(target), attribute, name, raising=raising)
+        [value], module = value, getattr(target, "__module__", None) or target.__name__
+        if isinstance(module, str) and module.split(".")[0] in OURS:
+            if isinstance(target, types.ModuleType):
+                assert not raising or name in names_read(target), (
+                    f"no function of {module} reads {name}: replace it where it is read")
+            if inspect.isfunction(value) and value is not never:
+                value = self.counted(f"{module}.{name}", value)
+        super().setattr(target, name, value, raising=raising)
+
+    def counted(self, name, function):
+        self.calls[name] = 0
+
+        @functools.wraps(function)
+        def called(*args, **options):
+            self.calls[name] += 1
+            return function(*args, **options)
+        return called
+
+
+OURS = ("bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts")
+
+
+@functools.cache
+def names_read(module):
+    """The names that functions of a module, or classes in it, read"""
+    tree = ast.parse(inspect.getsource(module))
+    return {node.id for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+@pytest.fixture
+def monkeypatch():
+    patch = Patch()
+    yield patch
+    patch.undo()
+    idle = [name for name, calls in patch.calls.items() if not calls]
+    assert not idle, f"replaced, and never called: {', '.join(idle)}; see helpers.never"
 
 
 @pytest.fixture(autouse=True)
@@ -137,10 +196,11 @@ def base(tmp_path_factory, text):
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT, cold=True))
-    kernels = [x.kernel for part in ne.training_kernels(ne.DTYPE).values() for x in part]
-    folders = {Path(kernel.stats.cache_path) for kernel in kernels}
+    kernels = [x.kernel for part in ne.training_kernels(DTYPE).values() for x in part]
+    folders = {Path(kernel.stats.cache_path) for kernel in [*kernels, ne.pack]}
+    names = {"bpe", "nanoeuler", *(path.stem for path in (ROOT / MACHINE).glob("*.py"))}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
-            if path.name.startswith(("bpe.", "nanoeuler."))]
+            if path.name.split(".")[0] in names]
 
 
 @pytest.fixture

@@ -75,6 +75,11 @@ def needs(name):
     return package
 
 
+def never(*args, **options):
+    """Stands in for a function that a test must not call."""
+    pytest.fail("a function that must not be called was called")
+
+
 def modules():
     """All modules of nanoeuler_parts, loaded: one that is first loaded while a test replaces a
     function would keep the replacement."""
@@ -161,9 +166,26 @@ def put_together(path, header, data):
 def with_kernels(folder, compiled):
     """Puts compiled kernels beside programs that stand in a folder of their own, as copies or as
     links: Numba keeps and looks for them there, and would compile for half a minute."""
-    (folder / "__pycache__").mkdir(exist_ok=True)
     for path in compiled:
-        shutil.copy(path, folder / "__pycache__")
+        place = folder / folder_of_kernel(path) / "__pycache__"
+        if place.parent.exists():
+            place.mkdir(exist_ok=True)
+            shutil.copy(path, place)
+
+
+MACHINE = Path("nanoeuler_parts/machine")
+
+
+def folder_of_kernel(path):
+    """The folder of the source of a compiled kernel, from the root, by the name of its file"""
+    module = path.name.split(".")[0]
+    return MACHINE if (ROOT / MACHINE / f"{module}.py").exists() else Path()
+
+
+def copy_parts(folder):
+    """Puts a copy of nanoeuler_parts into a folder, without compiled files."""
+    shutil.copytree(ROOT / "nanoeuler_parts", folder / "nanoeuler_parts",
+                    ignore=shutil.ignore_patterns("__pycache__"))
 
 
 Outcome = namedtuple("Outcome", "kind step tokens_seen bits_per_byte reference arrays log")

@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanoeuler as ne
+from nanoeuler_parts.machine import numbers as the_numbers
+from nanoeuler_parts.machine.cpu import BITS, DY_COLUMNS, faster_dtype, HAS_BF16, tile_width
+from nanoeuler_parts.machine.numbers import from_bf16, narrowed, narrowed_transpose, pack, to_bf16
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 U = 2.0 ** -8            # the largest relative error of one rounding to bfloat16
@@ -31,19 +34,19 @@ def normal(*shape, seed=0):
 
 def near(x):
     """float64 of the nearest bfloat16"""
-    return ne.from_bf16(ne.to_bf16(x)).astype(np.float64)
+    return from_bf16(to_bf16(x)).astype(np.float64)
 
 
 def narrow(x):
-    return place(ne.to_bf16(x))
+    return place(to_bf16(x))
 
 
 def pairs_of(b):
     """Panels of a matrix (K, N), by NumPy."""
     K, N = b.shape
-    width = ne.tile_width(ne.BF16)
+    width = tile_width(ne.BF16)
     whole = np.zeros((-(-K // 2) * 2, -(-N // width) * width), np.uint32)
-    whole[:K, :N] = ne.to_bf16(b)
+    whole[:K, :N] = to_bf16(b)
     pairs = whole[0::2] | whole[1::2] << 16
     panels = pairs.reshape(len(pairs), -1, width).transpose(1, 0, 2)
     return place(np.ascontiguousarray(panels).view(np.int32))
@@ -53,7 +56,7 @@ def pairs_of(b):
 @numba.njit
 def rounded(x, out):
     for i in range(x.size):
-        out[i] = ne.rounded(x[i], out)
+        out[i] = the_numbers.rounded(x[i], out)
 
 
 def test_rounding_is_to_the_nearest_ties_to_even():
@@ -65,9 +68,9 @@ def test_rounding_is_to_the_nearest_ties_to_even():
     out = np.empty(x.size, np.uint16)
     rounded(x, out)
     finite = np.isfinite(x)
-    assert np.array_equal(out[finite], ne.to_bf16(x[finite]))
-    assert np.isinf(ne.from_bf16(out[np.isinf(x)])).all()
-    assert np.isnan(ne.from_bf16(out[-2:])).all()        # the NaNs that arithmetic makes
+    assert np.array_equal(out[finite], to_bf16(x[finite]))
+    assert np.isinf(from_bf16(out[np.isinf(x)])).all()
+    assert np.isnan(from_bf16(out[-2:])).all()        # the NaNs that arithmetic makes
 
 
 @given(K=st.integers(1, 40), N=st.integers(1, 80), low=st.booleans(), turned=st.booleans())
@@ -78,7 +81,7 @@ def test_pack_puts_two_rows_side_by_side(K, N, low, turned):
     if turned:
         given_b = np.ascontiguousarray(given_b.T).T
     panels = np.full_like(want, -1)
-    ne.pack(panels, given_b)
+    pack(panels, given_b)
     assert np.array_equal(panels, want)
 
 
@@ -96,8 +99,8 @@ def test_matmul(M, N, K):
     want, lower = near(x) @ near(b), narrow(x)
     room = place(np.full((M, K + 3), 0x7FC0, np.uint16))             # NaNs where nothing is read
     pairs = place(np.full((1, (K + 1) // 2, M), -1, np.int32))
-    transposed = ne.narrowed_transpose(np.ascontiguousarray(x.T), pairs)
-    for left in (lower, ne.narrowed(x, room), transposed):
+    transposed = narrowed_transpose(np.ascontiguousarray(x.T), pairs)
+    for left in (lower, narrowed(x, room), transposed):
         for right in (pairs_of(b), narrow(b)):
             if left is lower and K % 2 and right.ndim == 2:
                 continue                     # nothing makes its last pair whole
@@ -106,7 +109,7 @@ def test_matmul(M, N, K):
             assert within(out, want, near(x), near(b))
             low = place(np.zeros((M, N), np.uint16))
             ne.matmul(low, left, right)
-            assert np.array_equal(low, ne.to_bf16(out))
+            assert np.array_equal(low, to_bf16(out))
             base = normal(M, N, seed=2)
             ne.matmul_add(out, base, left, right)
             assert np.all(np.abs(out - base - want) <= 2.0 ** -22 * (np.abs(base) + K * 20))
@@ -117,8 +120,8 @@ def test_matmul(M, N, K):
 def test_weight_gradient(B, T, N, K):
     dy, x, dw = normal(B, T, N), normal(B, T, K, seed=1), normal(N, K, seed=2)
     want = dw + np.einsum("btn,btk->nk", near(dy), near(x))
-    width = ne.tile_width(ne.BF16)
-    columns = place(np.zeros((1, ne.KC // 2, ne.DY_COLUMNS), np.int32))
+    width = tile_width(ne.BF16)
+    columns = place(np.zeros((1, ne.KC // 2, DY_COLUMNS), np.int32))
     panels = place(np.zeros((-(-K // width), ne.KC // 2, width), np.int32))
     for given_dy in (dy, narrow(dy)):
         got = place(dw.copy())
@@ -132,7 +135,8 @@ EMULATED = """
 import sys
 sys.path[:0] = [{tests!r}]
 import helpers, nanoeuler as ne
-ne.HAS_BF16 = False
+from nanoeuler_parts.machine import tile
+tile.HAS_BF16 = ne.HAS_BF16 = False
 import pytest
 code = pytest.main(["-p", "no:cacheprovider", {file!r}, "-k",
                     "test_matmul or test_weight"])
@@ -146,7 +150,7 @@ sys.exit(code)
 def test_without_the_instruction_float32_multiplies(tmp_path, monkeypatch):
     """As on a CPU that has none: the same tests, with kernels of their own."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("NANOEULER_BITS", str(ne.BITS))   # no kernels are compiled before
+    monkeypatch.setenv("NANOEULER_BITS", str(BITS))   # no kernels are compiled before
     code = EMULATED.format(tests=str(ROOT / "tests"), file=__file__)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             timeout=400)
@@ -159,7 +163,7 @@ def test_the_instruction_is_used_where_it_is():
     kernel = numba.njit(ne.matmul.py_func)               # not from the cache, which has no text
     kernel.compile(kinds)
     text = kernel.inspect_llvm(kernel.signatures[0])
-    assert ("avx512bf16.dpbf16ps" in text) == ne.HAS_BF16
+    assert ("avx512bf16.dpbf16ps" in text) == HAS_BF16
 
 
 # ---- ops: the arrays that feed products hold bfloat16, all else is float32
@@ -183,17 +187,17 @@ def test_rmsnorm_and_swiglu():
     ne.rmsnorm_forward(low, rstd, x, gain, 1e-5)
     y, rstd64 = np.zeros((33, 50)), np.zeros(33)
     ne.rmsnorm_forward(y, rstd64, x.astype(float), gain.astype(float), 1e-5)
-    assert close(ne.from_bf16(low), y) and np.allclose(rstd, rstd64, rtol=1e-6)
+    assert close(from_bf16(low), y) and np.allclose(rstd, rstd64, rtol=1e-6)
 
     gate_up, dy = narrow(3 * normal(33, 2 * 41)), normal(33, 41, seed=3)
-    exact = ne.from_bf16(gate_up).astype(np.float64)
+    exact = from_bf16(gate_up).astype(np.float64)
     low, y = place(np.zeros((33, 41), np.uint16)), np.zeros((33, 41))
     ne.swiglu_forward(low, gate_up)
     ne.swiglu_forward(y, exact)
-    assert close(ne.from_bf16(low), y)
+    assert close(from_bf16(low), y)
     ne.swiglu_backward(gate_up, dy)
     ne.swiglu_backward(exact, dy.astype(np.float64))
-    assert close(ne.from_bf16(gate_up), exact)
+    assert close(from_bf16(gate_up), exact)
 
 
 def test_rope_turns_there_and_back():
@@ -203,14 +207,14 @@ def test_rope_turns_there_and_back():
     for sign in (1, -1):
         ne.rope(low, *ne.rope_table(cfg, np.float32), 3, np.float32(sign))
         ne.rope(x, *ne.rope_table(cfg, np.float64), 3, float(sign))
-        assert close(ne.from_bf16(low), x, roundings=2)
+        assert close(from_bf16(low), x, roundings=2)
 
 
 @pytest.mark.parametrize("T", [1, 2, 31, 33, 100])
 @pytest.mark.parametrize("H, G, D", [(1, 1, 2), (4, 2, 10), (2, 1, 64)])
 def test_attention(T, H, G, D):
     """P and dS are rounded, too, and O before it is backward's: three times."""
-    W, cols = ne.tile_width(np.float64), (H + 2 * G) * D
+    W, cols = tile_width(np.float64), (H + 2 * G) * D
     qkv, do = near(normal(T, cols)), near(normal(T, H * D, seed=1))
     o, lse, dqkv = np.zeros((T, H * D)), np.zeros((H, T)), np.zeros((T, cols))
     scores, dscores = place(np.zeros((ne.BR, T))), place(np.zeros((ne.BR, T)))
@@ -220,7 +224,7 @@ def test_attention(T, H, G, D):
     ne.attention_forward(o, lse, place(qkv), D, 0, H, s)
     ne.attention_backward(dqkv, place(do), o, lse, place(qkv), D, 0, G, s)
 
-    W = ne.tile_width(ne.BF16)
+    W = tile_width(ne.BF16)
     low = narrow(qkv)
     o16, lse32 = place(np.zeros((T, H * D), np.uint16)), np.zeros((H, T), np.float32)
     dqkv32 = place(np.zeros((T, cols), np.float32))
@@ -231,7 +235,7 @@ def test_attention(T, H, G, D):
     s = ne.Scratch(**{**none, "scores": scores, "dscores": dscores, "kt": kt, "vt": vt,
                       "workspace": room, "pairs": pairs})
     ne.attention_forward(o16, lse32, low, D, 0, H, s)
-    assert close(ne.from_bf16(o16), o, roundings=2)
+    assert close(from_bf16(o16), o, roundings=2)
     assert np.allclose(lse32, lse, rtol=1e-5, atol=1e-5)
     ne.attention_backward(dqkv32, narrow(do), o16, lse32, low, D, 0, G, s)
     if T > 1:                                # one key: dq and dk are zero, and rounding remains
@@ -337,4 +341,4 @@ def test_runs_of_the_spread_begin_apart(text, monkeypatch):
     ("znver3", False, "f32"), ("sapphirerapids", True, "f32"), ("cooperlake", True, "f32"),
     ("apple-m1", False, "f32")])
 def test_what_a_run_computes_in_where_it_is_not_told(cpu, has_bf16, expected):
-    assert ne.faster_dtype(cpu, has_bf16) == expected
+    assert faster_dtype(cpu, has_bf16) == expected

@@ -1,12 +1,13 @@
 """A compiled kernel on disk is used only while every file whose code it contains is unchanged."""
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 
 import numba
 import pytest
-from helpers import ROOT, ok
+from helpers import ROOT, copy_parts, ok
 from numba.core.registry import CPUDispatcher, cpu_target
 from numba.extending import _Intrinsic
 
@@ -47,6 +48,44 @@ def test_an_edited_callee_is_compiled_again(is_stamped, tmp_path):
     assert said == [["20", "0"], ["20", "1"], last]
     kept = [path.suffix for path in (tmp_path / "kept").rglob("caller.*.nb?")]
     assert sorted(kept) == [".nbc", ".nbi"]              # an edit leaves no stale file behind
+
+
+MATMUL = """
+import sys
+sys.path.insert(0, {folder!r})
+import numpy as np, nanoeuler as ne
+assert ne.__file__.startswith({folder!r})
+out, x, b = (np.ones(shape, np.float32) for shape in ((9, 20), (9, 5), (5, 20)))
+ne.matmul(out, x, b)
+print(sum(ne.matmul.stats.cache_hits.values()))
+"""
+
+
+def test_an_edit_of_the_tile_compiles_the_kernels_that_contain_it(tmp_path):
+    """Edits of the parts that are not compiled into kernels compile nothing."""
+    for name in "bpe.py", "nanoeuler.py":
+        shutil.copy(ROOT / name, tmp_path)
+    copy_parts(tmp_path)
+    env = {**os.environ, "NUMBA_OPT": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in "NUMBA_CACHE_DIR", "NE_STAMP":
+        env.pop(name, None)
+
+    def hits():
+        code = MATMUL.format(folder=str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        return int(ok(done))
+
+    def edit(*folders):
+        for folder in folders:
+            for path in (tmp_path / "nanoeuler_parts" / folder).glob("*.py"):
+                path.write_text(path.read_text(encoding="utf-8") + "# edited\n", encoding="utf-8")
+
+    parts = {x.name for x in (tmp_path / "nanoeuler_parts").iterdir() if x.is_dir()}
+    assert hits() == 0
+    edit(*parts - {"machine"})
+    assert hits() == 1
+    edit("machine")
+    assert hits() == 0
 
 
 def names_in(code):

@@ -13,7 +13,6 @@ from helpers import ROOT, needs, ok
 needs("numba_cuda")
 
 import bpe
-import nanoeuler as ne
 import nanoeuler_cuda  # noqa: F401, which puts save_compiled into numba-cuda's cache too
 
 
@@ -92,7 +91,8 @@ def test_two_processes_that_compile_at_once_do_not_swap_their_kernels(module, na
     Cache, orders = getattr(importlib.import_module(module), name), set(
         itertools.permutations([0, 0, 0, 1, 1, 1]))
     assert len(orders) == 20
-    monkeypatch.setattr(ne, "locked", lambda folder: contextlib.nullcontext())
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.locked",
+                        lambda folder: contextlib.nullcontext())
     for n, order in enumerate(orders):
         make = lambda: Cache(str(tmp_path), f"kernel{n}", 1.0)
         save_in_turns([make(), make()], order)

@@ -12,6 +12,7 @@ from numba import config, get_num_threads, set_num_threads
 import nanoeuler as ne
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.sft import SftOptions
+from nanoeuler_parts.machine.threads import use_threads
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -215,7 +216,7 @@ def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhe
     for name, content in (("empty.txt", b""), ("zero.txt", b"abc\0"), ("short.txt", b"ab")):
         (elsewhere / name).write_bytes(content)
     before = sorted(os.listdir())
-    monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
+    monkeypatch.setattr(ne, "fill_cache", never)
     assert ne.main(["train", "--vocab-size", "259", *map(str, flags)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1 and word in said.err, said
@@ -225,7 +226,7 @@ def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhe
 
 def test_an_example_file_is_read_before_anything_is_compiled(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
-    monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
+    monkeypatch.setattr(ne, "fill_cache", never)
     (copy / "bad.json").write_text("nonsense", encoding="utf-8")
     for data, word in (("bad.json", "JSON"), ("none.json", "No such file")):
         assert ne.main(["sft", "--data", data]) == 2
@@ -276,7 +277,7 @@ def test_compile_is_told_for_which_runs(capsys, monkeypatch):
 def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
     most, counts = config.NUMBA_NUM_THREADS, []
     monkeypatch.setattr(ne, "compile_kernels", lambda dtype: counts.append(get_num_threads()))
-    monkeypatch.setattr(ne, "physical_cores", lambda: most)
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.physical_cores", lambda: most)
     for flags in (["--threads", "1"], []):
         set_num_threads(most)
         assert ne.main(["compile", *flags]) == 0
@@ -323,7 +324,7 @@ def test_every_verb_has_help(capsys):
 
 def test_no_more_threads_than_may_be_kept_busy(monkeypatch):
     """A control group's quota counts for what nobody asked for, too."""
-    monkeypatch.setattr(ne, "most_threads", lambda: 1)
-    monkeypatch.setattr(ne, "physical_cores", lambda: 2)
-    ne.use_threads(0)
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.most_threads", lambda: 1)
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.physical_cores", lambda: 2)
+    use_threads(0)
     assert get_num_threads() == 1

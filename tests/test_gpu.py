@@ -15,6 +15,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from oracles import naive
 from oracles.naive_attention import NaiveModel
 
@@ -268,7 +269,7 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     gpu = nc.Decoder(cfg, flat, weights)
     if weights == "bf16":                    # a CPU that multiplies bfloat16 rounds its rows, too
         matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
-        matrices[:] = ne.from_bf16(ne.to_bf16(matrices))
+        matrices[:] = from_bf16(to_bf16(matrices))
     cpu = ne.Decoder(cfg, flat)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
@@ -288,7 +289,7 @@ def rounded_flat(cfg):
     """Parameters whose matrices bfloat16 has as they are"""
     flat = random_flat(cfg, 2, np.float32, 0.1)
     matrices = sum(x.size for x in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])
-    flat[:matrices] = ne.from_bf16(ne.to_bf16(flat[:matrices]))
+    flat[:matrices] = from_bf16(to_bf16(flat[:matrices]))
     return flat
 
 
@@ -343,7 +344,7 @@ def test_a_prompt_is_the_forward_pass_in_bfloat16(cfg):
     p, ids = ne.views(flat.astype(np.float64), ne.param_table(cfg)), tokens[0].tolist()
 
     def stored(x):
-        return ne.from_bf16(ne.to_bf16(x.astype(np.float32))).astype(np.float64)
+        return from_bf16(to_bf16(x.astype(np.float32))).astype(np.float64)
     want, rounded = (naive.forward(cfg, p, tokens[0], *way)[1][0] for way in ((), (stored,)))
     most = 2 * row_error(rounded, want)
     assert 0.002 < most < 0.05

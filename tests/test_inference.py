@@ -20,6 +20,7 @@ from oracles import naive
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.machine.cpu import DTYPE
 
 
 @pytest.mark.slow
@@ -527,7 +528,7 @@ def test_lens_shows_numbers_of_the_model(tied, trained, tmp_path, capsys):
                                                rows[i]).groups()
         assert int(number) == (i + 1) // 2 and name == ("attention" if i % 2 else "swiglu")
         limit, limit_angle = 2e-3, 0.2
-        if ne.DTYPE == "bf16":               # rounded by 2**-9: what enters each of two products in
+        if DTYPE == "bf16":               # rounded by 2**-9: what enters each of two products in
             limit = 4 * 2 ** -9 * max(1, step)           # a half layer, and the weights of both
             limit_angle = math.degrees(4 * 2 ** -9)
         assert abs(float(length) - step) < limit
@@ -536,7 +537,7 @@ def test_lens_shows_numbers_of_the_model(tied, trained, tmp_path, capsys):
     assert repr(best) in rows[-1]
     share = naive.softmax(logits[0, -1]).max()
     shown = float(re.search(r"' (\d+)%", rows[-1])[1]) / 100
-    wrong = 4 * 2 ** -9 * np.abs(logits[0, -1]).max() if ne.DTYPE == "bf16" else 0.0
+    wrong = 4 * 2 ** -9 * np.abs(logits[0, -1]).max() if DTYPE == "bf16" else 0.0
     assert abs(shown - share) <= 0.0051 + wrong * share * (1 - share)        # d softmax / d logit
 
 

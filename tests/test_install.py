@@ -6,7 +6,7 @@ import sys
 import zipfile
 
 import pytest
-from helpers import FAST, ROOT, complains, needs, ok, with_kernels
+from helpers import FAST, ROOT, complains, copy_parts, needs, ok, with_kernels
 
 import nanoeuler as ne
 
@@ -19,6 +19,7 @@ def folder(tmp_path_factory, text, compiled):
     folder = tmp_path_factory.mktemp("make")
     for name in ("Makefile", "nanoeuler.py", "bpe.py", "check.py", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
+    copy_parts(folder)
     with_kernels(folder, compiled)
     (folder / "text.txt").write_bytes(text.read_bytes())
     return folder
@@ -173,7 +174,7 @@ def site(tmp_path_factory):
         shutil.copy(ROOT / "data" / name, source / "data")
     for name in MODEL:
         (source / "data" / name).write_text("a model", encoding="utf-8")
-    shutil.copytree(ROOT / "serve", source / "serve")
+    copy_parts(source)
     (source / "data/pretrain.txt").write_text("large, and somebody's own", encoding="utf-8")
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     wheel, = folder.glob("*.whl")
@@ -196,6 +197,9 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
     names = [name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name]
     modules = {name for name in names if "/" not in name}
     assert modules == {"bpe.py", "nanoeuler.py", "nanoeuler_cuda.py"}
+    parts = {name for name in names if name.startswith("nanoeuler_parts/")}
+    tree = {x.relative_to(ROOT).as_posix() for x in (ROOT / "nanoeuler_parts").rglob("*.*")}
+    assert parts == {name for name in tree if "__pycache__" not in name}
     shipped = {name for name in names if "/" in name and not name.endswith(".py")}
     pages = [path.name for path in (ROOT / "nanoeuler_parts/serve/pages").iterdir()]
     assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED | MODEL),

@@ -1,6 +1,8 @@
 """The map in a docstring is the list of sections; the linter; imports; what is installed."""
 import ast
+import graphlib
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -15,9 +17,9 @@ from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.unit
-SHIPPED = [ROOT / name for name in ("nanoeuler.py", "nanoeuler_cuda.py", "bpe.py", "check.py")]
-SHIPPED += sorted(p for folder in ("bench", "data", "serve", "tests")
-            for p in (ROOT / folder).rglob("*.py"))
+# every Python file of the repository, but what git ignores: environments and build folders
+SHIPPED = sorted(p for p in ROOT.rglob("*.py") if not any(
+    part.startswith(".") or part in ("build", "dist", "out") for part in p.relative_to(ROOT).parts))
 names = pytest.mark.parametrize("path", SHIPPED, ids=lambda p: str(p.relative_to(ROOT)))
 RULE = re.compile(r"^# ==== (\S+) +(.+?) ====$", re.M)
 
@@ -64,12 +66,41 @@ def imported(path, everywhere=True):
             yield (node.module or "").split(".")[0]
 
 
-# Imports run one way: bpe <- nanoeuler <- nanoeuler_cuda, check, serve <- bench, tests.  A program
-# starts itself by its own name, because Numba's cache knows named tuples by their module's name.
-# One verb imports the server when it is called.
-BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "serve", "nanoeuler_serve"},
-         "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda"},
+# Imports run one way, from left to right:
+# bpe <- machine, files <- nanoeuler <- tuning, interchange, tools, serve, nanoeuler_cuda
+# A program starts itself by its own name, because Numba's cache knows named tuples by their
+# module's name.
+PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
+PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
+LOWER = "machine", "files"       # folders of nanoeuler_parts that nanoeuler.py stands on
+BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "nanoeuler_parts"},
+         "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"},
          "check.py": {"nanoeuler"}}
+
+
+def module_of(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def modules_imported(node):
+    """The full names of the modules that an import statement names"""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+        found = [name for name in submodules if name in map(module_of, PARTS)]
+        return found or [node.module]
+    return []
+
+
+def imports_in_functions(path):
+    """{(outermost function or class, module of nanoeuler_parts that it imports when called)}"""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {(outer.name, name) for outer in tree.body
+            if isinstance(outer, (ast.FunctionDef, ast.ClassDef))
+            for node in ast.walk(outer) for name in modules_imported(node)
+            if name.startswith("nanoeuler_parts")}
 
 
 @pytest.mark.parametrize("name", BELOW)
@@ -77,31 +108,101 @@ def test_programs_import_only_what_is_installed_with_them(name):
     """Everything else is an extra: imported where it is used, if it is there; so is the GPU program
     by the CPU's.  (import-linter reads packages, and refuses programs of one file.)"""
     allowed = {"numba", "numpy", "llvmlite", *BELOW[name], *sys.stdlib_module_names}
-    allowed -= {"serve", "nanoeuler_serve"}
     if name == "nanoeuler_cuda.py":
         allowed.add("numba_cuda")
     assert set(imported(ROOT / name, everywhere=False)) <= allowed
 
 
-OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "check", "serve", "nanoeuler_serve", "bench", "data",
-        "tests", "oracles"}
+@pytest.mark.parametrize("path", PARTS, ids=module_of)
+def test_the_lower_parts_do_not_import_the_programs(path):
+    folder = path.relative_to(ROOT / "nanoeuler_parts").parts[0]
+    names = {name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+             for name in modules_imported(node)}
+    ours = {name for name in names if name.split(".")[0] in OURS}
+    if folder in LOWER:
+        allowed = ("bpe", *(f"nanoeuler_parts.{name}" for name in LOWER))
+        assert all(name.startswith(allowed) for name in ours), ours
+    else:
+        assert all(name.split(".")[0] in ("bpe", "nanoeuler", "nanoeuler_parts") for name in ours)
+
+
+def test_nanoeuler_reaches_higher_parts_in_few_functions():
+    """At its top it imports the lower ones alone.  Verbs are imported by the table VERBS."""
+    path = ROOT / "nanoeuler.py"
+    assert imports_in_functions(path) == {
+        ("chat_ids", "nanoeuler_parts.interchange.templates"),
+        ("generate_text", "nanoeuler_parts.tools.prompts")}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = {name for outer in tree.body if not isinstance(outer, (ast.FunctionDef, ast.ClassDef))
+           for node in ast.walk(outer) for name in modules_imported(node)}
+    lower = tuple(f"nanoeuler_parts.{name}." for name in LOWER)
+    assert all(name.startswith(lower) for name in top if name.startswith("nanoeuler_parts."))
+
+
+def test_no_module_imports_itself_through_others():
+    """At their tops: what a function imports when it is called makes no cycle."""
+    graph = {}
+    for path in [*PARTS, *(ROOT / name for name in PROGRAMS)]:
+        tree, name = ast.parse(path.read_text(encoding="utf-8")), module_of(path)
+        tops = [outer for outer in tree.body if not isinstance(
+            outer, (ast.FunctionDef, ast.ClassDef))]
+        graph[name] = {x for outer in tops for node in ast.walk(outer)
+                       for x in modules_imported(node) if x.split(".")[0] in OURS and x != name}
+    graphlib.TopologicalSorter(graph).prepare()          # raises CycleError
+
+
+LOADED = """
+import json, sys
+sys.path.insert(0, {root!r})
+import nanoeuler as ne
+higher, before, found = {higher!r}, set(sys.modules), {{}}
+for name, *_ in ne.VERBS:
+    try:
+        ne.parse(ne.VERBS, "", [name, "--help"])
+    except SystemExit:
+        pass
+    new = [x for x in sys.modules if x.startswith(higher) and x.count(".") > 1]
+    found[name] = sorted(x.removeprefix("nanoeuler_parts.") for x in new)
+    for x in new:
+        del sys.modules[x]
+print("\\n" + json.dumps(found))
+"""
+
+
+def test_a_verb_loads_no_module_of_another():
+    higher = tuple(f"nanoeuler_parts.{x.name}" for x in (ROOT / "nanoeuler_parts").iterdir()
+                   if x.is_dir() and x.name not in (*LOWER, "__pycache__"))
+    code = LOADED.format(root=str(ROOT), higher=higher)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    formats = ["interchange.gguf", "interchange.huggingface", "interchange.llama"]
+    tuning = ["tuning.examples", "tuning.sft"]
+    assert json.loads(said.stdout.splitlines()[-1]) == {
+        "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],
+        "lens": ["tools.lens"], "serve": ["serve.verb"], "plot": ["tools.plot"],
+        "info": ["tools.info"], "quantize": ["interchange.quantize"],
+        "export": sorted(["interchange.exporting", *formats]),
+        "import": sorted(["interchange.importing", *formats]), "compile": []}
+
+
+OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts", "check", "bench", "data", "tests",
+        "oracles"}
 OURS |= {p.stem for folder in ("bench", "data", "tests") for p in (ROOT / folder).glob("*.py")}
 
 
 @names
 def test_imports_run_one_way(path):
     found = set(imported(path)) & OURS
-    folder = path.parent.name
+    folder = path.relative_to(ROOT).parts[0]
     if path.parent == ROOT:
         assert found <= BELOW[path.name]
-    elif folder == "serve":                  # the CPU's program alone; its own files as .name
-        assert found - {p.stem for p in path.parent.glob("*.py")} <= {"nanoeuler"}
+    elif folder == "nanoeuler_parts":
+        assert found <= {"bpe", "nanoeuler", "nanoeuler_parts"}
     elif folder == "data":                   # the scripts share a module of their own
         assert found <= {p.stem for p in path.parent.glob("*.py")}
     elif folder == "bench":                  # of the tests, their oracles alone
         assert not found & {"tests", "data", *(p.stem for p in (ROOT / "tests").glob("*.py"))}
-    elif folder == "oracles":
-        assert found <= {"nanoeuler", "nanoeuler_cuda"}
+    elif path.parent.name == "oracles":
+        assert found <= {"nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"}
     else:                                    # what tests share is in files that are none
         assert folder == "tests" and not [name for name in found if name.startswith("test_")]
 
@@ -121,7 +222,9 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     setuptools = project["tool"]["setuptools"]
     assert sorted(setuptools["py-modules"]) == ["bpe", "nanoeuler", "nanoeuler_cuda"]
-    assert setuptools["packages"] == ["nanoeuler_data", "nanoeuler_serve"]
+    packages = sorted({module_of(path.parent / "__init__.py") for path in PARTS})
+    assert setuptools["packages"] == ["nanoeuler_data", *packages]
+    assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in packages)
     shipped = setuptools["package-data"]["nanoeuler_data"]
     for run in (ne.Run, SftRun, DpoRun):           # what they learn if they are not told
         assert os.path.basename(run.Options.data) in shipped

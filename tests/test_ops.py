@@ -19,12 +19,18 @@ from numba import njit
 from oracles import naive
 
 import nanoeuler as ne
+from nanoeuler_parts.machine.cpu import (
+    _CPU, ARCHITECTURE, BITS, DY_COLUMNS, MR, TILE_BYTES, tile_rows, tile_width, vector_bits,
+    vector_widths,
+)
+from nanoeuler_parts.machine.numbers import pack
+from nanoeuler_parts.machine.tile import emit_tile, tile
 
 pytestmark = pytest.mark.unit
 DTYPES = [np.float32, np.float64]
 both = pytest.mark.parametrize("dtype", DTYPES)
-W32, W64 = ne.tile_width(np.float32), ne.tile_width(np.float64)
-EDGES = sorted({1, 2, 3, 70} | {n + i for n in (ne.MR, W64, W32) for i in (-1, 0, 1)})
+W32, W64 = tile_width(np.float32), tile_width(np.float64)
+EDGES = sorted({1, 2, 3, 70} | {n + i for n in (MR, W64, W32) for i in (-1, 0, 1)})
 sizes = st.one_of(st.sampled_from(EDGES), st.integers(1, 75))
 
 
@@ -102,7 +108,7 @@ def test_aligned_memory(dtype):
         x = ne.aligned(shape, dtype)
         assert x.shape == shape and x.dtype == dtype and not x.any()
         assert x.ctypes.data % 64 == 0 or x.size == 0
-        assert ne.room_behind(x) >= ne.TILE_BYTES
+        assert ne.room_behind(x) >= TILE_BYTES
 
 
 def test_a_model_refuses_arrays_without_room(monkeypatch):
@@ -116,6 +122,39 @@ def test_room_behind_is_counted_to_the_end_of_the_memory():
     whole = np.zeros(100, np.float32)
     assert [ne.room_behind(x) for x in (whole, whole[:90], whole[5:85].reshape(8, 10)[:7, :9])] == [
         0, 40, 104]
+
+
+@both
+@pytest.mark.parametrize("M, N, K", [(1, 1, 1), (MR + 1, 37, 5), (3, 64, 2), (2 * MR, 16, 40)])
+def test_the_plain_tiles_compute_what_the_fast_ones_do(M, N, K, dtype):
+    """Those of section 4.1 stand in where nanoeuler_parts is missing.  Each side rounds a sum of K
+    products and of base:     |error| <= (K + 1) u (|base| + |x| |b|)"""
+    width = tile_width(dtype)
+    x, b, base = normal((M, K), 1, dtype), normal((K, N), 2, dtype), normal((M, N), 3, dtype)
+    bound = 2 * (K + 1) * u(dtype) * (np.abs(base) + np.abs(x) @ np.abs(b))
+    panels, again = (ne.aligned((-(-N // width), K, width), dtype) for _ in range(2))
+    pack(panels, b)
+    ne.plain_pack.py_func(again, b)
+    assert np.array_equal(panels, again)
+    fast, plain = ne.aligned((M, N), dtype), ne.aligned((M, N), dtype)
+    for right in b, panels:
+        for add in 0, 1:
+            if add:
+                ne.matmul_add(fast, base, x, right)
+            else:
+                ne.matmul(fast, x, right)
+            for m in range(0, M, MR):
+                for j in range(0, N, width):
+                    ne.plain_tile.py_func(plain, base, x, right, m, j, add)
+            assert np.all(np.abs(plain - fast) <= bound)
+    scale = np.ones(len(panels) * width, dtype)
+    for add in 0, 1:
+        fast[:] = plain[:] = base
+        ne.product(fast, x, panels, scale, add)
+        for r in range(0, M, MR):
+            for n in range(len(panels)):
+                ne.plain_rows_tile.py_func(plain, x, panels, scale, r, n, add, MR)
+        assert np.all(np.abs(plain - fast) <= bound)
 
 
 # Programs that may read `room` bytes past the end of an array, and then the page ends.
@@ -162,7 +201,7 @@ def test_no_more_is_read_past_the_end_than_aligned_leaves(name):
     """A guard page right behind it.  Without any room, the same program dies there."""
     enough, nothing = (subprocess.run(
         [sys.executable, "-c", GUARDED.format(room=room, code=globals()[name])], cwd=ROOT,
-        capture_output=True, encoding="utf-8", timeout=400) for room in (ne.TILE_BYTES, 0))
+        capture_output=True, encoding="utf-8", timeout=400) for room in (TILE_BYTES, 0))
     ok(enough)
     assert nothing.returncode in (-signal.SIGSEGV, -signal.SIGBUS), nothing.stderr
 
@@ -173,10 +212,10 @@ def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
     """The product of corners of x and b into the middle of big."""
     out, right = big[1:1 + M, 2:2 + N], b[:K, 1:1 + N]
     left = x[3:3 + K, 1:1 + M].T if transposed else x[1:1 + M, 3:3 + K]
-    w = ne.TILE_BYTES // out.itemsize
+    w = TILE_BYTES // out.itemsize
     panels = np.full(((N + w - 1) // w + 1, K, w), np.nan, out.dtype)
     panels = panels[:(N + w - 1) // w]
-    ne.pack(panels, right)
+    pack(panels, right)
     if add:
         if packed:
             ne.matmul_add(out, base[:M, :N], left, panels)
@@ -190,7 +229,7 @@ def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
 
 @njit
 def first_tile(out, base, x, b, add):
-    ne.tile(out, base, x, b, 0, 0, add)
+    tile(out, base, x, b, 0, 0, add)
 
 
 @both
@@ -213,11 +252,11 @@ def test_matmul(dtype, M, N, K, add, transposed, packed, seed):
 
 
 @settings(max_examples=50)
-@given(rows=st.integers(1, 2 * ne.MR), cols=st.integers(1, 2 * W32 + 3), K=st.integers(0, 9),
+@given(rows=st.integers(1, 2 * MR), cols=st.integers(1, 2 * W32 + 3), K=st.integers(0, 9),
        add=st.booleans(), transposed=st.booleans(), seed=st.integers(0, 99))
 def test_the_tile_is_what_its_docstring_says(rows, cols, K, add, transposed, seed):
     """The NumPy lines of emit_tile, run: the first tile of a product, and nothing else."""
-    text = ne.emit_tile.__doc__
+    text = emit_tile.__doc__
     lines = text[text.index("        sums ="):text.index("    width = 2 * lanes")]
     out, base = normal((rows, cols + 2), seed, np.float32), normal((rows, cols), seed, np.float32)
     x = normal((K + 1, rows) if transposed else (rows, K + 1), seed + 1, np.float32)
@@ -225,7 +264,7 @@ def test_the_tile_is_what_its_docstring_says(rows, cols, K, add, transposed, see
     a_row, a_column = (1, rows) if transposed else (K + 1, 1)
     want = out.astype(np.float64)
     exec(textwrap.dedent(lines), dict(
-        np=np, MR=ne.MR, width=W32, K=K, rows=rows, cols=cols, add=add,
+        np=np, MR=MR, width=W32, K=K, rows=rows, cols=cols, add=add,
         A=A, a_row=a_row, a_column=a_column, B=np.append(b, np.zeros(W32)), b_row=cols,
         base=np.append(base, np.zeros(W32)), base_row=cols, C=(flat := want.ravel()),
         c_row=cols + 2))
@@ -244,9 +283,9 @@ def test_matmul_add_in_place(dtype):
 
 @both
 def test_pack(dtype):
-    w, b = ne.tile_width(dtype), normal((5, 2 * ne.tile_width(dtype) + 3), 1, dtype)
+    w, b = tile_width(dtype), normal((5, 2 * tile_width(dtype) + 3), 1, dtype)
     panels = np.full((3, 5, w), np.nan, dtype)
-    ne.pack(panels, b)
+    pack(panels, b)
     assert np.array_equal(panels.transpose(1, 0, 2).reshape(5, -1)[:, :b.shape[1]], b)
     assert not panels[2, :, 3:].any()
 
@@ -259,8 +298,8 @@ def test_weight_gradient(dtype, B, T, N, K, seed):
     dy, x = normal((B, T, N), seed, dtype), normal((B, T, K), seed + 1, dtype)
     dw = normal((N, K), 3, dtype)
     n0, before = N // 3, dw.astype(np.float64)
-    width = ne.tile_width(dtype)
-    columns = ne.aligned((1, ne.KC, ne.DY_COLUMNS), dtype)
+    width = tile_width(dtype)
+    columns = ne.aligned((1, ne.KC, DY_COLUMNS), dtype)
     panels = ne.aligned((-(-K // width), ne.KC, width), dtype)
     ne.weight_gradient(dw[n0:], dy, x, n0, columns, panels)
     assert np.array_equal(dw[:n0], before[:n0])
@@ -358,7 +397,7 @@ def attention_case(dtype, T, heads, D, seed, scale=1.0):
     H, G = heads
     qkv, do = normal((T, (H + 2 * G) * D), seed, dtype), normal((T, H * D), seed + 1, dtype)
     qkv *= dtype(scale)
-    w, o, lse = ne.tile_width(dtype), np.empty((T, H * D), dtype), np.empty((H, T), dtype)
+    w, o, lse = tile_width(dtype), np.empty((T, H * D), dtype), np.empty((H, T), dtype)
     scores, dscores = np.full((ne.BR, T), np.nan, dtype), np.full((ne.BR, T), np.nan, dtype)
     kt, vt = (np.full((-(-T // w), D, w), np.nan, dtype) for _ in "kv")
     s = scratch(scores=scores, dscores=dscores, kt=kt, vt=vt)
@@ -447,7 +486,7 @@ def test_attention_with_sharp_scores(dtype):
 def test_attention_is_causal(dtype):
     T, D, H = 70, 8, 2
     qkv = normal((T, 4 * D), 1, dtype)
-    w, outs = ne.tile_width(dtype), []
+    w, outs = tile_width(dtype), []
     for change in (0, 7):
         rows = qkv.copy()
         rows[40:] += dtype(change)
@@ -464,7 +503,7 @@ def test_attention_passes_nan_on(dtype):
     qkv = normal((40, 4 * 8), 1, dtype)
     qkv[35, 3] = np.nan
     o, lse = np.zeros((40, 16), dtype), np.zeros((2, 40), dtype)
-    w = ne.tile_width(dtype)
+    w = tile_width(dtype)
     ne.attention_forward(o, lse, qkv, 8, 0, 2, scratch(
         scores=np.zeros((ne.BR, 40), dtype), kt=np.zeros((-(-40 // w), 8, w), dtype)))
     assert np.isnan(o[35]).any() and not np.isnan(o[:35]).any()
@@ -556,7 +595,7 @@ def test_product_of_rows(dtype, weights, R, N, K, add, seed):
 
 
 # ---- the same with every vector width of this CPU
-WIDTHS = ne.vector_widths(ne._CPU)
+WIDTHS = vector_widths(_CPU)
 
 
 def with_bits(bits, *args):
@@ -602,10 +641,10 @@ def test_a_kernel_does_not_run_another_ones_copies():
     ("64", {}, None), ("-1", {}, None), ("0", {}, None)])
 def test_vectors_are_as_wide_as_asked_or_as_there_are(asked, features, want):
     if want:
-        assert ne.vector_bits(asked, features) == want
+        assert vector_bits(asked, features) == want
     else:
         with pytest.raises(ne.UserError, match=f"NANOEULER_BITS is {asked}, expected one of 128"):
-            ne.vector_bits(asked, features)
+            vector_bits(asked, features)
 
 
 @pytest.mark.parametrize("program", ["nanoeuler.py", "check.py"])
@@ -624,15 +663,15 @@ def test_the_tile_fills_the_registers():
     for architecture, bits, registers in (("x86_64", 512, 32), ("x86_64", 256, 16),
                                           ("x86_64", 128, 16), ("aarch64", 128, 32),
                                           ("arm64", 128, 32)):
-        rows = ne.tile_rows(architecture, bits)
+        rows = tile_rows(architecture, bits)
         assert registers // 2 < 2 * rows + 3 <= registers
-    assert ne.MR == ne.tile_rows(ne.ARCHITECTURE, ne.BITS)
+    assert MR == tile_rows(ARCHITECTURE, BITS)
 
 
 @pytest.mark.skipif("NANOEULER_BITS" in os.environ, reason="this is the run with another width")
 @pytest.mark.parametrize("bits", [
     pytest.param(bits, marks=[pytest.mark.slow] if bits == 128 else [])
-    for bits in WIDTHS if bits != ne.BITS])
+    for bits in WIDTHS if bits != BITS])
 def test_other_vector_widths(bits):
     result = with_bits(bits, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k",
                        "matmul or pack or weight_gradient or attention or largest or MATMULS")

@@ -10,6 +10,7 @@ from helpers import nanoeuler, ok, outcome, signalled, told
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.tuning.examples import held_out
+from nanoeuler_parts.machine.threads import most_threads
 
 pytestmark = pytest.mark.cli
 
@@ -79,7 +80,7 @@ def test_killed_at_any_point_of_a_step(stage, ready):
         assert left_at(folder, stage.out) == (logged, saved)
         if saved:
             args = (*stage.resume, "--threads", 1)
-    ok(nanoeuler(*stage.resume, "--threads", min(2, ne.most_threads()), cwd=folder))
+    ok(nanoeuler(*stage.resume, "--threads", min(2, most_threads()), cwd=folder))
     assert outcome(folder, stage.out) == stage.ended
 
 
@@ -93,7 +94,7 @@ def test_asked_to_stop(stage, ready, monkeypatch):
         assert left_at(folder, stage.out) == (step, step)
         args = stage.resume
     monkeypatch.chdir(folder)
-    told(*stage.resume, threads=min(2, ne.most_threads()))
+    told(*stage.resume, threads=min(2, most_threads()))
     assert outcome(folder, stage.out) == stage.ended
     before = (folder / f"{stage.out}.bin").read_bytes()
     said = told(*stage.resume)

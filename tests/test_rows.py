@@ -9,6 +9,8 @@ from helpers import TINY, random_flat
 from models import TINY_CONFIGS, tokens_of
 
 import nanoeuler as ne
+from nanoeuler_parts.machine.cpu import HAS_BF16, HAS_VNNI
+from nanoeuler_parts.machine.numbers import in_fixed_point
 
 pytestmark = pytest.mark.unit
 
@@ -132,7 +134,7 @@ def test_where_the_processor_multiplies_such_numbers_x_is_rounded(weights, least
     assert least < np.abs(exact - rounded).max() / np.abs(exact).max() < most
     monkeypatch.undo()
     assert ne.Decoder(cfg, flat, weights).weights.rounds == (
-        ne.HAS_BF16 if weights == "bf16" else ne.HAS_VNNI)
+        HAS_BF16 if weights == "bf16" else HAS_VNNI)
 
 
 @pytest.mark.parametrize("R", [1, 2, 3, 4, 7, 8, 19])
@@ -146,7 +148,7 @@ def test_products_in_integers(R, K):
     panels, scales = ne.in_panels(w[None], "int8", quads=True)
     q, scale = ne.stored(w, "int8")
     quads = -(-K // 4)
-    fixed = ne.in_fixed_point(ne.aligned((R, 2 * quads + 3), np.int32), x)
+    fixed = in_fixed_point(ne.aligned((R, 2 * quads + 3), np.int32), x)
     upper, lower = (np.ascontiguousarray(part).view(np.int8)[:, :K].astype(np.int64)
                     for part in (fixed[:, :quads], fixed[:, quads:2 * quads]))
     row_scale = np.ascontiguousarray(fixed[:, -1]).view(np.float32)[:, None]

@@ -183,9 +183,9 @@ def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
         begun.set()
         assert go_on.wait(60)
 
-    monkeypatch.setattr(ne, "fill_cache", lambda parts: None)
+    monkeypatch.setattr("nanoeuler_parts.serve.explain.fill_cache", lambda parts: None)
     with serving(file) as (address, _), ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(ne, "fill_cache", compile_slowly)
+        monkeypatch.setattr("nanoeuler_parts.serve.explain.fill_cache", compile_slowly)
         body = {"tokens": [1, 2, 3], "chosen": 7, "trajectory": True}
         asked = pool.submit(post, address, "/api/explain", body)
         assert begun.wait(60)
@@ -468,7 +468,7 @@ def test_a_checkpoint_that_was_replaced_explains_nothing(tmp_path, tokenizer):
 STARTS = """
 import sys, threading, time
 sys.path[:0] = [{root!r}]
-import nanoeuler as ne, serve, asyncio
+import nanoeuler as ne, asyncio
 never = threading.Event()
 {planted}
 sys.exit(ne.main(["serve", {file!r}, "--port", "0", "--threads", "1", "--drain", "0"]))
@@ -492,7 +492,8 @@ def started(file, planted, cwd):
 @pytest.mark.parametrize("planted, path, body", [
     ("ne.chat_ids = lambda *args: never.wait()", CHAT, {"messages": HELLO}),
     ("ne.next_tokens = lambda *args: never.wait()", TEXT, {"prompt": "a"}),
-    ("ne.fill_cache = lambda parts: any('gradient' in p for p in parts) and never.wait()",
+    ("from nanoeuler_parts.serve import explain\n"
+     "explain.fill_cache = lambda parts: any('gradient' in p for p in parts) and never.wait()",
      "/api/explain", {"tokens": [1], "trajectory": True})],
     ids=["tokenizer", "engine", "compilation"])
 def test_sigterm_ends_a_server_whose_thread_never_returns(file, tmp_path, planted, path, body):

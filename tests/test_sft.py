@@ -20,6 +20,7 @@ from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import held_out as is_held_out
 from nanoeuler_parts.tuning.examples import PROMPT_INPUT, prompt_of, read_examples
 from nanoeuler_parts.tuning.sft import MOST_A_ROW, SftOptions, SftRun
+from nanoeuler_parts.machine.cpu import DTYPE
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -397,7 +398,7 @@ def test_what_a_run_prints_and_writes(tuned):
 def test_validation_is_bits_per_byte_of_the_responses(tuned):
     """The same sum from each held-out example alone, without padding."""
     c, nats, size = ne.read_checkpoint(str(tuned / "nanoeuler_chat.bin")), 0.0, 0
-    model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[ne.DTYPE])
+    model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[DTYPE])
     for e in filter(is_held_out, ADD):
         prompt = c.tokenizer.encode(prompt_of(e))
         row = [*prompt, *c.tokenizer.encode(e["output"]), c.tokenizer.specials["</s>"]]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, needs, refused, replace_everywhere, run, told, with_kernels
+from helpers import ROOT, copy_parts, needs, refused, replace_everywhere, run, told, with_kernels
 from models import write
 
 import bpe
@@ -183,6 +183,7 @@ def clone(tmp_path, checkpoint, compiled):
     (folder / "data").mkdir(parents=True)
     for name in ("Makefile", "nanoeuler.py", "bpe.py", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
+    copy_parts(folder)
     with_kernels(folder, compiled)
     run("quantize", checkpoint, folder / ne.SHIPPED)
     return folder

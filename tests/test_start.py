@@ -14,11 +14,15 @@ from pathlib import Path
 
 import numba
 import pytest
-from helpers import ROOT, complains, nanoeuler, needs, ok, refused, with_kernels
+from helpers import ROOT, complains, copy_parts, nanoeuler, needs, never, ok, refused, with_kernels
 from numba import complex64, float32
 from numba.core import caching
 
 import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.machine.cpu import cpu_features, DTYPE
+from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
+from nanoeuler_parts.machine.threads import cpu_quota, most_threads, physical_cores
 from nanoeuler_parts.tuning.examples import prompt_of
 
 pytestmark = pytest.mark.cli
@@ -38,11 +42,12 @@ sys.addaudithook(guard)
 
 @pytest.fixture
 def alone(compiled, tmp_path):
-    """A folder with the programs and compiled kernels, and nothing else."""
+    """A folder with the programs, nanoeuler_parts and compiled kernels, and nothing else."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     for name in PROGRAMS:
         shutil.copy(ROOT / name, folder)
+    copy_parts(folder)
     with_kernels(folder, compiled)
     return folder
 
@@ -111,14 +116,16 @@ def verbs_in_one_process(folder, verbs, module="nanoeuler"):
 def test_a_program_is_itself_and_no_other_copy(alone, env):
     """Also where Python does not look beside the program, and another one is installed."""
     path = alone / "nanoeuler.py"
-    text = path.read_text(encoding="utf-8").replace(f'"{ne.__version__}"', '"0.0.77"')
-    path.write_text(text, encoding="utf-8")
+    for path in path, alone / "nanoeuler_parts/__init__.py":
+        text = path.read_text(encoding="utf-8").replace(f'"{ne.__version__}"', '"0.0.77"')
+        path.write_text(text, encoding="utf-8")
+    path = alone / "nanoeuler.py"
     said = subprocess.run([sys.executable, "-P", path, "--version"], env=env, capture_output=True,
                           text=True, cwd=alone.parent)
     assert said.stdout == "nanoeuler 0.0.77\n", said.stderr
 
 
-def test_two_files_are_a_whole_program(alone, env, tmp_path):
+def test_two_files_and_a_folder_are_a_whole_program(alone, env, tmp_path):
     """Every verb; and `compile` has compiled all that they need."""
     (alone / "nanoeuler_cuda.py").unlink()
     work = tmp_path / "some work"
@@ -132,7 +139,56 @@ def test_two_files_are_a_whole_program(alone, env, tmp_path):
     assert "compil" not in result.stdout + result.stderr
     assert files == {path: path.stat().st_mtime_ns for path in alone.rglob("*.nb?")}
     assert {"a b.bin", "c d.bin", "e f.bin", "g h.bin", "a model"} <= set(os.listdir(work))
-    assert sorted(p.name for p in alone.iterdir()) == ["__pycache__", "bpe.py", "nanoeuler.py"]
+    assert sorted(p.name for p in alone.iterdir()) == [
+        "__pycache__", "bpe.py", "nanoeuler.py", "nanoeuler_parts"]
+
+
+PAIR = """
+import io, sys
+sys.modules["nanoeuler_parts"] = None        # as where it is not installed
+sys.path[0] = {folder!r}
+import nanoeuler as ne
+
+def run(*args, stdin=""):
+    sys.stdin = io.StringIO(stdin)
+    return ne.main([*map(str, args)])
+
+tiny = ("--seq-len", 16, "--vocab-size", 280, "--n-embd", 16, "--n-head", 2, "--n-kv-head", 1)
+train = "train", "--data", "any text.txt", "--batch", 64, "--optimizer", "adamw"
+codes = [run(*train, *tiny, "--steps", 2), run("train", "--resume", "--steps", 4),
+         run("generate", "Say", "--tokens", 5), run("chat", "--tokens", 5, stdin="Say 7.\\n"),
+         run("plot")]
+print(codes)
+"""
+
+
+def test_the_program_and_its_tokenizer_work_alone(env, tmp_path):
+    """Without nanoeuler_parts: training, --resume, generation and chat, by the plain versions; the
+    other verbs say what they miss.  The checkpoint is one that the whole program reads.
+    (tests/test_check.py holds every gradient of the plain versions against differences.)"""
+    pair, work = tmp_path / "pair", tmp_path / "work"
+    for folder in pair, work:
+        folder.mkdir()
+    for name in "bpe.py", "nanoeuler.py":
+        shutil.copy(ROOT / name, pair)
+    examples(work)
+    env["NUMBA_OPT"] = "0"                   # compiled in half the time
+    result = subprocess.run([sys.executable, "-c", PAIR.format(folder=str(pair))], cwd=work,
+                            env=env, timeout=600, capture_output=True, encoding="utf-8")
+    assert ok(result).splitlines()[-1] == "[0, 0, 0, 0, 2]", result.stderr
+    assert "without the folder nanoeuler_parts there is one thread" in result.stderr
+    assert "nanoeuler: it needs the folder nanoeuler_parts" in result.stderr
+    c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
+    assert c.state.step == 4 and c.moments
+    assert [r["step"] for r in read_log(work / "nanoeuler.jsonl") if "loss" in r] == [1, 2, 3, 4]
+
+
+def test_a_package_of_another_version_is_rejected(alone, env):
+    path = alone / "nanoeuler_parts/__init__.py"
+    path.write_text(path.read_text(encoding="utf-8").replace(ne.__version__, "0.0.76"),
+                    encoding="utf-8")
+    said = complains(program(alone, "--version", env=env), ne.__version__, "0.0.76")
+    assert "nanoeuler_parts of this version beside nanoeuler.py" in said
 
 
 def test_the_first_command_of_a_user(alone, env):
@@ -177,7 +233,7 @@ def test_a_gpu_compiles_no_kernel_of_the_cpu(copy, monkeypatch):
     class Engine(ne.Decoder):
         ready = staticmethod(lambda: None)
 
-    monkeypatch.setattr(ne, "fill_cache", lambda parts: 1 / 0)
+    monkeypatch.setattr(ne, "fill_cache", never)
     ne.generate_text("To", str(copy / "nanoeuler.bin"), decoder=Engine, tokens=1)
 
 
@@ -271,27 +327,27 @@ def test_a_process_that_imports_us_first_keeps_the_level_of_numba(tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    parts = ne.training_kernels(ne.DTYPE).values()
-    assert all(ne.in_cache(*entry) for part in parts for entry in part)
+    parts = ne.training_kernels(DTYPE).values()
+    assert all(in_cache(*entry) for part in parts for entry in part)
     for kernel, argument in ((ne.run_batch, "w.qkv"), (ne.decode_step, "p.wte")):
-        assert not ne.in_cache(kernel, argument, complex64)
+        assert not in_cache(kernel, argument, complex64)
 
 
 def test_a_damaged_kernel_is_not_in_the_cache(compiled, tmp_path, monkeypatch):
     """`fill_cache` then compiles it in another process, and says so."""
-    entry = ne.Compiled(ne.decode_step, "p.wte", float32)
+    entry = Compiled(ne.decode_step, "p.wte", float32)
     file = entry.kernel._cache._cache_file
     for path in compiled:
         if path.name.startswith("nanoeuler.decode_step-"):
             shutil.copy(path, tmp_path)
     monkeypatch.setattr(file, "_cache_path", str(tmp_path))
-    assert ne.in_cache(*entry)
+    assert in_cache(*entry)
     for path in tmp_path.glob("*.nbc"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert not ne.in_cache(*entry)
+    assert not in_cache(*entry)
     for path in tmp_path.glob("*.nbc"):
         path.unlink()
-    assert not ne.in_cache(*entry)
+    assert not in_cache(*entry)
 
 
 def test_a_damaged_index_of_the_cache_ends_no_start(alone, env, copy):
@@ -396,7 +452,8 @@ def test_a_relative_cache_folder_is_one_folder(alone, env, tmp_path):
                      env=dict(env, NUMBA_CACHE_DIR="kernels"))
     ok(result)
     assert "compiled in" in result.stderr and (tmp_path / "work/kernels").is_dir()
-    assert sorted(p.name for p in alone.iterdir()) == sorted((*PROGRAMS, "__pycache__"))
+    assert sorted(p.name for p in alone.iterdir()) == sorted(
+        (*PROGRAMS, "__pycache__", "nanoeuler_parts"))
 
 
 @pytest.fixture
@@ -468,12 +525,12 @@ def fake(root, files):
 def test_quota_of_control_groups(files, quota, tmp_path, monkeypatch):
     """cgroup v1 and v2, parents, containers; as `docker --cpus` and systemd's CPUQuota set it."""
     root = fake(tmp_path, files)
-    assert ne.cpu_quota(root) == quota
+    assert cpu_quota(root) == quota
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 8)
-    monkeypatch.setattr(ne, "cpus", lambda: list(range(16)))
-    assert ne.most_threads(root) == max(1, math.floor(min(8, quota)))
-    monkeypatch.setattr(ne, "cpus", lambda: [5])
-    assert ne.most_threads(root) == 1
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: list(range(16)))
+    assert most_threads(root) == max(1, math.floor(min(8, quota)))
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: [5])
+    assert most_threads(root) == 1
 
 
 def test_hyper_threads_count_once_among_those_allowed(tmp_path, monkeypatch):
@@ -483,19 +540,20 @@ def test_hyper_threads_count_once_among_those_allowed(tmp_path, monkeypatch):
         root = fake(tmp_path, {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list":
                                siblings(i) for i in range(8)})
         for allowed in ([*range(8)], [0], [0, 4], [0, 1], [2, 3, 6, 7], [1, 2, 3]):
-            monkeypatch.setattr(ne, "cpus", lambda: allowed)
-            assert ne.physical_cores(root) == len({siblings(i) for i in allowed})
-    monkeypatch.setattr(ne, "cpus", lambda: [0, 1, 2])
-    assert ne.physical_cores(tmp_path / "nothing here") == 3
+            monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: allowed)
+            assert physical_cores(root) == len({siblings(i) for i in allowed})
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: [0, 1, 2])
+    assert physical_cores(tmp_path / "nothing here") == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")
 def test_no_more_threads_than_processors(tmp_path):
     """Also if Numba has started more, before `taskset` left one."""
     code = ("import os, numba, nanoeuler as ne\n"
+            "from nanoeuler_parts.machine.threads import physical_cores\n"
             "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
             "print(ne.main(['compile', '--threads', '2']), ne.main(['compile']))\n"
-            "print(numba.get_num_threads(), ne.physical_cores())\n")
+            "print(numba.get_num_threads(), physical_cores())\n")
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                             env=dict(os.environ, NUMBA_NUM_THREADS="2"), timeout=300)
     assert ok(result).split() == ["2", "0", "1", "1"], result.stderr
@@ -576,7 +634,8 @@ GENERIC = """
 import sys
 sys.path[:0] = [{root!r}]
 import numpy as np, nanoeuler as ne
-assert not ne.HAS_BF16 and ne.BITS == ne.vector_widths(dict())[-1], ne.BITS
+from nanoeuler_parts.machine.cpu import BITS, vector_widths
+assert not ne.HAS_BF16 and BITS == vector_widths(dict())[-1], BITS
 x, w = np.ones((2, 6), np.float32), np.ones((6, 8), np.float32)
 out = np.zeros((2, 8), np.float32)
 ne.matmul(out, ne.to_bf16(x), ne.to_bf16(w))
@@ -589,14 +648,14 @@ def test_vectors_are_those_of_the_cpu_that_numba_compiles_for(tmp_path):
     env = dict(os.environ, NUMBA_CPU_NAME="generic", NUMBA_CACHE_DIR=str(tmp_path))
     ok(subprocess.run([sys.executable, "-c", GENERIC.format(root=str(ROOT))], cwd=tmp_path, env=env,
                       capture_output=True, text=True, timeout=200))
-    assert ne.cpu_features("+avx2,-fma") == {"avx2": True, "fma": False}
+    assert cpu_features("+avx2,-fma") == {"avx2": True, "fma": False}
 
 
 def test_a_process_that_dies_without_a_word():
     process = subprocess.Popen([sys.executable, "-c", "import os, sys; print(file=sys.stderr, "
                                 "flush=True); os.abort()"], stderr=subprocess.PIPE, text=True)
     with pytest.raises(ne.UserError, match="do not compile: signal 6 ended it"):
-        ne.wait_for(process)
+        wait_for(process)
 
 
 def test_a_setting_that_numba_refuses(tmp_path):

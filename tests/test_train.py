@@ -22,6 +22,7 @@ from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.safetensors import write_tensors
 from nanoeuler_parts.files.texts import split_text
 from nanoeuler_parts.files.writing import WriteError
+from nanoeuler_parts.machine.cpu import DTYPE
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -116,7 +117,7 @@ def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
     train, val = split_text(text.read_bytes(), 0.1)
     tokens = np.append(c.tokenizer.encode(train)[-1:], c.tokenizer.encode(val))
-    model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[ne.DTYPE])
+    model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[DTYPE])
     bits = ne.evaluate(model, *disjoint(tokens, c.cfg.seq_len), len(val))
     assert bits == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 

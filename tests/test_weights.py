@@ -8,6 +8,7 @@ from helpers import TINY, needs, refused, run
 from models import SMALL, write
 
 import nanoeuler as ne
+from nanoeuler_parts.machine.numbers import from_bf16
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +26,7 @@ def test_stored_weights_are_the_rounded_ones(weights, tied, tokenizer, monkeypat
     for x in p[ne.MATRICES]:
         w, scale = ne.stored(x.copy(), weights)
         assert w.dtype == {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}[weights]
-        x[...] = (ne.from_bf16(w) if weights == "bf16" else w.astype(np.float32)) * scale[..., None]
+        x[...] = (from_bf16(w) if weights == "bf16" else w.astype(np.float32)) * scale[..., None]
     assert np.array_equal(flat, rounded) == (weights == "f32")
     a, b = ne.Decoder(cfg, flat, weights), ne.Decoder(cfg, rounded)
     a.weights.rounds = False
@@ -38,9 +39,9 @@ def test_stored_weights_are_the_rounded_ones(weights, tied, tokenizer, monkeypat
 def test_rounding_is_to_the_nearest():
     x = np.random.default_rng(1).standard_normal((50, 40)).astype(np.float32)
     w, _ = ne.stored(x, "bf16")
-    assert np.all(np.abs(ne.from_bf16(w) - x) <= np.abs(x) * 2.0 ** -8)
+    assert np.all(np.abs(from_bf16(w) - x) <= np.abs(x) * 2.0 ** -8)
     torch = needs("torch")
-    assert np.array_equal(ne.from_bf16(w), torch.tensor(x).bfloat16().float().numpy())
+    assert np.array_equal(from_bf16(w), torch.tensor(x).bfloat16().float().numpy())
     w, scale = ne.stored(x, "int8")
     assert np.all(np.abs(w * scale[:, None] - x) <= 0.5001 * scale[:, None])
     assert np.all(np.abs(w).max(1) == 127)

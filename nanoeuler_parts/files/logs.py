@@ -52,10 +52,6 @@ def log_path(out, data):
              f"and that of {out} would replace it; choose another --out")
     return log
 
-def best_path(out):
-    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
-    return f"{out.removesuffix('.bin')}_best.bin"
-
 @contextlib.contextmanager
 def alone(out):
     """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by

@@ -9,6 +9,7 @@ import numpy as np
 
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
+from nanoeuler_parts.machine.kernels import fill_cache
 
 RIVALS, PIECE = 10, 64
 LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training reads them at once
@@ -59,7 +60,7 @@ class Explainer:
 
     def prepare(self, gone=None):
         """Compiles what `trajectory` runs, in another process, unless Numba's cache has it."""
-        ne.fill_cache(ne.gradient_kernels("f32"))
+        fill_cache(ne.gradient_kernels("f32"))
 
     def load(self, gone):
         """Reads the weights for `trajectory`, unless they are there.  This and compiling take a

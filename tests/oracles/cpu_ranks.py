@@ -21,6 +21,7 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
+from nanoeuler_parts.machine.threads import use_threads
 
 RUNS = {run.verb: run for run in (ne.Run, SftRun, DpoRun)}
 
@@ -112,7 +113,7 @@ def main(rank, size, port, verb, *flags):
         lock = lambda out: contextlib.nullcontext("")
     chosen = ne.parse(ne.VERBS, "", [verb, *flags])
     chosen.pop("call")
-    ne.use_threads(chosen.pop("threads"))
+    use_threads(chosen.pop("threads"))
     try:
         ne.launch(nc.of_ranks(run, ranks), CpuRanked, lock=lock, **chosen)
         ranks.all("", "the end")

@@ -1,0 +1,218 @@
+"""bfloat16 and int8: numbers as they are stored, rounded, and packed into panels."""
+import math
+
+import numpy as np
+from numba import float32, int32, types
+from numba.extending import overload
+
+import bpe
+from nanoeuler_parts.machine.compiling import jit, OPTIONS
+from nanoeuler_parts.machine.tile import larger, pack_vectors
+
+BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
+ONE, HALF = np.float32(1), np.float32(0.5)
+
+@jit
+def pack(panels, b):
+    """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
+    b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
+    a view.  Panels of bfloat16 hold two rows of b in each of theirs: see `pack_row`."""
+    I, n_rows, width = panels.shape
+    N = b.shape[1]
+    for i in range(I):
+        columns = b[:, i * width:min(N, (i + 1) * width)]
+        for k in range(n_rows):
+            pack_row(panels[i, k], columns, k)
+
+def to_bf16(x):
+    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+def from_bf16(x):
+    """float32 of the bits of bfloat16, uint16; anything else as it is"""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+def value(x):
+    """The number that a stored one stands for: uint16 holds the upper half of a float32."""
+    return from_bf16(np.asarray(x))[()]
+
+@overload(value, inline="always")            # what compiled code calls, by the type of x
+def _value(x):
+    if x == types.uint16:
+        return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
+    if x == types.int8:
+        return lambda x: float32(x)
+    return lambda x: x
+
+def bf16_bits(x):
+    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
+    The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
+    return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
+
+@overload(bf16_bits, inline="always")
+def _bf16_bits(x):
+    if x == types.uint16:
+        return lambda x: int32(x)
+
+    def nearest(x):
+        bits = np.float32(x).view(np.int32)
+        even = (bits >> int32(16)) & int32(1)
+        return ((bits + int32(0x7FFF) + even) >> int32(16)) & int32(0xFFFF)
+    return nearest
+
+def rounded(x, like):
+    """A number as an array of the type of `like` holds it."""
+    return np.uint16(bf16_bits(x)) if like.dtype == BF16 else x
+
+@overload(rounded, inline="always")
+def _rounded(x, like):
+    if like.dtype == types.uint16:
+        return lambda x, like: np.uint16(bf16_bits(x))
+    return lambda x, like: x
+
+def panel_rows(n, dtype):
+    """Rows of panels of this type that n rows of a matrix fill.  Those of bfloat16 hold two in one,
+    as int32, those of int8 that are multiplied in integers four, as uint32."""
+    return -(-n // NUMBERS_IN.get(np.dtype(dtype), 1))
+
+NUMBERS_IN = {BF16: 2, np.dtype(np.int32): 2, np.dtype(np.uint32): 4}
+
+@overload(panel_rows, inline="always")
+def _panel_rows(n, dtype):
+    each = NUMBERS_IN.get(np.dtype(str(dtype.dtype)), 1)
+    return lambda n, dtype: (n + each - 1) // each
+
+def pair_of(even, odd, mask, like):
+    """What panels have of two rows, the odd one only if the mask is -1; or of one"""
+    return bf16_bits(even) | (bf16_bits(odd) & mask) << 16 if like.dtype == np.int32 else even
+
+@overload(pair_of, inline="always")
+def _pair_of(even, odd, mask, like):
+    if like.dtype != types.int32:
+        return lambda even, odd, mask, like: even
+
+    def both(even, odd, mask, like):
+        return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
+    return both
+
+@bpe.jit(inline="always", **OPTIONS)
+def pack_row(row, columns, k):
+    """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
+    columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
+    K, n = columns.shape
+    step = numbers_in(row)
+    last = step * (k + 1) - 1                # of the rows in row k: 2k + 1 of pairs, else k itself
+    mask = int32(-1) if last < K else int32(0)
+    first, second = columns[step * k], columns[min(last, K - 1)]
+    whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
+    for j in range(whole, n):
+        row[j] = pair_of(first[j], second[j], mask, row)
+    for j in range(n, row.size):
+        row[j] = 0
+
+def numbers_in(panel):
+    """Of a matrix, in an entry of a panel"""
+    return NUMBERS_IN.get(panel.dtype, 1)
+
+@overload(numbers_in, inline="always")
+def _numbers_in(panel):
+    n = NUMBERS_IN.get(np.dtype(str(panel.dtype)), 1)
+    return lambda panel: n
+
+def panel_entry(column, k, scale):
+    """The number of row k of a matrix, in a column of its panel"""
+    n = numbers_in(column)
+    x, nth = column[k // n], k % n
+    if n == 4:
+        return int(x >> 8 * nth & 255) - 128
+    return from_bf16(np.array([x >> 16 * nth & 0xFFFF], np.uint16))[0] if n == 2 else x
+
+@overload(panel_entry, inline="always")
+def _panel_entry(column, k, scale):
+    if column.dtype == types.int32:
+        def half(column, k, scale):
+            x = column[k // 2]
+            bits = x if k % 2 else x << int32(16)
+            return np.int32(bits & int32(-65536)).view(np.float32)
+        return half
+    if column.dtype == types.uint32:
+        return lambda column, k, scale: float32(
+            int32((column[k // 4] >> (8 * (k % 4))) & 255) - int32(128))
+    dtype = np.dtype(str(scale.dtype)).type
+    return lambda column, k, scale: dtype(column[k])
+
+def narrowed(x, workspace):
+    """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
+    uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
+    bits of fixed point, for weights in int8; another, or None: as it is."""
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == np.int32:
+        return in_fixed_point(workspace, x)
+    return in_bf16(workspace, x) if dtype == BF16 else x
+
+@overload(narrowed, inline="always")
+def _narrowed(x, workspace):
+    dtype = getattr(workspace, "dtype", None)
+    if dtype == types.int32:
+        return lambda x, workspace: in_fixed_point(workspace, x)
+    if dtype == types.uint16:
+        return lambda x, workspace: in_bf16(workspace, x)
+    return lambda x, workspace: x
+
+@jit
+def in_bf16(workspace, x):
+    """x (M, K) rounded into the workspace (M, K + 1 or more), uint16"""
+    M, K = x.shape
+    for m in range(M):
+        row, source = workspace[m, :K], x[m]
+        for k in range(K):
+            row[k] = rounded(source[k], workspace)
+        if K % 2:                            # behind the row that is returned; `tile` reads it
+            workspace[m, K] = 0
+    return workspace[:M, :K]
+
+@jit
+def in_fixed_point(workspace, x):
+    """Numbers of 16 bits, and a scale for each row, as products of int8 take them: upper and lower
+    bytes by fours, then -128 times the sum of each, which takes back the 128 that `in_panels` adds,
+    and the scale.     x (M, K), workspace (M, 2 K / 4 + 3 or more) of int32"""
+    M, K = x.shape
+    n = (K + 3) // 4
+    for m in range(M):
+        source, row, largest = x[m], workspace[m], float32(1e-30)
+        for k in range(K):
+            largest = larger(largest, larger(source[k], -source[k]))
+        scale = largest / float32(127 * 256)
+        per_unit = ONE / scale
+        upper, lower = row[:n].view(np.int8), row[n:2 * n].view(np.int8)
+        of_upper = of_lower = int32(0)
+        for k in range(K):
+            unit = int32(math.floor(source[k] * per_unit + HALF))
+            byte = int32((unit + int32(128)) >> int32(8))        # -127 to 127
+            rest = int32(unit - (byte << int32(8)))              # -128 to 127
+            upper[k], lower[k] = byte, rest
+            of_upper, of_lower = int32(of_upper + byte), int32(of_lower + rest)
+        for k in range(K, 4 * n):
+            upper[k] = lower[k] = 0
+        row[2 * n], row[2 * n + 1] = -128 * of_upper, -128 * of_lower
+        row[2 * n + 2] = np.float32(scale).view(np.int32)
+    return workspace[:M, :2 * n + 3]
+
+def narrowed_transpose(x, pairs):
+    """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
+    like panels, in `pairs` (1, K / 2, M or more) of int32"""
+    return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
+
+@overload(narrowed_transpose, inline="always")
+def _narrowed_transpose(x, pairs):
+    if getattr(pairs, "dtype", None) != types.int32:
+        return lambda x, pairs: x.T
+    return lambda x, pairs: in_pairs(pairs, x)
+
+@jit
+def in_pairs(pairs, x):
+    K, M = x.shape
+    n = panel_rows(K, pairs.dtype)
+    pack(pairs[:, :n, :M], x)
+    return pairs[0, :n, :M].T
