@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import FAST, TINY, nanoeuler, ok, random_flat, refused, run, told
+from helpers import FAST, TINY, nanoeuler, never, ok, random_flat, refused, run, told
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
