@@ -6,20 +6,20 @@ import pathlib
 import time
 from urllib.parse import urlsplit
 
-import nanoeuler as ne
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+import nanoeuler as ne
 from nanoeuler_parts.serve.connections import WRITE_SECONDS
 from nanoeuler_parts.serve.engine import Busy
 from nanoeuler_parts.serve.names import Names
 from nanoeuler_parts.serve.protocol import (
     Gone, Refusal, Voice, Writer, encoded, parse, refuse_unless,
 )
-from nanoeuler_parts.serve.workers import Worker, disconnected, until_gone
+from nanoeuler_parts.serve.workers import disconnected, until_gone, Worker
 
 PAGES = pathlib.Path(__file__).parent / "pages"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
@@ -46,7 +46,7 @@ class Guard:
     """What every request passes: the page that it comes from, the name by which the server was
     called, the key, and what is counted.
 
-    app: an ASGI application     options: nanoeuler.Serving     stats: metrics.Stats"""
+    app: an ASGI application     options: verb.Serving     stats: metrics.Stats"""
 
     def __init__(self, app, options, stats, paths):
         self.app, self.options, self.stats, self.paths = app, options, stats, paths

@@ -22,9 +22,10 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
-import nanoeuler as ne
 import numpy as np
 from numba import set_num_threads
+
+import nanoeuler as ne
 
 MOST_JOBS = 16               # explanations that may wait
 PIECE_SECONDS = 0.1          # a prompt's piece may hold up the others' streams for so long

@@ -3,13 +3,13 @@
 All of it is computed when somebody asks, in the engine's thread, between two steps of those who
 speak.  Each function is a generator, which the engine goes on with: a `yield` lets others speak.
 """
-import nanoeuler as ne
-from nanoeuler_parts.tools.lens import euler_steps
 import numpy as np
 
+import nanoeuler as ne
+from nanoeuler_parts.machine.kernels import fill_cache
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
-from nanoeuler_parts.machine.kernels import fill_cache
+from nanoeuler_parts.tools.lens import euler_steps
 
 RIVALS, PIECE = 10, 64
 LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training reads them at once

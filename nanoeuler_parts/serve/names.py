@@ -13,7 +13,7 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from nanoeuler import UserError, need, printable
+from nanoeuler import need, printable, UserError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -59,7 +59,7 @@ def host_in(text):
 
 
 class Names:
-    """options: nanoeuler.Serving.  Raises UserError if one of its names is malformed."""
+    """options: verb.Serving.  Raises UserError if one of its names is malformed."""
 
     def __init__(self, options):
         self.origins = {origin_in(text) for text in options.origin}

@@ -13,7 +13,6 @@ import uuid
 from dataclasses import dataclass
 
 import nanoeuler as ne
-
 from nanoeuler_parts.serve.engine import Answer
 
 MOST_CHOICES = 128           # answers to one request

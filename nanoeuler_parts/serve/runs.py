@@ -6,7 +6,7 @@ are planned, so no checkpoint is read."""
 import os
 import pathlib
 
-import nanoeuler as ne
+from bpe import regular
 from nanoeuler_parts.files.logs import parse_record
 
 MOST_LOGS = 500              # the newest ones
@@ -16,7 +16,7 @@ LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in
 
 def opened(path):
     """A regular file, opened to read its bytes; OSError if it is anything else."""
-    return open(path, "rb", opener=ne.regular)
+    return open(path, "rb", opener=regular)
 
 
 def valid(value):

@@ -10,20 +10,19 @@ import threading
 from dataclasses import asdict
 from functools import partial
 
-import nanoeuler as ne
-from nanoeuler_parts.files.safetensors import map_tensors
 import uvicorn
 from numba import get_num_threads
 
+import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors
 from nanoeuler_parts.serve.app import Server
 from nanoeuler_parts.serve.connections import Connection
 from nanoeuler_parts.serve.engine import CACHE_BYTES, Engine
 from nanoeuler_parts.serve.explain import Explainer
 from nanoeuler_parts.serve.metrics import Stats
-from nanoeuler_parts.serve.names import Names, is_loopback
+from nanoeuler_parts.serve.names import is_loopback, Names
 from nanoeuler_parts.serve.protocol import Reader
 from nanoeuler_parts.serve.runs import Runs
-
 
 CONNECTIONS = 256            # of pages, beside those that wait for answers
 
@@ -144,7 +143,7 @@ class Uvicorn(uvicorn.Server):
 
 def run(file, decoder, options):
     """The verb `serve`: until Ctrl-C or SIGTERM, when answers that run have --drain seconds left.
-    options: nanoeuler.Serving"""
+    options: verb.Serving"""
     key = options.api_key or os.environ.get("NANOEULER_API_KEY", "")
     options.api_key = key
     need_ascii(key)
