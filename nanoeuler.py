@@ -309,26 +309,18 @@ def param_table(cfg):
 TABLE = param_table(PRESETS["small"])        # for what is the same in every model
 Params = namedtuple("Params", [x.name for x in TABLE])
 
-def side_by_side(at, names):
-    """The slice of these indices, which must follow each other."""
-    gap = at != list(range(at[0], at[-1] + 1))
-    need(not gap, f"{', '.join(names[i] for i in at)} do not stand side by side in the table")
-    return slice(at[0], at[-1] + 1)
-
 def fields_where(chosen):
-    """The slice of Params' fields, side by side, whose Tensors are chosen"""
+    """The slice of Params' fields whose Tensors are chosen; they stand side by side"""
     at = [i for i, x in enumerate(TABLE) if chosen(x)]
-    return side_by_side(at, [x.name for x in TABLE])
+    return slice(at[0], at[-1] + 1)
 
 MATRICES = fields_where(lambda x: x.decays)
 GAINS = fields_where(lambda x: not x.decays)             # of the norms
 PACKED = fields_where(lambda x: x.packed and x.each == "layer")
 
 def entries_where(cfg, chosen):
-    """The slice of the flat buffer in which the Tensors that are chosen lie, side by side"""
-    table = param_table(cfg)
-    at = [i for i, x in enumerate(table) if chosen(x)]
-    tensors = table[side_by_side(at, [x.name for x in table])]
+    """The slice of the flat buffer of the Tensors that are chosen; they lie side by side"""
+    tensors = [x for x in param_table(cfg) if chosen(x)]
     return slice(tensors[0].start, tensors[-1].end)
 
 def slices(flat, shapes):
@@ -1812,40 +1804,9 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
 
 # ---- the training loop
 MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
-RESTING = 0.85       # share of a step's time that it takes without the other heads, roughly
 ESTIMATE = 64        # held-out rows that a validation on the way takes, always the same ones
 FEWEST = 8           # rows: of fewer a validation says little
 WORSE = 1.01         # times the best validation: the model learns by heart
-
-class StepClock:
-    """Seconds that the steps of this sitting took.  On a GPU the first one compiles what no cache
-    has, and counts only while it is alone; so does the first validation, which does not count."""
-
-    def __init__(self):
-        self.done = 0                        # steps
-        self.seconds = {False: [], True: []}             # True: of those whose heads rest
-        self.first_validation = 0.0
-
-    def count(self, seconds, resting, elapsed):
-        """A step, and when it ended"""
-        self.done += 1
-        if self.done == 1:
-            self.first, self.first_ended = seconds, elapsed
-        else:
-            self.seconds[resting].append(seconds)
-
-    def count_validation(self, seconds):
-        """One on the way, with its sample"""
-        self.first_validation = self.first_validation or seconds
-
-    def with_the_rest(self, mean, elapsed):
-        """A mean of steps, and what lies between two: validations, samples, checkpoints"""
-        in_steps = sum(self.seconds[False] + self.seconds[True])
-        return mean * (elapsed - self.first_ended - self.first_validation) / in_steps
-
-    def is_due(self, step):
-        """Is it time to say how long the rest will take?"""
-        return self.done == 5 or (self.done > 5 and step % 20 == 0)
 
 class TrainingLoop:
     """What a run does, step by step.  `Run` (10.2) prepares it, and has what it calls besides:
@@ -1860,26 +1821,30 @@ class TrainingLoop:
 
     def learn(self, caught):
         """The training loop.  It ends with the last step, or with the one that a signal met."""
-        o, s, clock, told = self.options, self.state, StepClock(), self.elapsed()
+        o, s, told = self.options, self.state, self.elapsed()
+        done, validated = 0, False           # by this process
         while s.step < (s.n_steps or math.inf) and not caught:
-            resting = self.heads_rest()
             r = self.advance()
             self.record(**r)
-            clock.count(r["ms"] / 1e3, resting, self.elapsed())
-            step_time = clock.first
-            if clock.done > 1:
-                step_time = clock.with_the_rest(self.step_time(clock.seconds), self.elapsed())
+            done += 1
+            if done == 1:                    # it may compile kernels, so its time is not counted
+                step_time, counted_from = r["ms"] / 1e3, self.elapsed()
+            else:                            # the mean, with what lies between two steps
+                step_time = (self.elapsed() - counted_from) / (done - 1)
+            is_due = done == 5 or (done > 5 and s.step % 20 == 0)
             in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-            if clock.is_due(s.step) and not self.data.steps and not in_last_tenth:
+            if is_due and not self.data.steps and not in_last_tenth:
                 self.plan(step_time)
-            if clock.is_due(s.step) or self.elapsed() - told > MOST_SILENT:
+            if is_due or self.elapsed() - told > MOST_SILENT:
                 told = self.elapsed()
                 self.report(r, step_time)
             if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
                 if s.step % o.eval_every == 0:
                     began = self.elapsed()
                     estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
-                    clock.count_validation(self.elapsed() - began)
+                    if not validated:        # it may compile kernels, too
+                        counted_from += self.elapsed() - began
+                    validated = True
                     self.record(step=s.step, sample=sample)
                     print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
                           flush=True)
@@ -1977,16 +1942,6 @@ class TrainingLoop:
         check = step_time * tokens.size / (3 * self.next[0].size)    # forward alone: a third
         left = 60 * self.options.minutes - self.elapsed() - check
         s.n_steps = s.step + max(1, int(left / step_time))
-
-    def step_time(self, seconds):
-        """Seconds that a step takes, the mean of those to come, by those that were."""
-        o, s = self.options, self.state
-        full, resting = (sum(x) / max(1, len(x)) for x in (seconds[False], seconds[True]))
-        full = full or resting / RESTING     # there was none of its kind
-        resting = resting or full * RESTING
-        share = s.step / s.n_steps if s.n_steps else 0.0
-        to_rest = max(0.0, o.mtp_from - max(share, o.mtp_until)) / max(1e-9, 1 - share)
-        return to_rest * resting + (1 - to_rest) * full
 
     def report(self, r, step_time):
         """The line of a step: r is its record."""

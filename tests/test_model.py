@@ -401,12 +401,6 @@ def test_the_table_covers_the_buffer_and_what_is_treated_alike_is_a_slice(tied, 
     assert start == ne.n_params(cfg)
 
 
-def test_what_is_treated_alike_must_stand_side_by_side():
-    assert ne.side_by_side([1, 2], "abc") == slice(1, 3)
-    with pytest.raises(ne.UserError, match="a, c do not stand side by side"):
-        ne.side_by_side([0, 2], "abc")
-
-
 def test_init_is_random_of_the_stated_size_and_repeats():
     cfg = ne.PRESETS["small"]
     p = ne.views(ne.init_params(cfg, 3), ne.param_table(cfg))

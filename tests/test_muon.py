@@ -295,10 +295,6 @@ def test_the_other_heads_rest():
     for run.state.step in range(10):
         resting.append(run.heads_rest())
     assert resting == [False] * 3 + [True] * 6 + [False]
-    # 2 steps of 1 s behind it, 6 of 0.5 s to come, and 2 more of 1 s
-    run.state.step = 2
-    assert math.isclose(run.step_time({False: [1.0, 1.0], True: [0.5]}), (6 * 0.5 + 2) / 8)
-    assert math.isclose(run.step_time({False: [], True: [0.85]}), (6 * 0.85 + 2) / 8)
 
 
 @pytest.mark.parametrize("weight", [[1.0, 0.0], [0.0, 0.0], [0.5, 0.25]])

@@ -475,17 +475,6 @@ def clock(monkeypatch):
     return slow
 
 
-def test_a_validation_that_compiles_says_nothing_of_those_to_come():
-    clock = ne.StepClock()
-    clock.count(22.0, False, 22.0)           # a step that compiled
-    for i in range(10):
-        clock.count(0.1, False, 22.1 + 0.1 * i)
-    clock.count_validation(28.0)
-    assert clock.with_the_rest(0.1, 23.0 + 28.0) == pytest.approx(0.1)
-    clock.count_validation(0.5)
-    assert clock.with_the_rest(0.1, 23.0 + 28.5) == pytest.approx(0.15)
-
-
 def test_the_time_left_has_no_validation_that_compiles(text, elsewhere, monkeypatch):
     """A run of 40 steps, 0.1 s each, and of 1,000 s in its first validation, after step 10."""
     validate, validated = ne.Run.validate, []
