@@ -51,8 +51,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
-from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
 from nanoeuler_parts.machine.threads import use_threads
+from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
+from nanoeuler_parts.tuning.sft import SftRun
 from common import cpu_model, out_folder, versions
 from pipeline import KINDS, unseen
 from oracles.torch_engine import Twin, replies
@@ -61,11 +63,17 @@ from perturb import perturbed
 from twin_report import compare
 
 STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
+ON_CPU = {"pretrain": ne.Run, "sft": SftRun, "dpo": DpoRun}
 SIDES = ("ours", "twin", "control", "lockstep", "cpu")
 EVERY = 10                                   # steps, of lockstep
 
 
 # ---- sides
+def run_class(program, stage):
+    """The class of a run, of the CPU's program or of the GPU's"""
+    return ON_CPU[stage] if program is ne else getattr(program, STAGES[stage])
+
+
 def from_near(Model):
     class FromNear(Model):
         def __init__(self, cfg, flat, moments=(), options=None):
@@ -271,7 +279,7 @@ def run_side(side, chosen, args):
     if not args.resume:
         start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
     path = args.folder[0] / side
-    run = side_of(side, getattr(program, STAGES[args.stage]), follow, program.Model, args)
+    run = side_of(side, run_class(program, args.stage), follow, program.Model, args)
     ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
     complete = c.state.n_steps is not None and c.state.n_steps <= c.state.step
@@ -316,7 +324,7 @@ def main(argv=None):
         parser.error("--folder: one of them, but to --compare")
     program = importlib.import_module("nanoeuler_cuda" if args.engine == "gpu" else "nanoeuler")
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    options = getattr(program, STAGES[args.stage]).Options
+    options = run_class(program, args.stage).Options
     for f in (*fields(options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=ne.type_of(f))
     before = {name: x for name, x in options.unsaid.items() if name not in ne.MUON_SETTINGS}

@@ -87,39 +87,44 @@ def pytest_sessionfinish(session):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-class Patch(pytest.MonkeyPatch):
-    """A MonkeyPatch whose replacements in this project must have an effect: the module reads the
-    name that is replaced, and a function that stands in for another is called.  One that must not
-    be called is helpers.never."""
+OURS = ("bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts")
+REPLACED = {}                # (file, line) -> calls of the functions that this line puts in place
 
-    def __init__(self):
-        super().__init__()
-        self.calls = {}                      # "module.name" -> calls of what stands in for it
+
+class Patch(pytest.MonkeyPatch):
+    """A MonkeyPatch whose replacements in this project have an effect.  A module must read a number
+    that is replaced there, and a function that stands in for another must be called, by one of the
+    tests that pass this line.  One that must not be called is helpers.never."""
 
     def setattr(self, target, name, *value, raising=True):
         if isinstance(target, str) and not value:        # "module.name", value
             target, _, attribute = target.rpartition(".")
             return self.setattr(importlib.import_module(target), attribute, name, raising=raising)
-        [value], module = value, getattr(target, "__module__", None) or target.__name__
+        [value], module = value, getattr(target, "__module__", None) or getattr(
+            target, "__name__", "")
         if isinstance(module, str) and module.split(".")[0] in OURS:
-            if isinstance(target, types.ModuleType):
-                assert not raising or name in names_read(target), (
+            if inspect.isfunction(value):
+                value = counted(value)
+            elif isinstance(target, types.ModuleType) and raising:
+                assert name in names_read(target), (
                     f"no function of {module} reads {name}: replace it where it is read")
-            if inspect.isfunction(value) and value is not never:
-                value = self.counted(f"{module}.{name}", value)
         super().setattr(target, name, value, raising=raising)
 
-    def counted(self, name, function):
-        self.calls[name] = 0
 
-        @functools.wraps(function)
-        def called(*args, **options):
-            self.calls[name] += 1
-            return function(*args, **options)
-        return called
+def counted(function):
+    if function is never or hasattr(function, "may_stay_idle"):
+        return function
+    frame = inspect.currentframe()
+    while Path(frame.f_code.co_filename).name in ("conftest.py", "helpers.py"):
+        frame = frame.f_back
+    line = Path(frame.f_code.co_filename).name, frame.f_lineno
+    REPLACED.setdefault(line, 0)
 
-
-OURS = ("bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts")
+    @functools.wraps(function)
+    def called(*args, **options):
+        REPLACED[line] += 1
+        return function(*args, **options)
+    return called
 
 
 @functools.cache
@@ -132,10 +137,19 @@ def names_read(module):
 
 @pytest.fixture
 def monkeypatch():
-    patch = Patch()
-    yield patch
-    patch.undo()
-    idle = [name for name, calls in patch.calls.items() if not calls]
+    with Patch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def replacements(request):
+    """Where all tests of a file are run, each replacement has been called."""
+    yield
+    config = request.config
+    if config.option.keyword or any("::" in arg for arg in config.args) or config.option.maxfail:
+        return
+    idle = [f"{file}:{line}" for (file, line), calls in REPLACED.items()
+            if not calls and file == request.path.name]
     assert not idle, f"replaced, and never called: {', '.join(idle)}; see helpers.never"
 
 

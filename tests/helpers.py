@@ -80,6 +80,13 @@ def never(*args, **options):
     pytest.fail("a function that must not be called was called")
 
 
+def may_stay_idle(function):
+    """A function that stands in for another one, which a test only watches: it need not be called
+    (`Patch` of conftest.py)."""
+    function.may_stay_idle = True
+    return function
+
+
 def modules():
     """All modules of nanoeuler_parts, loaded: one that is first loaded while a test replaces a
     function would keep the replacement."""

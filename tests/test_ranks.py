@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, warm_command
+from helpers import ROOT, TINY, may_stay_idle, warm_command
 from servers import until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -249,8 +249,13 @@ def test_who_comes_late_is_waited_for(monkeypatch):
     """Longer than anybody may be silent later: nobody is missed before all are there."""
     monkeypatch.setattr(nc, "SILENT", 0.2)
     port, found, missed, all_begun = free_port(), [], [], threading.Event()
-    monkeypatch.setattr(nc.Ranks, "end_without", lambda self, rank: (
-        missed.append((self.rank, rank, all_begun.is_set())), self.ended.add(rank)))
+
+    @may_stay_idle
+    def end_without(self, rank):
+        missed.append((self.rank, rank, all_begun.is_set()))
+        self.ended.add(rank)
+
+    monkeypatch.setattr(nc.Ranks, "end_without", end_without)
 
     def come(rank):
         found.append(nc.Ranks(nc.Place(rank, 3, rank, ("127.0.0.1", port))))

@@ -110,7 +110,7 @@ def bench(base, monkeypatch, capsys):
 
     monkeypatch.chdir(base)
     monkeypatch.setattr(twin, "start_side", lambda side, argv: twin.main([*argv, "--half", side]))
-    monkeypatch.setattr(ne, "use_threads", lambda n: set_num_threads(1))     # a side wants all
+    monkeypatch.setattr(twin, "use_threads", lambda n: set_num_threads(1))   # a side wants all
     return main
 
 

@@ -11,6 +11,6 @@ FILES = sorted(map(str, pathlib.Path(__file__).parent.glob("*.py")))
 
 # fastmath without nnan and ninf: an injected NaN must still be found (section 8 of nanoeuler.py)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
-OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE, files=FILES)
-jit = bpe.jit(**OPTIONS)
-jit_parallel = bpe.jit(parallel=True, **OPTIONS)
+OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE)
+jit = bpe.jit(files=FILES, **OPTIONS)
+jit_parallel = bpe.jit(files=FILES, parallel=True, **OPTIONS)

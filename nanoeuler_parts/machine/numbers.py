@@ -6,7 +6,7 @@ from numba import float32, int32, types
 from numba.extending import overload
 
 import bpe
-from nanoeuler_parts.machine.compiling import jit, OPTIONS
+from nanoeuler_parts.machine.compiling import FILES, jit, OPTIONS
 from nanoeuler_parts.machine.tile import larger, pack_vectors
 
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
@@ -96,7 +96,7 @@ def _pair_of(even, odd, mask, like):
         return bf16_bits(even) | ((bf16_bits(odd) & mask) << int32(16))
     return both
 
-@bpe.jit(inline="always", **OPTIONS)
+@bpe.jit(files=FILES, inline="always", **OPTIONS)
 def pack_row(row, columns, k):
     """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
     columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
