@@ -40,7 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import nanoeuler as ne
 from nanoeuler_parts.files.texts import read_text, split_text
 from nanoeuler_parts.files.writing import replacing
-from nanoeuler_parts.interchange import quantize as the_quantize
+from nanoeuler_parts.interchange.quantize import quantize as write_int8
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, held_out, prompt_of, question_hash, read_examples, words_of,
@@ -475,7 +475,7 @@ def dpo(args):
 def quantize(args):
     made = args.folder / STAGES["dpo"].out
     ne.need(pipeline.complete(made), f"{made} is not complete; run dpo first")
-    the_quantize.quantize(str(made), str(args.folder / "model.bin"), force=True)
+    write_int8(str(made), str(args.folder / "model.bin"), force=True)
 
 
 def card(args):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanoeuler as ne
-from nanoeuler_parts.machine import numbers as the_numbers
+from nanoeuler_parts.machine.numbers import rounded as rounded_like
 from nanoeuler_parts.machine.cpu import BITS, DY_COLUMNS, faster_dtype, HAS_BF16, tile_width
 from nanoeuler_parts.machine.numbers import from_bf16, narrowed, narrowed_transpose, pack, to_bf16
 
@@ -56,7 +56,7 @@ def pairs_of(b):
 @numba.njit
 def rounded(x, out):
     for i in range(x.size):
-        out[i] = the_numbers.rounded(x[i], out)
+        out[i] = rounded_like(x[i], out)
 
 
 def test_rounding_is_to_the_nearest_ties_to_even():

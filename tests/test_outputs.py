@@ -25,7 +25,7 @@ from helpers import (
 )
 
 import nanoeuler as ne
-from nanoeuler_parts.files import logs as the_logs
+from nanoeuler_parts.files.logs import lock as lock_file
 from nanoeuler_parts.files.logs import (
     alone, log_identity, log_path, numbered_logs, open_log, read_log,
 )
@@ -199,7 +199,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
 def test_a_lock_that_its_run_has_just_removed_is_none(elsewhere, monkeypatch):
     """Two wait for the file of a run that ends: the first makes its own, which the second finds."""
     pytest.importorskip("fcntl", reason="locks of POSIX")
-    lock, taken = the_logs.lock, []
+    lock, taken = lock_file, []
 
     def lock_late(f):
         if not taken:
