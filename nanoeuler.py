@@ -1,29 +1,30 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
 A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file is the model, its training and the chat on the CPU, meant to be read
-top to bottom.  Everything else is in the folder nanoeuler_parts.  Without that folder, this file
-trains and chats with bpe.py alone, its tokenizer: slower, but by the same formulas.
+integration time.  This file contains the model, its training and the chat on the CPU.  It is meant
+to be read from top to bottom.  Everything else is in the folder nanoeuler_parts.  Without that
+folder, this file needs only bpe.py, its tokenizer.  It then trains and chats by the same formulas,
+but more slowly.
 
-    python nanoeuler.py train [small|big]      learn data/shakespeare.txt, write nanoeuler.bin
-    python nanoeuler.py sft [FILE]             teach it to answer, write nanoeuler_chat.bin
-    python nanoeuler.py dpo [FILE]             teach it to prefer, write nanoeuler_dpo.bin
+    python nanoeuler.py train [small|big]      train on data/shakespeare.txt, write nanoeuler.bin
+    python nanoeuler.py sft [FILE]             train it to answer, write nanoeuler_chat.bin
+    python nanoeuler.py dpo [FILE]             train it on preferences, write nanoeuler_dpo.bin
     python nanoeuler.py chat [FILE]            continue or answer what you type
-    python nanoeuler.py generate "ROMEO:"      one continuation; --file: of many prompts
-    python nanoeuler.py lens "To be or not"    the Euler steps of one prompt, made visible
-    python nanoeuler.py serve [FILE]           for browsers and OpenAI's clients
-    python nanoeuler.py plot LOG...            loss curves
-    python nanoeuler.py info [FILE]            what is in a checkpoint
-    python nanoeuler.py quantize FILE OUT      the same model in int8, a quarter of the size
-    python nanoeuler.py export FILE DIR        for Hugging Face; --gguf OUT for llama.cpp
-    python nanoeuler.py import FROM OUT        a Llama: DIR, GGUF, or ORG/NAME of the Hub
-    python nanoeuler.py compile                what these need, before they do
+    python nanoeuler.py generate "ROMEO:"      print one continuation; --file: of many prompts
+    python nanoeuler.py lens "To be or not"    show the Euler steps of one prompt
+    python nanoeuler.py serve [FILE]           serve browsers and OpenAI's clients
+    python nanoeuler.py plot LOG...            plot loss curves
+    python nanoeuler.py info [FILE]            describe a checkpoint
+    python nanoeuler.py quantize FILE OUT      write the same model in int8, a quarter of the size
+    python nanoeuler.py export FILE DIR        export for Hugging Face; --gguf OUT for llama.cpp
+    python nanoeuler.py import FROM OUT        import a Llama: DIR, GGUF, or ORG/NAME of the Hub
+    python nanoeuler.py compile                compile all kernels in advance
 
 Contents
     1    Configuration                        6    Optimizer
-    2    Memory: flat buffers and views       7    Batches: of a text, and of examples
+    2    Memory: flat buffers and views       7    Batches: from a text, from examples
     3    Building blocks                      8    Training: the loop, fine-tuning, preferences
-    4.1  Matmul                               9    Inference: a step, sampling, drafts, replies
+    4.1  Matmul                               9    Inference: KV cache, sampling, draft tokens
     4.2  Embedding                            10.1 Checkpoint
     4.3  RMSNorm                              10.2 Runs on disk: log, lock, --resume
     4.4  RoPE                                 11   Conversation
@@ -36,18 +37,20 @@ Contents
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
-        In 4.5 P, S and dS are the matrices of the papers.
-        n_mtp: heads that predict further tokens (multi-token prediction; Gloeckle et al. 2024).
-Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch;
-        w and wt: W and W^T packed for the matmul.  Forward is y = x W^T, backward dx = dy W.
-        SFT is supervised fine-tuning, DPO direct preference optimization (section 8).
-Types   Functions take their dtype from their arguments: float32, float64 for proofs, or bfloat16,
-        stored as uint16, for what feeds products.  value(), rounded() and narrowed() are of that
-        one, and do nothing for the others (section 3).
-Threads One sequence is one task of the forward and backward pass, a block of rows of a matrix one
-        task of its gradient.  Where there are more threads than sequences, some share one
-        (section 3).  Each number is written by one thread, in one order: the result does not depend
-        on how many threads there are or which of them does what.
+        In section 4.5, P, S and dS are the matrices of the attention papers.
+        n_mtp is the number of output heads.  Head 0 predicts the next token, the auxiliary heads
+        predict further tokens (multi-token prediction; Gloeckle et al. 2024).
+Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch
+        memory; w and wt: W and W^T as packed panels, for the matmul (4.1).  Forward is y = x W^T,
+        backward is dx = dy W.
+        SFT is supervised fine-tuning, DPO is direct preference optimization (section 8).
+Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
+        Inputs of matrix products may also be bfloat16, stored as uint16.  value(), rounded() and
+        narrowed() convert bfloat16 and leave float32 and float64 unchanged (section 3).
+Threads Forward and backward of one sequence are one task.  A block of rows of a weight gradient is
+        one task, too.  If there are more threads than sequences, several threads share a sequence
+        (section 3).  Each number is written by one thread, in one order.  So the result depends
+        neither on the number of threads nor on which thread takes which task.
 """
 import argparse
 import codecs
@@ -70,11 +73,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import NamedTuple, Protocol, get_args
 
-# As a program this file imports itself as the module `nanoeuler` and calls its `main`: Numba's
-# cache knows a named tuple by the name of its module, which must not be __main__ in one run and
-# nanoeuler in another.
+# As a program, this file imports itself as the module `nanoeuler` and calls its `main`.  Numba's
+# cache identifies a named tuple by the name of its module.  That name must be the same in every
+# run, and not __main__ in one run and nanoeuler in another.
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, also under python -P
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, even under python -P
     try:
         import nanoeuler
     except ImportError as e:
@@ -87,20 +90,20 @@ if __name__ == "__main__":
             remedy = f"start it with {python}, or {remedy}"
         print(f"nanoeuler: {e} (Python is {sys.executable}); {remedy}", file=sys.stderr)
         sys.exit(2)
-    except ValueError as e:          # what the environment sets or holds: a UserError, or Numba's
+    except ValueError as e:          # a UserError, or an error of Numba, about the environment
         print(f"nanoeuler: {e}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(nanoeuler.main())
 
-__version__ = "0.1.0"                        # pip reads it here
+__version__ = "0.1.0"                        # pip reads the version from this line
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread leaves its core,
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two matrices of a token
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread releases its core,
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two products of a token
 
-# bpe.py explains this. It is repeated here because the version of Numba is checked before bpe.py
-# reads its private parts.
+# bpe.py explains these lines.  They are repeated here because the version of Numba must be checked
+# before bpe.py uses Numba's private API.
 if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
     os.environ["NUMBA_OPT"] = "1"
     import numba
@@ -110,8 +113,8 @@ if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
 
 import numba
 
-NUMBA = "0.68"               # the one whose private parts machine/kernels.py and bpe.py know
-if not numba.__version__.startswith(f"{NUMBA}."):        # before anything of another one is missed
+NUMBA = "0.68"               # machine/kernels.py and bpe.py use this version's private API
+if not numba.__version__.startswith(f"{NUMBA}."):        # before an import from it can fail
     raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
                      f"pip install 'numba=={NUMBA}.*'")
 
@@ -119,13 +122,14 @@ import numpy as np
 from numba import float32, get_num_threads, int32, prange, set_num_threads, types
 from numba.extending import overload
 
-# need(ok, message) raises UserError, which ends the program with this line.  Whatever goes wrong
-# inside of `with reading(source, remedy)` becomes one that names the source and the remedy.
+# need(ok, message) raises a UserError unless ok.  A UserError ends the program with its message.
+# Inside `with reading(source, remedy)`, errors become UserErrors that name the source and the
+# remedy.
 import bpe
 from bpe import UserError, need, printable, reading
 
-# Everything but the model, its training and the chat is in the folder nanoeuler_parts.  Without it
-# this file works with bpe.py alone, by plain versions: see sections 3, 4.1 and 10.
+# Everything but the model, its training and the chat is in the folder nanoeuler_parts.  Without the
+# folder, this file needs only bpe.py and uses plain versions: see sections 3, 4.1 and 10.
 try:
     import nanoeuler_parts
 except ModuleNotFoundError as e:
@@ -158,16 +162,19 @@ if nanoeuler_parts:
     from nanoeuler_parts.machine.threads import use_threads
     from nanoeuler_parts.machine.tile import larger, rows_tile, tile
 else:
-    # fastmath without nnan and ninf: an injected NaN must still be found (section 8)
+    # fastmath without nnan and ninf: training must still detect a NaN (section 8)
     OPTIONS = dict(fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, error_model="numpy",
                    nogil=True, cache=bpe.CACHE)
     jit = bpe.jit(**OPTIONS)
     jit_parallel = bpe.jit(parallel=True, **OPTIONS)
 
 # ==== 1 Configuration ====
+# This section defines the settings of a model and the presets, from "small" to "xl".  A first
+# reader needs Config and Dims, and may skip Settings, which checks types and ranges.
 class Settings:
-    """A dataclass whose fields are checked: their type, and the range given as metadata.  One of
-    type int | None is None where nobody has given it; files and flags say 0 for that."""
+    """A dataclass whose fields are checked: their type, and the range in their metadata.
+    A field of type int | None or float | None is None if it is not set.  Files and flags write 0
+    for "not set", so `__post_init__` turns a 0 in such a field into None."""
 
     def __post_init__(self):
         for f in fields(self):
@@ -185,26 +192,27 @@ class Settings:
             if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
                 limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
-                if kind is int and high >= 1 << 40 and value < low:      # more than anybody asks
+                if kind is int and high >= 1 << 40 and value < low:      # no limit in practice
                     limits = f"{low} or more"
                 need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
-            if kind is float:                # Numba would compile each kernel anew for an integer
+            if kind is float:                # Numba would compile each kernel again for an int
                 object.__setattr__(self, f.name, float(value))
         return self
 
     def written(self):
-        """{name: value} as a file has them"""
+        """{name: value} as files store it, with 0 for None"""
         values = asdict(self)
         return {f.name: type_of(f)() if values[f.name] is None else values[f.name]
                 for f in fields(self)}
 
 def type_of(f):
-    """That of a field's value, where there is one"""
+    """The type of a field's value if it is set: int for int | None"""
     kind, *_ = get_args(f.type) or [f.type]
     return kind
 
 def setting(default, low, high, text=""):
-    """A field with the range of its numbers, and the help of its flag.  A text has no range."""
+    """A field with the range of its value, low to high, and the help text of its flag.
+    Only numbers have a range.  If a field may be None, 0 means "not set" (see Settings)."""
     return field(default=default, metadata={"range": (low, high), "help": text})
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ class Config(Settings):
         need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
         return self
 
-# The sizes of a model by their letters, and HD = H * D, QKV = (H + 2 G) * D: what kernels take
+# The sizes of a model by their letters, with HD = H * D and QKV = (H + 2 G) * D: kernels take these
 Dims = namedtuple("Dims", "L C H G D F V P HD QKV")
 
 def dims_of(cfg):
@@ -246,27 +254,27 @@ PRESETS = {
     "large": Config(n_embd=1024, n_head=16, n_kv_head=4, head_dim=64, n_layer=20, n_hidden=2816,
                     seq_len=1024, vocab_size=8192),
     "xl": Config(n_embd=1536, n_head=24, n_kv_head=8, head_dim=64, n_layer=48, n_hidden=5120,
-                 seq_len=1024, vocab_size=16_384),       # of GPT-2 XL's size, for a GPU
+                 seq_len=1024, vocab_size=16_384),       # the size of GPT-2 XL, for a GPU
 }
 
 # ==== 2 Memory ====
-# A model is one flat buffer of numbers, and a table that says which tensor lies where in it.  All
-# that treats one tensor in another way than the next, from initialization and weight decay to the
-# names in a file, is a loop over this table.
+# A model is one flat buffer of numbers, and a table that says which tensor lies where in it.
+# Initialization, weight decay and the names in a file are loops over this table.  A first reader
+# needs `param_table` and `act_shapes`, and may skip scratch memory, panels and alignment.
 class Tensor(NamedTuple):
     """A learned tensor: a row of the table."""
     name: str                # field of Params
-    shape: tuple             # of all layers or heads together
-    std: float | None        # of its first values; None: a gain of a norm, which begins as ones
-    each: str                # what the first axis counts: "layer", "head", or "", if nothing
-    packed: bool             # into panels, for products (4.1)
-    optimizer: str           # where a run has Muon (6): muon, adamw, or adamw_embedding
-    parts: list              # of a layer or head, one below the other: (rows, Llama's name, GGUF's)
-    start: int = 0           # its first entry in the flat buffer
+    shape: tuple             # with the axis of layers or heads, if `each` names one
+    std: float | None        # initial standard deviation; None: a norm's gain, which starts as ones
+    each: str                # what the first axis counts: "layer", "head", or "" for neither
+    packed: bool             # into panels, for matrix products (4.1)
+    optimizer: str           # in a run with Muon (6): muon, adamw, or adamw_embedding
+    parts: list              # matrices stacked in a layer or head: (rows, Llama's name, GGUF's)
+    start: int = 0           # index of its first entry in the flat buffer
 
     @property
     def decays(self):
-        """Weight decay is for matrices."""
+        """Weight decay applies to matrices, and not to gains."""
         return self.std is not None
 
     @property
@@ -274,14 +282,14 @@ class Tensor(NamedTuple):
         return self.start + math.prod(self.shape)
 
 def param_table(cfg):
-    """Every Tensor of a model, in buffer order.  Matrices stand first, and among them those of one
-    optimizer side by side: what is to decay, or to be updated in one way, is a slice of the buffer.
+    """Every Tensor of a model, in buffer order.  Matrices come first: weight decay applies to one
+    slice of the buffer.  Tensors of one optimizer are adjacent: each optimizer updates one slice.
     """
     size = dims_of(cfg)
     L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
-    untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head are heads 1.. alone
-    std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at its width; rows keep their length
-    out_std = std / math.sqrt(2 * L)         # the 2L writers into the residual stream (GPT-2, 2.3)
+    untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head holds heads 1.. only
+    std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at C = 768; row length independent of C
+    out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)
     table = [
         #       name         shape                 std      each     packed  optimizer
         Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
@@ -296,7 +304,7 @@ def param_table(cfg):
         Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
                [(C, "mlp.down_proj", "ffn_down")]),
         Tensor("lm_head",    (untied, V, C),       std,     "head",  True,   "adamw",
-               [(V, "", "")]),               # a head's name is its own: `llama_tensors`
+               [(V, "", "")]),               # `llama_tensors` names each head
         Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
                [(C, "input_layernorm", "attn_norm")]),
         Tensor("mlp_norm",   (L, C),               None,    "layer", False,  "adamw",
@@ -306,11 +314,11 @@ def param_table(cfg):
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
-TABLE = param_table(PRESETS["small"])        # for what is the same in every model
+TABLE = param_table(PRESETS["small"])        # for properties that all models share
 Params = namedtuple("Params", [x.name for x in TABLE])
 
 def fields_where(chosen):
-    """The slice of Params' fields whose Tensors are chosen; they stand side by side"""
+    """The slice of Params' fields whose Tensors `chosen` selects; they are adjacent"""
     at = [i for i, x in enumerate(TABLE) if chosen(x)]
     return slice(at[0], at[-1] + 1)
 
@@ -319,12 +327,12 @@ GAINS = fields_where(lambda x: not x.decays)             # of the norms
 PACKED = fields_where(lambda x: x.packed and x.each == "layer")
 
 def entries_where(cfg, chosen):
-    """The slice of the flat buffer of the Tensors that are chosen; they lie side by side"""
+    """The slice of the flat buffer with the Tensors that `chosen` selects; they are adjacent"""
     tensors = [x for x in param_table(cfg) if chosen(x)]
     return slice(tensors[0].start, tensors[-1].end)
 
 def slices(flat, shapes):
-    """Consecutive views of these shapes of one flat buffer: they share its memory."""
+    """Consecutive views of one flat buffer, with these shapes.  They share its memory."""
     parts, start = [], 0
     for shape in shapes:
         end = start + math.prod(shape)
@@ -333,7 +341,7 @@ def slices(flat, shapes):
     return parts
 
 def views(flat, table):
-    """The tensors of param_table."""
+    """The tensors of a `param_table`, as views of the flat buffer."""
     return Params(*slices(flat, [x.shape for x in table]))
 
 def n_params(cfg):
@@ -347,9 +355,11 @@ def init_params(cfg, seed, dtype=np.float32):
         view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
     return flat
 
-# ---- what a step of training has in memory besides
-# Named tuples of arrays: Acts are activations, which forward keeps for backward, Dacts gradients of
-# them, Scratch is what a thread works with, Panels are the matrices, packed for products (4.1).
+# ---- the other memory of a training step
+# Named tuples of arrays.  Acts are activations, which forward keeps for backward, and Dacts are
+# gradients of activations.  LayerRows are some rows of one layer's activations (5).  Scratch is the
+# working memory of a thread.  Panels are the matrices, packed for products (4.1).  MuonScratch is
+# the working memory of a thread in Muon (6).
 Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
                           "final_rstd logits")
 LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qkv att mlp_in mlp_rstd gate_up "
@@ -360,15 +370,17 @@ Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_pane
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
 MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
 
-# A run in bfloat16 stores in it the activations, and copies of the matrices, that feed products.
-# Gradients that do (of logits, x, qkv, P, S) stay float32, and are rounded where a product reads
-# them.  So do parameters, moments, the residual stream, sums and losses.
+# A run in bfloat16 stores the activations that enter matrix products in bfloat16, and also copies
+# of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and are
+# rounded when a product reads them.  Parameters, moments, the residual stream, sums and losses also
+# stay float32.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 if not nanoeuler_parts:
     del PRECISIONS["bf16"]
 
-# What is stored as bfloat16, and what as pairs of it, in panels (4.1)
+# NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (4.1),
+# whose entries, in int32, are pairs of bfloat16 numbers.
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
           Scratch: {"datt", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
 PAIRED = {Panels: set(Panels._fields),
@@ -376,22 +388,24 @@ PAIRED = {Panels: set(Panels._fields),
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
-    trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L."""
+    trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L.
+    Two arrays are later overwritten with their own gradients: logits by the loss, also in a
+    validation, and gate_up by backward."""
     size = dims_of(cfg)
     L, C, H, F = size.L, size.C, size.H, size.F
     return Acts(x=(B, 2 * L + 1, T, C),
                 attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
                 attn_rstd=(B, L, T),
-                qkv=(B, L, T, size.QKV),     # q and k already turned by RoPE
+                qkv=(B, L, T, size.QKV),     # q and k are already rotated by RoPE
                 att=(B, L, T, size.HD),      # attention's output, input of attn_proj
                 lse=(B, L, H, T),            # log-sum-exp of each score row
                 mlp_in=(B, L, T, C),
                 mlp_rstd=(B, L, T),
-                gate_up=(B, L, T, 2 * F),    # backward turns it into its gradient, in place
+                gate_up=(B, L, T, 2 * F),    # backward overwrites it with its gradient
                 swiglu=(B, L, T, F),
                 final_in=(B, T, C),
                 final_rstd=(B, T),
-                logits=(B, size.P, T, size.V))       # cross-entropy makes them gradients, in place
+                logits=(B, size.P, T, size.V))       # the loss overwrites them with gradients
 
 def dact_shapes(cfg, B, T):
     """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
@@ -399,38 +413,39 @@ def dact_shapes(cfg, B, T):
     a = act_shapes(cfg, B, T)
     return Dacts(x=a.x,
                  qkv=a.qkv,
-                 attn_norm=(B, cfg.n_layer, cfg.n_embd),     # the gains' gradients, by sequence
+                 attn_norm=(B, cfg.n_layer, cfg.n_embd),     # gradients of gains, per sequence
                  mlp_norm=(B, cfg.n_layer, cfg.n_embd),
                  final_norm=(B, cfg.n_embd))
 
 def scratch_shapes(cfg, n, T, dtype):
-    """Shapes of what each of n threads needs while it works on one sequence.  dnorm, datt, dswiglu
-    are of the sequence: threads that share it use those of the one that began it."""
+    """Shapes of the scratch memory of n threads, for one sequence each.  dnorm, datt and dswiglu
+    belong to the sequence: threads that share it use the arrays of the thread that began it."""
     size, width = dims_of(cfg), tile_width(dtype)
     panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
     rows_of_KC = panel_rows(KC, dtype)
-    longest = max(size.C, size.F, size.HD)   # row of a matrix
+    longest = max(size.C, size.F, size.HD)   # row length of the widest matrix
     workspace = pairs = 0
-    if dtype == BF16:                        # as wide as the widest that is `narrowed`, and an
-        workspace = max(size.C, size.V, size.QKV, T) + 1     # entry that makes an odd row whole
+    if dtype == BF16:                        # room for the widest matrix that is `narrowed`, plus
+        workspace = max(size.C, size.V, size.QKV, T) + 1     # a zero that pads a row of odd length
         pairs = T
-    return Scratch(dnorm=(n, T, size.C),     # gradients of the outputs of RMSNorm,
-                   datt=(n, T, size.HD),     # attention
-                   dswiglu=(n, T, size.F),   # and SwiGLU
-                   scores=(n, BR, T),        # S, then P, of a block of queries
-                   dscores=(n, BR, T),
+    return Scratch(dnorm=(n, T, size.C),     # gradient of an RMSNorm's output
+                   datt=(n, T, size.HD),     # gradient of attention's output
+                   dswiglu=(n, T, size.F),   # gradient of SwiGLU's output
+                   scores=(n, BR, T),        # S, then P, of a block of query rows
+                   dscores=(n, BR, T),       # dP, then dS
                    kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
                    vt=(n, panels, rows_of_D, width),
                    # operands of a weight gradient, packed
                    dy_panels=(n, 1, rows_of_KC, DY_COLUMNS),
                    x_panels=(n, -(-longest // width), rows_of_KC, width),
-                   workspace=(n, T, workspace),      # of bfloat16 alone: for `narrowed`
-                   pairs=(n, 1, panel_rows(BR, dtype), pairs))       # and `narrowed_transpose`
+                   workspace=(n, T, workspace),      # for `narrowed`, in bfloat16 only
+                   pairs=(n, 1, panel_rows(BR, dtype), pairs))       # for `narrowed_transpose`
 
 def panel_shapes(cfg, dtype, transposed):
-    """Shapes of packed weights (4.1): W (N, K) as ceil(K / width) panels (N, width), or W^T."""
+    """Shapes of packed weights (4.1): W (N, K) is ceil(K / width) panels (N, width).
+    W^T, if transposed, is ceil(N / width) panels (K, width)."""
     width, shapes = tile_width(dtype), {}
-    untied = replace(cfg, tie_embeddings=False)      # a tied head has panels of its own, too
+    untied = replace(cfg, tie_embeddings=False)      # a tied head has its own panels, too
     for x in param_table(untied):
         if x.packed:
             L, N, K = x.shape
@@ -439,78 +454,97 @@ def panel_shapes(cfg, dtype, transposed):
     return Panels(**shapes)
 
 def aligned(shape, dtype):
-    """Zeros that start on a 64-byte cache line.  Behind them is room for a row of a tile: at the
-    edge of a matrix, `tile` reads whole vectors past its end."""
+    """Zeros that start on a 64-byte cache line, followed by padding of TILE_BYTES, a row of a tile.
+    At the edge of a matrix, `tile` reads whole vectors, and so reads past the end."""
     n = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.zeros(64 + n + TILE_BYTES, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start:start + n].view(dtype).reshape(shape)
 
 def room_behind(x):
-    """Bytes of memory from the end of x to the end of what it is a part of; `tile` may read them"""
+    """Bytes from the end of x to the end of the array that owns its memory; `tile` may read them"""
     whole = x
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
     return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
 
 def parts_of(memory, shapes):
-    """Arrays of these shapes, each at the beginning of one of `memory`, a named tuple like them."""
+    """Arrays of these shapes, each a view of the beginning of an array of `memory`.
+    `shapes` and `memory` are named tuples with the same fields."""
     return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
                           for x, shape in zip(memory, shapes)))
 
 # ==== 3 Building blocks ====
-# Nearly all of the time goes into products of matrices, and each of them is made of one piece:
+# This section defines what the kernels of section 4 share: the tile of a matrix product, bfloat16
+# storage, the division of work among threads, exp and silu.  A first reader needs the formula of
+# `tile` and the loop over `shared`, and may skip the rest.
+#
+# Nearly all of the time goes into matrix products, and each product consists of calls of one
+# function:
 #
 #     def tile(out, base, x, b, m, j, add):
 #         rows, columns = slice(m, m + MR), slice(j, j + width)
 #         out[rows, columns] = x[rows] @ b[:, columns] + add * base[rows, columns]
 #
-# The MR x width sums stay in registers, two vectors a row, while k runs through x and b: for each k
-# 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's peak
-# there, vectors written as LLVM 95 %: nanoeuler_parts/machine/tile.py builds them, and
-# larger(x, y), the maximum.
+# The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
+# takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
+# peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
+# LLVM, and also larger(x, y), the maximum.
 #
-# What feeds products may be stored as bfloat16, the upper half of a float32, in a uint16: half the
-# memory, and where the CPU multiplies it itself, up to twice the speed.  Kernels are written once,
-# and whoever reads them for float32 or float64 may read on past these names:
+# The inputs of products may be stored as bfloat16, the upper half of a float32, in a uint16.  This
+# halves their memory.  Products are up to twice as fast if the CPU supports bfloat16 products.
+# Kernels are written once for all types.  In float32 and float64, the following functions change no
+# number, and a reader may ignore them:
 #
 #     name                             float32, float64    bfloat16
 #     value(x)                         x                   the number that a stored x stands for
 #     rounded(x, a)                    x                   x as the array a holds it
-#     narrowed(x, workspace)           x                   a matrix, rounded into the workspace, for
-#     narrowed_transpose(x, pairs)     x.T                     the left side of a product
-#     panel_rows(K, dtype)             K                   K / 2: panels (4.1) hold pairs of rows
-BR = 32              # attention takes so many query rows at a time: scores stay in L1
-KC = 64              # a weight gradient sums so many rows of a batch in registers
-NB = 128             # a task of a weight gradient has so many rows of dW, which fit L2
-COLUMNS = 16         # of a row that threads share: a cache line of float32
-PACK_PARTS = 8       # tasks that packing a matrix is
+#     narrowed(x, workspace)           x                   the matrix x, rounded into the workspace
+#     narrowed_transpose(x, pairs)     x.T                 x.T, rounded into pairs
+#     panel_rows(K, dtype)             K                   K / 2: packed panels hold pairs of rows
+#
+# The results of `narrowed` and `narrowed_transpose` are left operands of products.  The dtype of
+# the workspace selects what `narrowed` does: uint16 means bfloat16; int32 means 16-bit fixed point,
+# for products with int8 weights (section 9).
+BR = 32              # query rows that attention processes at once: their scores stay in L1
+KC = 64              # rows of a batch that a weight gradient sums in registers
+NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
+COLUMNS = 16         # threads share columns in multiples of 16: a cache line of float32
+PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
 
-# Where there are fewer sequences than threads, several threads share one.  All of them walk through
-# `forward` and `backward`, and at each loop like
+# If a batch has fewer sequences than threads, several threads share a sequence.  Each of them runs
+# through `forward` and `backward`.  Consider one of their loops:
 #
 #     for t0, t1 in shared(team, T, MR):
 #         matmul(y[t0:t1], x[t0:t1], w)
 #
-# the T rows are cut into parts, whoever comes takes the next, and nobody goes on before all of them
-# are done.  Products and norms are shared by rows, attention by heads, sums over rows by columns:
-# each number is computed by one thread, in the order in which it would be by a single one.  A
-# thread waits only for parts that others have begun, so it does not matter how many come, or when.
+# The T rows are cut into parts.  A free thread takes the next part.  No thread leaves the loop
+# before all parts are done.  Products and norms are shared by rows, attention by heads, and sums
+# over rows by columns.  One thread computes each number, in the order of a single-threaded run.
+# A thread waits only for parts that other threads have begun, so any number of threads may join, at
+# any time.
 #
-# share: into how many parts the work on sequence b is cut.  progress: how many of its parts are
-# taken, and how many done, since it began.  Parts are numbered through all loops of a sequence:
-# passed[0] is the number of the first part of the loop that this thread is in.
+# A Team is one thread's view of the sequence b that it works on:
+#     share       the number of parts into which a loop is cut; a short loop has fewer
+#     progress    counters that all threads of the sequence share
+#     passed      passed[0] is the number of parts in all loops that this thread has entered
+# Parts are numbered through all loops of a sequence.  For example, two loops of 4 parts have the
+# parts 0 to 3 and 4 to 7, and a thread enters the second loop with passed[0] = 4.
+#
+# progress[TAKEN] and progress[DONE] count the parts that are taken and done.  progress[LEADER] is
+# the thread that began the sequence, and progress[BEGUN] is 1 from then on.  progress[OVER] counts
+# the threads that have finished the sequence.
 Team = namedtuple("Team", "b share progress passed")
-TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # places in `progress`
+TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
 
-@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a generator that it has kept
+@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
 def shared(team, n, step):
-    """The parts (i0, i1) of n things that fall to this thread, multiples of step but for the last.
-    Behind the loop all n are done."""
+    """The parts (i0, i1) of n items that this thread takes.  Their lengths are multiples of step,
+    except for the last part.  After the loop, all n items are done."""
     steps = (n + step - 1) // step
     size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]
-    end = before + (n + size - 1) // size
+    before = team.passed[0]                  # number of this loop's first part
+    end = before + (n + size - 1) // size    # number of the next loop's first part
     team.passed[0] = end
     part = next_below(team.progress, TAKEN, end)
     while part < end:
@@ -520,21 +554,24 @@ def shared(team, n, step):
         part = next_below(team.progress, TAKEN, end)
     wait_until(team.progress, DONE, end)
 
-# Threads count what they have taken and done in arrays of integers:
-#     fetch_add(counter, i)            counter[i]++
-#     next_below(counter, i, end)      the same while it is below end, which it returns otherwise
-#     seen(counter, i)                 counter[i], and all that was written before it was counted
-#     wait_until(counter, i, least)    until it is
+# Threads count the parts that are taken and done in arrays of integers:
+#     fetch_add(counter, i)            counter[i]++; returns the old value
+#     next_below(counter, i, end)      the same if counter[i] < end; otherwise only returns it
+#     seen(counter, i)                 returns counter[i]; all that other threads wrote before
+#                                      they counted is then visible
+#     wait_until(counter, i, least)    waits until counter[i] >= least
 
-# Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2; a polynomial in r; 2^n by the exponent's bits.
-# Vectorised, it takes 0.3 ns where a scalar libm call takes 1.7.  Relative error 3e-7 on [-87, 88].
+# Cephes' expf splits x = n ln 2 + r, |r| <= ln 2 / 2, so that e^x = 2^n e^r.  A polynomial in r
+# gives e^r, and the exponent's bits give 2^n.  The relative error is 3e-7 on [-87, 88].  The
+# vectorized code takes 0.3 ns per number, a scalar libm call 1.7 ns.
 E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
                                           4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
     1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
 
-# `overload`: compiled code that calls exp runs not the body below, but what _exp returns for it.
-# _exp is called once, by the compiler, with the types of the arguments in place of their values.
+# `overload` replaces exp in compiled code: a call runs the function that _exp returns, and not the
+# body below.  The compiler calls _exp once, with the types of the arguments in place of their
+# values.
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
     return math.exp(x)
@@ -562,7 +599,7 @@ def _silu(x):
     return lambda x: x / (one + exp(-x))
 
 # ---- without nanoeuler_parts
-# The plain versions of what is described above: one thread, float32 and float64
+# Plain versions of the functions described above, for one thread, in float32 and float64
 if not nanoeuler_parts:
     MR, TILE_BYTES = 8, 64
     ROWS = DY_COLUMNS = 8 * MR
@@ -594,7 +631,7 @@ if not nanoeuler_parts:
 
     @jit
     def wait_until(counter, i, least):
-        pass                                 # the only thread has done it
+        pass                                 # the only thread has already done it
 
     @jit
     def counters(n):
@@ -626,7 +663,7 @@ if not nanoeuler_parts:
 
     @jit
     def larger(x, y):
-        return x if x > y or x != x else y               # a NaN if one is
+        return x if x > y or x != x else y               # NaN if x or y is NaN
 
     def from_bf16(x):
         return x
@@ -638,7 +675,7 @@ if not nanoeuler_parts:
     Compiled = namedtuple("Compiled", "kernel argument dtype")
 
     def fill_cache(parts):
-        """Kernels are compiled when they are first called."""
+        """Does nothing: Numba compiles each kernel at its first call."""
 
 # ==== 4.1 Matmul ====
 # The piece of which every product is made, as a loop.  The program runs the same in vectors, from
