@@ -678,12 +678,13 @@ if not nanoeuler_parts:
         """Does nothing: Numba compiles each kernel at its first call."""
 
 # ==== 4.1 Matmul ====
-# The piece of which every product is made, as a loop.  The program runs the same in vectors, from
-# nanoeuler_parts/machine/tile.py, where that folder is there.
+# Every matrix product is a loop over tiles, and `plain_tile` shows a tile as plain loops.  A first
+# reader may skip all but `plain_tile`, `matmul`, `matmul_add` and `weight_gradient`.  If the folder
+# nanoeuler_parts is there, its vectorized versions replace the plain ones (machine/tile.py).
 @jit
 def plain_tile(out, base, x, b, m, j, add):
-    """out[m:m + MR, j:j + width] = x[m:m + MR] @ b[:, j:j + width], + those numbers of base if add
-    out, base (M, N), x (M, K), b (K, N) or panels (ceil(N / width), K, width), by `pack`"""
+    """out[m:m + MR, j:j + width] = x[m:m + MR] @ b[:, j:j + width], + the same block of base if add
+    out, base (M, N), x (M, K), b (K, N) or its packed panels (ceil(N / width), K, width)"""
     M, N = out.shape
     width = TILE_BYTES // out.itemsize
     end = min(N, j + width)
@@ -699,7 +700,7 @@ def plain_tile(out, base, x, b, m, j, add):
 @jit
 def plain_rows_tile(y, x, w, scale, r, i, add, R):
     """y[r:r + R, columns of panel i] = scale * (x[r:r + R] W^T), + y if add
-    y (.., N), x (.., K), w: W (N, K) in panels (ceil(N / width), K, width), scale: one a column"""
+    y (.., N), x (.., K), w: W (N, K) in panels (ceil(N / width), K, width), scale (N,)"""
     width = w.shape[2]
     for n in range(i * width, min(y.shape[1], (i + 1) * width)):
         for q in range(r, min(len(y), r + R)):
@@ -710,8 +711,8 @@ def plain_rows_tile(y, x, w, scale, r, i, add, R):
 
 @jit
 def plain_pack(panels, b):
-    """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
-    b (K, N).  A tile reads panels in the order in which they lie in memory."""
+    """panels[i, k, j] = b[k, i * width + j], zeros past N
+    panels (ceil(N / width), K, width), b (K, N).  A tile reads a panel in memory order."""
     I, K, width = panels.shape
     for i in range(I):
         for k in range(K):
@@ -725,19 +726,20 @@ if not nanoeuler_parts:
 
 @jit
 def matmul(out, x, b):
-    """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64.
-    x and b may be bfloat16, as `tile` has it, and out, too."""
+    """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64
+    x, b and out may also be bfloat16, in the layouts that `tile` accepts."""
     M, N = out.shape
     width = TILE_BYTES // max(4, out.itemsize)
     for i in range(0, M, ROWS):
-        for j in range(0, N, width):         # one panel of b stays in L1 while the rows pass by
+        for j in range(0, N, width):         # a panel of b stays in L1 while ROWS rows use it
             for m in range(i, min(i + ROWS, M), MR):
                 tile(out, out, x, b, m, j, 0)
 
 @jit
 def matmul_add(out, base, x, b):
-    """out = base + x b: an Euler step if base is the residual stream, a sum if it is out itself.
-    out is float32 or float64: a tile of bfloat16 adds nothing."""
+    """out = base + x b     shapes as in `matmul`, base (M, N)
+    It is an Euler step if base is the residual stream, and an accumulation if base is out.  out is
+    float32 or float64, because a tile cannot add to bfloat16."""
     M, N = out.shape
     width = TILE_BYTES // out.itemsize
     for i in range(0, M, ROWS):
@@ -747,8 +749,8 @@ def matmul_add(out, base, x, b):
 
 @jit
 def symmetric_product(out, x, b):
-    """out = x b where that is symmetric, like Y^T Y: the tiles below the diagonal are mirrored
-    out (N, N), x (N, K) of any strides, b (K, N)"""
+    """out = x b, if that is symmetric, like Y^T Y     out (N, N), x (N, K) of any strides, b (K, N)
+    Entries below the diagonal are copied from above it, which saves almost half of the tiles."""
     N = len(out)
     width = TILE_BYTES // out.itemsize
     for j in range(0, N, width):
@@ -762,12 +764,11 @@ def symmetric_product(out, x, b):
 @jit
 def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
     """dw += sum_b dy[b, :, n0:n1]^T x[b]     dw (n1 - n0, K), dy (B, T, N), x (B, T, K)
-    For y = x W^T: rows n0 to n1 of dW, from the whole batch, summed in the order of the batch.
-    n1 = n0 + len(dw).
-    scratch: dy_panels (1, KC, DY_COLUMNS), x_panels (ceil(K / width), KC, width); of pairs, KC / 2
-    rows each.
-    Down a column of dy, each entry lies on another page of memory, so some columns at a time are
-    packed side by side."""
+    For y = x W^T, these are rows n0 to n1 = n0 + len(dw) of dW, summed in the order of the batch.
+    scratch: dy_panels (1, KC, DY_COLUMNS), x_panels (ceil(K / width), KC, width).  In bfloat16 a
+    panel row holds a pair of rows, so panels have KC / 2 rows.
+    The entries of a column of dy lie on different pages of memory.  For that reason DY_COLUMNS
+    columns at a time are packed side by side."""
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
     for b in range(B):
@@ -786,6 +787,8 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
                         tile(rows, rows, left, right, 0, j, 1)
 
 # ==== 4.2 Embedding ====
+# The forward pass copies the row of wte that belongs to a token.  The backward pass adds gradients
+# to the same row of dwte; a first reader may skip how threads share its columns, c0 to c1.
 @jit
 def embedding_forward(x, tokens, wte):
     """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)"""
@@ -796,8 +799,9 @@ def embedding_forward(x, tokens, wte):
 
 @jit
 def embedding_backward(dwte, dx, tokens, c0, c1):
-    """dwte[tokens[b, t]] += dx[b, t], columns c0 to c1     Threads share columns and not rows, two
-    of which may hold the same token."""
+    """dwte[tokens[b, t]] += dx[b, t], for columns c0 to c1
+    dwte (V, C), dx (B, T, C), tokens (B, T) int32.  Threads share columns, not rows: two positions
+    may hold the same token and so add to the same row of dwte."""
     for b in range(tokens.shape[0]):
         for t in range(tokens.shape[1]):
             row, entry = dx[b, t, c0:c1], dwte[tokens[b, t], c0:c1]
@@ -805,13 +809,15 @@ def embedding_backward(dwte, dx, tokens, c0, c1):
                 entry[c] += row[c]
 
 # ==== 4.3 RMSNorm ====
+# RMSNorm divides each row by its root mean square and multiplies it by a learned gain.  A first
+# reader may skip `rounded`, which does nothing in float32, and the columns of `gain_gradient`.
 @jit
 def rmsnorm_forward(y, rstd, x, gain, eps):
     """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
     out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)"""
     T, C = x.shape
     for t in range(T):
-        ss = 0.0             # float64: a long sum; of its terms, float32, each is 6e-8 off at most
+        ss = 0.0             # float64: a long sum.  Each float32 term has a relative error <= 6e-8
         for c in range(C):
             ss += x[t, c] * x[t, c]
         r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
@@ -822,19 +828,21 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
 @jit
 def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
     """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
-    dnext is the gradient along the residual path: the adjoint of x + f(x) is dnext + J^T dnext."""
+    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  dnext is the gradient along the residual path:
+    the adjoint of x + f(x) is dnext + J^T dnext."""
     T, C = x.shape
     for t in range(T):
         r, total = rstd[t], x.dtype.type(0)
         for c in range(C):
             total += gain[c] * dy[t, c] * x[t, c]
-        mean = x.dtype.type(total * r * r / C)           # of gain*dy*u, times rstd
+        mean = x.dtype.type(total * r * r / C)           # mean_c(gain*dy*u) * rstd
         for c in range(C):
             dx[t, c] = dnext[t, c] + r * (gain[c] * dy[t, c] - x[t, c] * mean)
 
 @jit
 def gain_gradient(dgain, dy, x, rstd, c0):
-    """dgain = sum_t dy*u, u = x * rstd: columns c0 to c0 + len(dgain)     dy, x (T, C)"""
+    """dgain = sum_t dy*u, u = x * rstd, for columns c0 to c0 + len(dgain)
+    dy, x (T, C), rstd (T,)"""
     dgain[:] = 0
     for t in range(len(rstd)):
         r, dy_row, row = rstd[t], dy[t, c0:c0 + len(dgain)], x[t, c0:c0 + len(dgain)]
@@ -842,6 +850,8 @@ def gain_gradient(dgain, dy, x, rstd, c0):
             dgain[c] += dy_row[c] * row[c] * r
 
 # ==== 4.4 RoPE ====
+# RoPE encodes the position of a token: it rotates pairs of entries of q and k by angles that grow
+# with the position.  A first reader may skip `value` and `rounded`, which do nothing in float32.
 def rope_table(cfg, dtype):
     """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
     D = cfg.head_dim
@@ -850,8 +860,9 @@ def rope_table(cfg, dtype):
 
 @jit
 def rope(qkv, cos, sin, n_heads, sign):
-    """Turns pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
-    qkv (T, QKV): q and k are turned, v is not.  The backward pass turns their gradients back."""
+    """Rotates pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
+    qkv (T, QKV), cos, sin (T, D / 2).  With n_heads = H + G, q and k are rotated and v is not.  The
+    backward pass rotates their gradients back, with sign = -1."""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
         row, cos_t, sin_t = qkv[t], cos[t], sin[t]
@@ -864,12 +875,18 @@ def rope(qkv, cos, sin, n_heads, sign):
                 hi[i] = rounded(y * cos_t[i] + x * sine, hi)
 
 # ==== 4.5 Attention ====
-# Blocks of BR query rows against all keys up to the block's end: no T x T matrix, and little work
-# above the diagonal.  K^T and V^T are packed once a head; Q, K, V are read in place, from columns
-# q, k, v of qkv on.  Loops run over whole rows, not up to the diagonal: whole vectors.
+# This is causal attention in which H / G query heads share one key/value head.  A first reader may
+# skip packing, `narrowed` and the blocks, and read each product as if one block had all T rows.
+#
+# A block of BR query rows attends to all keys up to the block's end.  So there is no T x T matrix,
+# and little work above the diagonal.  Loops over a row run to the block's end, not to the diagonal,
+# because they then work on whole vectors.  K^T and V^T are packed once per key/value head.  Q, K
+# and V are read in place: in qkv, query head h begins at column h * D, and the keys and values of
+# head g begin at columns k and v.  The kernels infer the numbers of heads, H and G, from the widths
+# HD = H * D and QKV = (H + 2 G) * D.
 @jit
 def row_max(row):
-    """max_j row[j], a NaN if there is one in the row"""
+    """max_j row[j], or NaN if the row contains one"""
     m = row[0]
     for j in range(1, row.size):
         m = larger(m, row[j])
@@ -879,7 +896,7 @@ def row_max(row):
 def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt panels of K^T; in bfloat16 the workspace, for P"""
+    scratch: scores (BR, T), kt for packed K^T; in bfloat16 also workspace, for P"""
     scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -887,25 +904,25 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
     for h in range(h0, h1):
         g = h * G // H
         k, v = HD + g * D, HD + (G + g) * D
-        if h == h0 or h * G % H == 0:        # the first of those that share keys
+        if h == h0 or h * G % H == 0:        # the first query head of this key/value head
             pack(kt, qkv[:, k:k + D].T)
         for t0 in range(0, T, BR):
             t1 = min(T, t0 + BR)
-            P = scores[:t1 - t0, :t1]        # S = Q K^T at first, and P in its place
+            P = scores[:t1 - t0, :t1]        # holds S = Q K^T first, then P
             matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
-            for t in range(t0, t1):          # first the maxima, into lse for now
+            for t in range(t0, t1):          # the row maxima, kept in lse for now
                 row = scores[t - t0, :t1]
                 for j in range(t + 1, t1):
-                    row[j] = row[0]          # the future must not change the maximum
+                    row[j] = row[0]          # future keys must not change the maximum
                 lse[h, t] = row_max(row)
-            for t in range(t0, t1):          # row by row the core would wait for each maximum
+            for t in range(t0, t1):          # separate loop: no waiting for each maximum
                 row, m = scores[t - t0, :t1], lse[h, t]
                 for j in range(t1):
                     row[j] = exp((row[j] - m) * scale)
             for t in range(t0, t1):
                 row, total = scores[t - t0, :t1], scores.dtype.type(0)
                 for j in range(t + 1, t1):
-                    row[j] = 0               # the future has no weight
+                    row[j] = 0               # future keys get weight 0
                 for j in range(t1):
                     total += row[j]
                 lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
@@ -917,10 +934,11 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
 @jit
 def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
-    dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is computed again
-    For key/value heads g0 to g1 and their queries, whose sums dK and dV are.
+    dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is recomputed
+    For key/value heads g0 to g1 and the query heads h that share them.
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
-    scratch: as forward's, and in bfloat16 pairs, for P^T and dS^T"""
+    scratch: scores, dscores (BR, T), kt, vt for packed K^T, V^T; in bfloat16 also workspace, for
+    dS, and pairs, for P^T and dS^T"""
     scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -929,13 +947,13 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
         k, v = HD + g * D, HD + (G + g) * D
         pack(kt, qkv[:, k:k + D].T)
         pack(vt, qkv[:, v:v + D].T)
-        dqkv[:, k:k + D] = 0                 # dK and dV are sums over heads and blocks
+        dqkv[:, k:k + D] = 0                 # dK and dV accumulate over query heads and blocks
         dqkv[:, v:v + D] = 0
         for h in range(g * H // G, (g + 1) * H // G):
             q = h * D
             for t0 in range(0, T, BR):
                 t1 = min(T, t0 + BR)
-                P, dS = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1]        # S and dP at first
+                P, dS = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1]        # at first S and dP
                 panels = (t1 + width - 1) // width
                 matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
                 matmul(dS, do[t0:t1, q:q + D], vt[:panels])
@@ -956,6 +974,8 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
                 matmul_add(dv, dv, narrowed_transpose(P, s.pairs), do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
+# SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
+# A first reader may skip `value` and `rounded`, which do nothing in float32.
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
@@ -970,7 +990,7 @@ def swiglu_forward(y, gate_up):
 def swiglu_backward(gate_up, dy):
     """sigma = 1 / (1 + e^-gate):   dgate = dy * up * sigma * (1 + gate * (1 - sigma)),
     dup = dy * gate * sigma
-    in place: gate_up (T, 2F) becomes its gradient     in: dy (T, F)"""
+    in place: gate_up (T, 2F) becomes dgate, dup     in: dy (T, F)"""
     (T, F), one = dy.shape, dy.dtype.type(1)
     for t in range(T):
         row, gate, up = dy[t], gate_up[t, :F], gate_up[t, F:]
@@ -981,10 +1001,13 @@ def swiglu_backward(gate_up, dy):
             up[f] = rounded(row[f] * z * sigma, up)
 
 # ==== 4.7 Cross-entropy ====
+# One kernel computes the loss of each token and replaces the logits by their gradients.  A first
+# reader may skip targets of -1, which mark positions without a loss.
 @jit
 def cross_entropy(nll, logits, targets, weight):
     """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
     out: nll (T,) float64
+    in: targets (T,) int32
     in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
     T, V = logits.shape
     scale = logits.dtype.type(weight)
@@ -1005,9 +1028,13 @@ def cross_entropy(nll, logits, targets, weight):
         row[y] -= scale
 
 # ==== 5 Model ====
+# This section joins the kernels into the forward pass, the loss and the backward pass, lets threads
+# share them, and wraps them in `Model`.  A first reader may read `forward`, `loss`, `backward` and
+# `matrix_gradient` alone, and read each loop over `shared` as a single pass over everything.
 @jit
 def layer_rows(a, b, l, t0, t1):
-    """Rows t0 to t1 of the activations of layer l; x, x1 and x2 are its part of the trajectory."""
+    """Rows t0 to t1 of the activations of layer l in sequence b.  x, x1 and x2 are the residual
+    stream before the layer, after its attention and after its SwiGLU."""
     return LayerRows(x=a.x[b, 2 * l, t0:t1], x1=a.x[b, 2 * l + 1, t0:t1],
                      x2=a.x[b, 2 * l + 2, t0:t1], attn_in=a.attn_in[b, l, t0:t1],
                      attn_rstd=a.attn_rstd[b, l, t0:t1], qkv=a.qkv[b, l, t0:t1],
@@ -1015,17 +1042,17 @@ def layer_rows(a, b, l, t0, t1):
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
 
-# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, outputs, T) float64
-# for its losses, which come out.  outputs: of so many of the P heads, from head 0 on.
+# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, outputs, T) float64,
+# which receives the losses.  outputs: heads 0 to outputs - 1 of the P heads are computed.
 Batch = namedtuple("Batch", "tokens targets weight nll outputs")
-# What stays in a run: sizes, tables (T, D / 2) of RoPE, and `task_table`'s blocks of gradients
+# The same for all sequences: sizes, RoPE's cos and sin (T, D / 2), and `task_table`
 Constants = namedtuple("Constants", "L C H G D eps cos sin tasks")
-# The network: Params, Panels of each W and of each W^T, Constants
+# The network: Params, packed panels of each W and of each W^T, Constants
 Net = namedtuple("Net", "p w wt constants")
 
 @jit
 def forward(team, batch, net, a, s):
-    """Sequence b through the network: the trajectory a.x[b, 0..2L], and logits.
+    """Runs sequence b through the network: writes the trajectory a.x[b, 0..2L], and the logits.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     b, T, p, wt, c = team.b, batch.tokens.shape[1], net.p, net.wt, net.constants
     L, H, G, D, eps, cos, sin = c.L, c.H, c.G, c.D, c.eps, c.cos, c.sin
@@ -1054,8 +1081,8 @@ def forward(team, batch, net, a, s):
 
 @jit
 def loss(team, batch, a):
-    """nll[b] of sequence b; its logits become their gradients.  So they do where only the loss is
-    wanted, as in a validation: there is one way to sum it, and both measure the same."""
+    """Writes nll[b] of sequence b, and replaces a.logits[b] by the gradients of the logits.
+    Validation overwrites the logits too, so training and validation share one summation."""
     b, T, nll = team.b, batch.tokens.shape[1], batch.nll
     for t0, t1 in shared(team, T, MR):
         for k in range(batch.outputs):
@@ -1064,14 +1091,15 @@ def loss(team, batch, a):
 
 @jit
 def backward(team, batch, net, a, d, s):
-    """Sequence b back through the network: the adjoint trajectory d.x[b, 2L..0].
-    a.logits hold their own gradients, a.gate_up turns into its own, and s.dnorm, s.datt, s.dswiglu
-    are those of what is so called in a.  Leaves in a and d what the weights' gradients need."""
+    """Runs sequence b back through the network: writes the adjoint trajectory d.x[b, 2L..0].
+    a.logits already hold their gradients, from `loss`; a.gate_up is replaced by its gradients here.
+    s.datt and s.dswiglu are the gradients of a.att and a.swiglu.  s.dnorm is the gradient of the
+    current norm's output.  The weight gradients are computed afterwards, from a and d."""
     b, T, p, w, c = team.b, batch.tokens.shape[1], net.p, net.w, net.constants
     L, C, H, G, D, cos, sin = c.L, c.C, c.H, c.G, c.D, c.cos, c.sin
     for t0, t1 in shared(team, T, MR):
         dx, dy = d.x[b, 2 * L, t0:t1], s.dnorm[t0:t1]
-        dx[:] = 0                            # nothing follows it on the residual path
+        dx[:] = 0                            # the residual path ends here
         dy[:] = 0
         for k in range(batch.outputs):
             matmul_add(dy, dy, narrowed(a.logits[b, k, t0:t1], s.workspace), w.lm_head[k])
@@ -1084,7 +1112,7 @@ def backward(team, batch, net, a, d, s):
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
             matmul(s.dswiglu[t0:t1], narrowed(dx2, s.workspace), w.down[l])
             swiglu_backward(r.gate_up, s.dswiglu[t0:t1])
-            dgate_up = r.gate_up             # which it has become
+            dgate_up = r.gate_up             # now holds its gradient
             matmul(s.dnorm[t0:t1], dgate_up, w.gate_up[l])
             rmsnorm_backward(dx1, dx2, s.dnorm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
             matmul(s.datt[t0:t1], narrowed(dx1, s.workspace), w.attn_proj[l])
@@ -1102,16 +1130,17 @@ def backward(team, batch, net, a, d, s):
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
-DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # tasks, as Panels has them
+DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # in the order of Panels
 assert Panels._fields == ("qkv", "attn_proj", "gate_up", "down", "lm_head")
-PER_LAYER = DW_LM_HEAD       # matrices of a layer: the kinds before that of the heads
+PER_LAYER = DW_LM_HEAD       # matrices per layer: the kinds that precede the heads
 LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
 def matrix_gradient(kind, l, n0, n1, g, a, d, s):
-    """Rows n0 to n1 of one weight gradient, dW = dY^T X; l is a layer, or a head for DW_LM_HEAD."""
-    dgate_up, dlogits = a.gate_up, a.logits  # which they have become
-    left, right = s.dy_panels, s.x_panels    # scratch, in which dY^T and X are packed
+    """Rows n0 to n1 of one weight gradient: dW += dY^T X, over all sequences.
+    l is the layer, or for DW_LM_HEAD the head."""
+    dgate_up, dlogits = a.gate_up, a.logits  # both now hold their gradients
+    left, right = s.dy_panels, s.x_panels    # scratch for packed dY and X
     if kind == DW_QKV:
         weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, left, right)
     elif kind == DW_ATTN_PROJ:
@@ -1121,23 +1150,25 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
     elif kind == DW_DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, left, right)
     else:
-        tied = dlogits.shape[1] - g.lm_head.shape[0]    # heads that wte is: 1, or 0
+        tied = dlogits.shape[1] - g.lm_head.shape[0]    # 1 if wte is head 0, else 0
         head = g.wte if l < tied else g.lm_head[l - tied]
         weight_gradient(head[n0:n1], dlogits[:, l], a.final_in[:, :], n0, left, right)
 
 @jit
 def matrix_gradients(team, batch, tasks, g, a, d, s):
-    """The gradients of all matrices, from what `backward` left of all sequences."""
+    """The gradients of all matrices, from what `backward` has left in a and d for every sequence.
+    tasks: the blocks of `task_table`."""
     for n, _ in shared(team, len(tasks), 1):
         kind, l, n0, n1 = tasks[n]
         if kind != DW_LM_HEAD or l < batch.outputs:
             matrix_gradient(kind, l, n0, n1, g, a, d, s)
-    for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # behind those of a head that wte is
+    for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # after head 0, which may be wte
         embedding_backward(g.wte, d.x[:, 0], batch.tokens, c0, c1)
 
 @jit
 def scratch_of(i, leader, s):
-    """What thread i works with on a sequence that thread `leader` began."""
+    """The scratch of thread i on a sequence that thread `leader` has begun.
+    dnorm, datt and dswiglu belong to the sequence, so all of its threads use the leader's."""
     return Scratch(dnorm=s.dnorm[leader], datt=s.datt[leader], dswiglu=s.dswiglu[leader],
                    scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i],
                    dy_panels=s.dy_panels[i], x_panels=s.x_panels[i], workspace=s.workspace[i],
@@ -1146,13 +1177,24 @@ def scratch_of(i, leader, s):
 @jit_parallel
 def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-    Threads take tasks from a common counter: one that is slowed down takes fewer.  Those that find
-    no sequence any more help with the last ones, if these were fewer than threads."""
+    Threads take tasks from a common counter, so a thread that is slowed down takes fewer of them.
+    If B is no multiple of the threads, the idle threads of the last round join its sequences."""
     B, threads = batch.tokens.shape[0], scratch.dnorm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
-    # Tasks 0 to B - 1 begin a sequence.  Those behind them, `threads` for each of the last round's,
-    # join one that may still be under way.
+    # Task b < B begins sequence b.  After that there are `threads` tasks for each of the `few`
+    # sequences of the last round.  Such a task joins its sequence, if that is not over.
+    #
+    # Example: B = 5 sequences, 4 threads.  few = 5 % 4 = 1, which makes 5 + 1 * 4 = 9 tasks.
+    #     tasks 0 to 3    begin sequences 0 to 3, each on one thread (share = 1)
+    #     task 4          the first free thread begins sequence 4, as its leader (share = 4)
+    #     tasks 5 to 7    the other threads join sequence 4 (4 - task % 1) when they are free
+    #     task 8          finds sequence 4 over; a thread that takes task 9 or more leaves the loop
+    # A thread that joins late passes through the finished loops and takes parts of the others.
+    # When all 5 sequences are over, the 4 threads take the blocks of `task_table` one by one, the
+    # largest first.  Each block adds up sequences 0, 1, 2, 3, 4 in this order, whichever thread
+    # takes it.  The gradient of the embedding comes last.
+    # With B = 6, few = 2 and share = 2: tasks 6, 7, 8, ... join sequences 5, 4, 5, ...
     few = B % threads                        # sequences of the last round
     for thread in prange(threads):
         i = np.int64(thread)
@@ -1163,14 +1205,14 @@ def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
                 progress[b, LEADER] = i
                 fetch_add(progress[b], BEGUN)
             else:
-                b = B - 1 - task % few       # another one each time
+                b = B - 1 - task % few       # the last sequences, in rotation
                 wait_until(progress[b], BEGUN, 1)
             if seen(progress[b], OVER) == 0:
                 share = 1 if b < B - few else (threads + few - 1) // few
                 passed[i, 0] = 0
                 team = Team(b, share, progress[b], passed[i])
                 s = scratch_of(i, progress[b, LEADER], scratch)
-                net = Net(p, w, wt, constants)           # here: prange takes no tuple of tuples
+                net = Net(p, w, wt, constants)           # made here: prange takes no nested tuple
                 forward(team, batch, net, a, s)
                 if until >= LOSS:
                     loss(team, batch, a)
@@ -1187,29 +1229,29 @@ def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
 
 @jit
 def pack_part(panels, b, part):
-    """Some of the panels of `pack`: part 0 to PACK_PARTS - 1."""
+    """Packs one part of the panels of b; part is 0 to PACK_PARTS - 1."""
     I, _, width = panels.shape
     i0, i1 = part * I // PACK_PARTS, (part + 1) * I // PACK_PARTS
     pack(panels[i0:i1], b[:, i0 * width:])
 
 @jit_parallel
 def pack_weights(w, wt, p, threads):
-    """Each W (N, K), and W^T, into its panels.     p: the matrices of the fields of Panels"""
+    """Packs each W (N, K) into w, and W^T into wt.     p: the matrices, in the order of Panels"""
     L, P, counter = len(w.qkv), len(w.lm_head), counters(1)[0]
     for _ in prange(threads):
         task = fetch_add(counter, TAKEN)
-        while task < (PER_LAYER * L + P) * PACK_PARTS:   # the layers' by kinds, then the heads
+        while task < (PER_LAYER * L + P) * PACK_PARTS:   # layers first, kind by kind, then heads
             matrix, part = task // PACK_PARTS, task % PACK_PARTS
             kind = min(matrix // L, DW_LM_HEAD)
-            l = matrix - kind * L            # layer, or head
+            l = matrix - kind * L            # layer or head
             x = p[kind][l]
             pack_part(w[kind][l], x, part)
             pack_part(wt[kind][l], x.T, part)
             task = fetch_add(counter, TAKEN)
 
 def task_table(cfg):
-    """(kind, layer or head, first row, end) of the blocks of all weight gradients, the largest
-    first: int64 (n, 4)"""
+    """The blocks of all weight gradients: (kind, layer or head, first row, end), int64 (n, 4).
+    A block has at most NB rows.  The largest blocks come first, so the last tasks are small."""
     tasks, untied = [], replace(cfg, tie_embeddings=False)
     packed = [x for x in param_table(untied) if x.packed]
     for kind, x in enumerate(packed):
@@ -1221,19 +1263,20 @@ def task_table(cfg):
     return np.array(tasks)[np.argsort(sizes)[::-1]]
 
 def length_used(targets):
-    """So many tokens of a sequence are worth reading: behind the last target of a batch there is
-    padding, whose gradients are zero.     targets (P, B, T)"""
+    """The number of tokens per sequence to compute, a multiple of KC or T.     targets (P, B, T)
+    After the last target of the batch there is only padding, whose gradients are zero."""
     T = targets.shape[2]
     where = np.flatnonzero((targets >= 0).any((0, 1)))
     used = where[-1] + 1 if len(where) else 1
     return min(T, -(-int(used) // KC) * KC)
 
-MOST_AT_ONCE = 1 << 16       # tokens whose activations are in memory
+MOST_AT_ONCE = 1 << 16       # tokens of a micro-batch: their activations are in memory
 
 class Model:
-    """A parameter buffer and the memory to train it on micro-batches (B, T).  float32 or float64 as
-    the buffer is; with dtype=BF16, of a float32 buffer, what feeds the products is bfloat16.
-    Whoever trains it knows of it what Engine below says, so that another one can stand here."""
+    """The parameters, and the memory to train them on micro-batches (B, T).
+    It computes in the buffer's dtype, float32 or float64.  With dtype=BF16 and a float32 buffer,
+    matrix-product inputs are bfloat16.  Training uses only the methods of `Engine` below, so the
+    GPU model can take the place of this one."""
     program = "nanoeuler.py"
     talk = "chat"
 
@@ -1243,7 +1286,7 @@ class Model:
 
     @staticmethod
     def host(x):
-        """An array as NumPy's numbers: bfloat16 as float32"""
+        """The array in a dtype that NumPy supports: bfloat16 becomes float32."""
         return from_bf16(x)
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype=None):
@@ -1251,30 +1294,31 @@ class Model:
             dtype = PRECISIONS[options.dtype]
         table = param_table(cfg)
         self.cfg, self.flat = cfg, flat
-        self.dtype = np.dtype(dtype or flat.dtype)       # of what feeds the products
+        self.dtype = np.dtype(dtype or flat.dtype)       # of matrix-product inputs
         mixed = self.dtype == BF16 and flat.dtype == np.float32
         need(mixed or self.dtype == flat.dtype,
              f"parameters of {flat.dtype} do not go with products of {self.dtype}")
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
-        self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # they come first
+        self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # decaying tensors first
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
-        self.weighted_heads = set()          # those with a weight since `update`
-        self.has_failed = False              # the last update: its gradient is not finite
+        self.weighted_heads = set()          # heads with a nonzero weight since `update`
+        self.has_failed = False              # was the last gradient not finite?
         self.w = self.new(panel_shapes(cfg, self.dtype, transposed=False))
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
         self.tasks = task_table(cfg)
         self.cos, self.sin = rope_table(cfg, flat.dtype)
-        self.shape = None                    # (B, T, threads) of the activations, if there are any
-        self.memory = []                     # what they are parts of
-        self.muon_scratch = None             # its memory, if it is used
+        self.shape = None                    # (B, T, threads) of a, d and s, set by `prepare`
+        self.memory = []                     # the arrays that a, d and s are views of
+        self.muon_scratch = None             # allocated when Muon is first used
         self.pack()
 
     def new(self, shapes, held=None):
-        """Zeros of these shapes, each in the type in which it is stored; of `held`, arrays by name,
-        those that have room stay, and others are freed before new ones are made."""
+        """Arrays of these shapes, each in its stored dtype.  New arrays are zero.
+        held: {name: array}.  An array of `held` is reused if it is large enough.  Otherwise it is
+        freed before its replacement is allocated."""
         kind, arrays, held = type(shapes), [], held or {}
         dtypes = dict.fromkeys(kind._fields, self.flat.dtype)
         if self.dtype == BF16:
@@ -1289,7 +1333,7 @@ class Model:
         return kind(*arrays)
 
     def pack(self):
-        """Every matrix into its panels; once after each update of the parameters."""
+        """Packs every matrix into its panels, once after each update of the parameters."""
         lm_head = self.p.lm_head
         if self.cfg.tie_embeddings:
             lm_head = np.concatenate((self.p.wte[None], lm_head))
@@ -1298,8 +1342,8 @@ class Model:
         pack_weights(self.w, self.wt, packed, get_num_threads())
 
     def prepare(self, B, T):
-        """Memory for B sequences of T tokens: parts of what there is for the largest so far, of
-        each array by itself."""
+        """Provides a, d and s for B sequences of T tokens.  Each array is a view of memory that is
+        as large as the largest of its shapes so far."""
         shape = B, T, get_num_threads()
         if self.shape == shape:
             return
@@ -1310,15 +1354,16 @@ class Model:
         self.memory = []
         self.memory = [self.new(*x) for x in zip(shapes, held)]
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
-        for x in (self.g_flat, *self.a, *self.d, *self.s):         # operands of `tile`
+        for x in (self.g_flat, *self.a, *self.d, *self.s):         # `tile` reads past their ends
             need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
         self.shape = shape
 
     def run(self, until, tokens, targets=None, weight=1.0, outputs=None):
-        """`run_batch` on tokens (B, T) int32 -> losses (B, outputs): of so many heads, or of all"""
+        """Calls `run_batch` on tokens (B, T) int32, and returns losses (B, outputs), in nats.
+        outputs: the number of heads, from head 0 on; None means all of them."""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"{T} tokens are none or more than the context of {cfg.seq_len}")
-        for x in (tokens, targets):          # kernels do not look: they would read and write beyond
+        for x in (tokens, targets):          # kernels do not check array bounds
             need(x is None or x.max() < cfg.vocab_size, "a token that the model has not")
         need(tokens.min() >= 0, "a token that is negative")
         if targets is None:
@@ -1334,22 +1379,22 @@ class Model:
         constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.norm_eps, self.cos[:T],
                               self.sin[:T], self.tasks)
         run_batch(until, batch, self.p, self.w, self.wt, constants, self.g, self.a, self.d, self.s)
-        if until == GRADIENT:                # of the gains, in the order of the batch
+        if until == GRADIENT:                # add the gains' gradients, in the order of the batch
             for name in Params._fields[GAINS]:
                 gain = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gain += row
-        return batch.nll.cumsum(-1)[..., -1] # token after token; sum() would add in pairs
+        return batch.nll.cumsum(-1)[..., -1] # adds token by token; sum() would add in pairs
 
     def logits(self, tokens):
-        """(B, P, T, V) of every head: a view, valid until the next run."""
+        """The logits of every head (B, P, T, V): a view, valid until the next `run`."""
         self.run(LOGITS, tokens)
         return self.a.logits
 
     def gradient(self, tokens, targets, weight):
-        """g += ..., as `run_batch`; weight may be (P,), for every sequence.  Heads behind the last
-        that has a weight are left out, and take no time."""
-        if self.has_failed:                  # until here `first_bad_tensor` could look at it
+        """g += d(sum_bk weight[b, k] CE_bk)/dp     weight (B, P), or (P,) for every sequence
+        Heads after the last one with a nonzero weight are not computed."""
+        if self.has_failed:                  # g was kept until here for `first_bad_tensor`
             self.g_flat[:] = 0
             self.has_failed = False
         weighted = np.flatnonzero(np.atleast_2d(weight).any(0)).tolist()
@@ -1359,9 +1404,10 @@ class Model:
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.
-        Returns their CE (P,), summed, and |g|; if that is not finite, parameters and moments stay,
-        and the next `gradient` begins with zeros.  Auxiliary heads that are switched off, without
-        a weight since the last update, stay as they are: no decay, no momentum."""
+        Returns the CE (P,), summed since the last update, and |g|.  If |g| is not finite,
+        parameters and moments stay, and the next `gradient` begins with zeros.  An auxiliary head
+        without a weight since the last update is switched off: it has neither decay nor momentum,
+        and stays as it is."""
         ce = self.ce
         self.ce = np.zeros(self.cfg.n_mtp)
         norm = gradient_norm(self.g_flat)
@@ -1377,19 +1423,19 @@ class Model:
         return ce, norm
 
     def update_by_adamw(self, part, hyper, scale):
-        """`adamw_update` of a slice of the flat buffers, without the heads that are switched off"""
+        """`adamw_update` of a slice of the flat buffers, except the heads that are switched off"""
         for x in self.without_heads_off(part):
             adamw_update(self.flat[x], self.g_flat[x], self.m[x], self.v[x],
                          self.n_decay - x.start, hyper, scale)
 
     def without_heads_off(self, part):
-        """The slices that are left of a slice of the flat buffers: the slice itself, if all heads
-        have a weight, or lie elsewhere, or no `gradient` has said which have one."""
+        """`part`, a slice of the flat buffers, cut into slices without the heads that are switched
+        off.  If `gradient` was not called since the last update, every head counts as on."""
         [heads] = (x for x in param_table(self.cfg) if x.each == "head")
         size = math.prod(heads.shape[1:])
         parts, start = [], part.start
         for i in range(len(self.p.lm_head)):
-            k = i + self.cfg.tie_embeddings              # tied: head 0 is the embedding
+            k = i + self.cfg.tie_embeddings              # tied: lm_head begins with head 1
             first = heads.start + i * size
             is_off = self.weighted_heads and k not in self.weighted_heads
             if is_off and part.start <= first < part.stop:
@@ -1399,11 +1445,11 @@ class Model:
         return [x for x in parts if x.start < x.stop]
 
     def update_by_muon(self, hyper, scale):
-        """Muon on the matrices of the layers, AdamW on the other tensors, as the table has it."""
+        """Muon on the matrices of the layers, AdamW on the other tensors, as `param_table` says."""
         if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
             self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
-        of_embedding = hyper._replace(       # its own rate, the decay of all
+        of_embedding = hyper._replace(       # its own rate; lr * weight_decay stays the same
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
         for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
             part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
@@ -1411,15 +1457,17 @@ class Model:
         muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
 
     def losses(self, tokens, targets):
-        """CE of head 0 of every sequence (B,), nats: -log p(targets).     tokens, targets (B, T)"""
+        """Summed CE of head 0 of every sequence (B,), in nats: -sum_t log p(targets[:, t])
+        tokens, targets (B, T) int32"""
         return self.run(LOSS, tokens, targets[None], outputs=1)[:, 0]
 
     def micro_batch(self, B, asked=None, T=None):
-        """How many of B sequences to take at once: memory grows with them, speed does not."""
+        """The number of sequences that `gradient` takes at once: `asked`, or up to B as far as
+        MOST_AT_ONCE allows.  A larger micro-batch takes more memory and is not faster."""
         return asked or min(B, max(1, MOST_AT_ONCE // (T or self.cfg.seq_len)))
 
     def buffers(self):
-        """What a checkpoint holds: parameters and AdamW's moments."""
+        """The arrays that a checkpoint stores: the parameters and AdamW's moments m and v."""
         return self.flat, self.m, self.v
 
     def decoder(self):
@@ -1427,15 +1475,16 @@ class Model:
 
     def device(self):
         name, note = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
-        if self.dtype == BF16 and not HAS_BF16:          # float32 instructions stand in
+        if self.dtype == BF16 and not HAS_BF16:          # emulated by float32 instructions
             note = ", which this CPU cannot multiply: no faster than --dtype f32"
         elif self.dtype == np.float32 and DTYPE == "f32":
             note = " (bfloat16 is no faster on this CPU)"
         return f"{counted(get_num_threads(), 'thread')}, {name}{note}"
 
     def first_bad_tensor(self):
-        """The first entry of a tensor that is a NaN or an infinity; of parameters before what is
-        computed from them.  Backward turns gate_up and logits into their gradients."""
+        """The first entry that is NaN or infinite, in words.  Parameters are searched first, then
+        the values computed from them.  `loss` and `backward` have replaced the activations logits
+        and gate_up by their gradients."""
         for kind, group in (("parameter", self.p), ("activation", self.a),
                             ("its gradient", self.d), ("gradient", self.g)):
             for name, x in zip(group._fields, map(self.host, group)):
@@ -1446,47 +1495,49 @@ class Model:
         return "the loss is not finite"
 
 class Engine(Protocol):
-    """What training asks of a model: `Model`, or that of nanoeuler_cuda.py.
-    B sequences of T tokens; P = cfg.n_mtp heads; N parameters, in the order of param_table."""
+    """The interface of a model that can be trained: `Model` above, or the one of nanoeuler_cuda.py.
+    B sequences of T tokens, P = cfg.n_mtp heads, N parameters in the order of param_table."""
     cfg: Config
-    program: str                             # the file to start again
-    talk: str                                # its verb to talk to what a run wrote
+    program: str                             # the file with its command line
+    talk: str                                # the verb of that file that talks to a trained model
 
     @staticmethod
     def ready(options=None):
-        """What must happen before the first model of a process is made, with the options of a run
-        where there is one.  They may be refused."""
+        """Prepares the process; called before its first model is made.  options: those of the run,
+        if there is one.  Invalid options are rejected."""
 
     def __init__(self, cfg, flat, moments=(), options=None):
-        """flat (N,) float32; moments: AdamW's (m, v), or none at the start; options: the run's"""
+        """flat (N,) float32.  moments: AdamW's (m, v), or () at the start.  options: the run's"""
 
     def micro_batch(self, B, asked=None, T=None):
-        """How many of B sequences of T tokens, or of the context's length, `gradient` takes at
-        once: as many as asked for, or as fit."""
+        """The number of sequences that `gradient` takes at once: `asked`, or as many of B as fit.
+        Each has T tokens, by default cfg.seq_len."""
 
     def gradient(self, tokens, targets, weight):
-        """g += d(sum_bk weight[b, k] CE_bk)/dp, and CE to the losses; may return before it is done
-        tokens (B, T) int32, targets (P, B, T) int32, -1 for none, weight (B, P) or (P,) float64"""
+        """g += d(sum_bk weight[b, k] CE_bk)/dp.  Also adds CE to the losses that `update` returns.
+        tokens (B, T) int32, targets (P, B, T) int32, -1 for none, weight (B, P) or (P,) float64.
+        It may return before the computation is done."""
 
     def update(self, hyper):
-        """AdamW with this Hyper; the next `gradient` begins with zero gradients and losses.
+        """AdamW with this Hyper.  The next `gradient` begins with zero gradients and losses.
         Returns the summed CE of each head since the last update, nats, (P,) float64, and |g|.  If
         |g| is not finite, p, m and v stay, and the caller may skip the step."""
 
     def losses(self, tokens, targets):
-        """CE of head 0 of each sequence, nats, (B,) float64     tokens, targets (B, T) int32"""
+        """Summed CE of head 0 of each sequence, nats, (B,) float64
+        tokens, targets (B, T) int32"""
 
     def buffers(self):
-        """What a checkpoint holds: p, m, v, each (N,) float32 on the host"""
+        """The arrays that a checkpoint stores: p, m, v, each (N,) float32 on the host"""
 
     def decoder(self):
-        """A Decoder (section 9) of the parameters as they are now, with no token in it"""
+        """A Decoder (section 9) of the current parameters, with an empty KV cache"""
 
     def device(self):
-        """What it computes on, in words"""
+        """The device and dtype of the computation, in words"""
 
     def first_bad_tensor(self):
-        """Which tensor of the last step is not finite, in words"""
+        """The tensor of the last step that is not finite, in words"""
 
 # ==== 6 Optimizer ====
 def lr_at(step, n_steps, lr, warmup, floor):
