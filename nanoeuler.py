@@ -1540,23 +1540,27 @@ class Engine(Protocol):
         """The tensor of the last step that is not finite, in words"""
 
 # ==== 6 Optimizer ====
+# This section holds the learning-rate schedule, gradient clipping, and two optimizers: AdamW, and
+# Muon for the matrices of the layers.  A first reader may read `lr_at` and AdamW, and skip Muon.
+
 def lr_at(step, n_steps, lr, warmup, floor):
-    """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.  It
-    stays at lr while that is infinite, because there is no plan yet."""
+    """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
+    An infinite n_steps means that the run is not planned yet: the rate then stays at lr."""
     if step < warmup:
         return lr * (step + 1) / warmup
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
     return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
 
 # ---- AdamW
-# The last four are of Muon: muon_lr is 0 where AdamW updates all, and they do not matter then.
+# The last four fields are Muon's.  muon_lr = 0 means that AdamW updates all tensors; then the other
+# three are unused.
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
                             "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
 
 def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    muon_settings: those of MUON_SETTINGS (8); without them AdamW updates all"""
+    muon_settings: the fields in MUON_SETTINGS (8); without them AdamW updates all tensors"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
                     correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
@@ -1565,25 +1569,25 @@ def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settin
 def gradient_norm(g):
     """|g|     g (N,)"""
     N = g.size
-    blocks = 256                             # fixed, so that sums do not depend on the threads
-    squares = np.empty(blocks)               # zeros would be one more parallel loop
+    blocks = 256                             # fixed: sums do not depend on the number of threads
+    squares = np.empty(blocks)               # np.zeros would become another parallel loop
     for i in prange(blocks):
         part = g[i * N // blocks:(i + 1) * N // blocks]
-        ss = 0.0             # float64: a long sum; of its terms, float32, each is 6e-8 off at most
+        ss = 0.0             # float64: a long sum; float32 terms have a relative error <= 6e-8
         for j in range(part.size):
             ss += part[j] * part[j]
-        if math.isinf(ss):                   # above 2e19 the square of a float32 is none
+        if math.isinf(ss):                   # the square of a float32 above 2e19 overflows
             ss = 0.0
             for j in range(part.size):
                 ss += np.float64(part[j]) * np.float64(part[j])
         squares[i] = ss
     total = 0.0
-    for i in range(blocks):                  # .sum() would be made parallel, in an order of its own
+    for i in range(blocks):                  # Numba would run .sum() in parallel, in another order
         total += squares[i]
     return math.sqrt(total)
 
 def clipping(norm, hyper):
-    """What a gradient of this norm is multiplied by."""
+    """The factor that clips a gradient of this norm to hyper.clip."""
     return min(1.0, hyper.clip / (norm + 1e-30))
 
 @jit_parallel
@@ -1602,7 +1606,7 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
     old2, new2 = dtype(hyper.beta2), dtype(1 - hyper.beta2)
     for i in prange(blocks):
         start, end = i * N // blocks, (i + 1) * N // blocks
-        middle = min(max(n_decay, start), end)           # here the matrices end, if they do
+        middle = min(max(n_decay, start), end)           # end of the matrices in this block
         matrices = start, middle, hyper.lr * hyper.weight_decay
         gains = middle, end, 0.0
         for n0, n1, decay in (matrices, gains):
@@ -1616,49 +1620,55 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
                 gs[j] = 0
 
 def adamw(p, g, m, v, n_decay, hyper):
-    """Clips g to the norm hyper.clip, then `adamw_update`.  Returns |g| before clipping; if it is
-    not finite, nothing is touched."""
+    """Clips g to the norm hyper.clip, then runs `adamw_update`.  Returns |g| before clipping.  If
+    |g| is not finite, nothing changes."""
     norm = gradient_norm(g)
     if math.isfinite(norm):
         adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
     return norm
 
 # ---- Muon
-# Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is for the matrices of the layers.  A
-# gradient is mostly a few directions, and a step along it neglects all others; Muon makes all of
-# them count the same.  Of the average of the gradients, U S V^T by its singular values, it
-# takes U V^T: the nearest orthogonal matrix, whose singular values are all 1.  That is the steepest
-# descent where the length of a step is how much a matrix may change any output, its spectral norm
-# (Bernstein & Newhouse 2024).  There are no second moments: v stays zero.
+# Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) updates the matrices of the layers.
+# A gradient consists mostly of a few directions, and a step along it neglects all others.  Muon
+# gives every direction the same weight.  Let U S V^T be the singular value decomposition of the
+# averaged gradients.  Muon steps along U V^T: the nearest orthogonal matrix, whose singular values
+# are all 1.  Measure a step by its spectral norm, the most by which the matrix may change any
+# output: then U V^T is the direction of steepest descent (Bernstein & Newhouse 2024).  Muon has no
+# second moments: v stays zero.
 #
-# Nobody has to know U and V: an odd polynomial of the matrix acts on the singular values alone,
-#     a X + b (X X^T) X + c (X X^T)^2 X  =  U (a S + b S^3 + c S^5) V^T,
-# and three times 3.4445 x - 4.7750 x^3 + 2.0315 x^5 brings [0.02, 1] into [0.68, 1.21], smaller
-# ones 3.4 times nearer each time (Newton-Schulz iteration).  That is good enough, and good enough
-# in bfloat16; the five times of Jordan et al. bring the model no further (bench/NOTES.md).
+# There is no need to compute U and V.  An odd polynomial of the matrix acts on the singular values
+# alone:
+#     a X + b (X X^T) X + c (X X^T)^2 X  =  U (a S + b S^3 + c S^5) V^T
+# Three steps of x <- 3.4445 x - 4.7750 x^3 + 2.0315 x^5 map [0.02, 1] into [0.68, 1.21].  Each step
+# multiplies smaller singular values by about 3.4 (Newton-Schulz iteration).  This is precise
+# enough, even when computed in bfloat16.  Jordan et al. take five steps, which do not improve the
+# model any further (bench/NOTES.md).
 #
-# q, k, v and gate, up lie in one matrix for the sake of a product, but are maps of their own, which
-# `llama_tensors` of 10.1 has apart.  The embedding, whose rows are met one at a time, the
-# heads and the gains stay with AdamW.  The embedding starts shorter then, beside what the layers
-# add to it from the first step on, and learns faster; the heads and what writes to the residual
-# stream start at zero (bench/NOTES.md has what each of these brought).
+# One matrix holds q, k and v, and one holds gate and up, so that a single product computes them.
+# Each is still a map of its own, so Muon updates each separately, as `llama_tensors` (10.1) lists
+# them.  The embedding, whose rows are read one at a time, the heads and the gains stay with AdamW.
+#
+# A run with Muon also starts from other parameters (`initial`, section 8).  The embedding starts
+# smaller, so that it does not outweigh what the layers add to it from the first step on.  It also
+# learns faster.  The heads and the matrices that write to the residual stream start at zero.
+# bench/NOTES.md says how much each change gains.
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
-EMBEDDING_INIT = 0.3         # times the initial embedding of a run with Muon
+EMBEDDING_INIT = 0.3         # factor of the initial embedding in a run with Muon
 
 def muon_matrices(cfg):
-    """(first entry in the flat buffer, rows, columns) of what Muon updates, the largest first:
+    """(first entry in the flat buffer, rows, columns) of Muon's matrices, largest first:
     q, k, v, attn_proj, gate, up, down of each layer     int64 (7 L, 3)"""
     matrices = [(x.start, *x.shape) for x in llama_tensors(cfg) if x.optimizer == "muon"]
     return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
 
 def muon_shapes(cfg, n, dtype):
-    """Shapes of what each of n threads needs for the largest matrix."""
+    """Shapes of the scratch memory of n threads.  Each thread has room for the largest matrix."""
     _, rows, columns = muon_matrices(cfg).T
     longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
     size = (rows * columns).max()
-    low = dtype == BF16                      # operands of products, rounded
-    return MuonScratch(y=(n, size),          # the matrix, its longer side down
-                       other=(n, size),      # and what it becomes
+    low = dtype == BF16                      # only then are operands rounded into a workspace
+    return MuonScratch(y=(n, size),          # the matrix, transposed if it is wide
+                       other=(n, size),      # the result of a Newton-Schulz step
                        gram=(n, side * side),
                        square=(n, side * side),
                        workspace=(n, longest, low * (side + 1)),
@@ -1667,8 +1677,9 @@ def muon_shapes(cfg, n, dtype):
 
 @jit
 def nesterov(y, g, m, scale, momentum):
-    """m = momentum m + (1 - momentum) g,   y = momentum m + (1 - momentum) g, or its transpose if
-    g is wide; g was scaled, and is set to zero.     g, m (N, K), y (N, K) or (K, N)"""
+    """g *= scale,   m = momentum m + (1 - momentum) g,   y = momentum m + (1 - momentum) g
+    If g is wide (K > N), y is the transpose.  Sets g to zero for the next step.
+    g, m (N, K), y (N, K) or (K, N)"""
     N, K = g.shape
     old, new = y.dtype.type(momentum), y.dtype.type(1 - momentum)
     for i in range(N):
@@ -1686,7 +1697,8 @@ def nesterov(y, g, m, scale, momentum):
 
 @jit
 def normalize(y):
-    """y /= |y|, the root of the sum of squares, at least 1e-7: no singular value is above 1."""
+    """y /= max(|y|, 1e-7), |y| the root of the sum of squares.  No singular value of the result is
+    above 1."""
     ss = 0.0
     for row in y:
         for j in range(row.size):
@@ -1698,9 +1710,9 @@ def normalize(y):
 
 @jit
 def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pairs):
-    """Y (l, s), l >= s, to nearly U V^T, in y or in other: returns which.  Each step is
-    Y <- Y (a I + b G + c G G),   G = Y^T Y
-    scratch: gram, square (s, s), and in bfloat16 room for what is `narrowed`"""
+    """Y <- Y (a I + b G + c G G),   G = Y^T Y,   in each step: Y becomes nearly U V^T
+    Y (l, s), l >= s.  Returns the array that holds the result: y or other.
+    scratch: gram, square (s, s), and in bfloat16 memory for `narrowed` operands"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
     for _ in range(steps):
@@ -1720,8 +1732,8 @@ def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pai
 @jit
 def muon_matrix(p, g, m, hyper, scale, s):
     """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
-    p, g, m (N, K), s a MuonScratch of one thread.  The factor is for a matrix that maps to more
-    numbers than it is given: it has fewer directions than outputs."""
+    p, g, m (N, K), s a MuonScratch of one thread.  The factor sqrt(N / K) is for a matrix with more
+    outputs, N, than inputs, K: such a matrix has fewer directions than outputs."""
     N, K = p.shape
     long, side = max(N, K), min(N, K)
     y, other = s.y[:N * K].reshape(long, side), s.other[:N * K].reshape(long, side)
@@ -1745,8 +1757,8 @@ def muon_matrix(p, g, m, hyper, scale, s):
 
 @jit_parallel
 def muon(p, g, m, matrices, hyper, scale, scratch):
-    """`muon_matrix` of the flat buffers p, g, m (N,) at each of these places (`muon_matrices`).
-    A matrix is one task: the result does not depend on the threads."""
+    """Runs `muon_matrix` on the matrices listed by `muon_matrices`.     p, g, m (N,): flat buffers
+    One thread updates a whole matrix, so the result does not depend on the number of threads."""
     taken = counters(1)
     for i in prange(len(scratch.y)):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
@@ -1761,6 +1773,10 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
             n = fetch_add(taken[0], 0)
 
 # ==== 7 Batches ====
+# This section cuts the training data into batches: `Batches` reads windows of one long text, and
+# `Examples` reads rows of questions and answers.  A first reader may skip `Examples`, which only
+# fine-tuning uses.
+
 # ---- windows of a text
 def targets_of(rows, P):
     """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
@@ -1768,7 +1784,8 @@ def targets_of(rows, P):
     return np.stack([rows[:, 1 + k:1 + k + T] for k in range(P)])
 
 def windows(tokens, starts, T, P):
-    """tokens (B, T), targets (P, B, T) of the windows that begin there, -1 past the end; int32"""
+    """tokens (B, T), targets (P, B, T) of the windows that begin at `starts`, int32
+    Past the end of the text, targets are -1 and tokens are 0."""
     rows = np.full((len(starts), T + P), -1, np.int32)
     for row, start in zip(rows, starts, strict=True):
         piece = tokens[start:start + T + P]
@@ -1776,17 +1793,17 @@ def windows(tokens, starts, T, P):
     return np.maximum(rows[:, :T], 0), targets_of(rows, P)
 
 class Epochs:
-    """Endless epochs, each a permutation of range(n) of its own.
-    Entry i depends on (seed, i) alone: it is in epoch i // n, whose phase and permutation come from
-    (seed, epoch).  So the data cursor of a checkpoint is one number, the step."""
+    """Endless epochs.  Each epoch has its own permutation of range(n).
+    Entry i lies in epoch i // n, and (seed, epoch) determines the phase and the permutation.  So
+    entry i depends on (seed, i) alone, and the data cursor of a checkpoint is just the step."""
 
     def __init__(self, n, T, seed):
         self.n, self.T, self.seed, self.epoch = n, T, seed, None
 
     def entry(self, i):
-        """(epoch, which of the n, phase 0 <= phase < T of the epoch)"""
+        """(epoch, index < n, phase of the epoch, 0 <= phase < T)"""
         epoch, j = divmod(i, self.n)
-        if epoch != self.epoch:              # the permutation of one epoch is kept
+        if epoch != self.epoch:              # keep only the permutation of one epoch
             rng = np.random.default_rng((self.seed, epoch))
             self.phase = rng.integers(self.T)
             self.order = rng.permutation(self.n)
@@ -1794,11 +1811,12 @@ class Epochs:
         return epoch, self.order[j], self.phase
 
     def n_read(self, i, B):
-        """How many tokens rows i to i + B of the run hold: all of them, where none is padded."""
+        """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
         return B * self.T
 
 class Batches(Epochs):
-    """Windows of T tokens, side by side; where the first one begins is the phase of the epoch."""
+    """Adjacent windows of T tokens.  The first window begins at the phase of the epoch, so each
+    epoch cuts the text at other places."""
 
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
@@ -1815,13 +1833,13 @@ class Batches(Epochs):
 
 # ---- rows of examples
 class Examples(Epochs):
-    """One example a row: what is asked, the answer with the token that ends it, and so on in turn;
-    then padding.  Rows do not see each other.  Targets are the tokens of the answers alone, for
-    every head.  The R rows of one question stay together.  Where there are copies of all rows, one
-    after the other, epoch e reads copy e % copies."""
+    """One example per row: question, answer, question, answer, and so on, then padding.  An answer
+    includes the token that ends it.  Attention never crosses rows.  Only tokens of answers are
+    targets, for every head.  The R rows of one question stay together.  `rows` may hold several
+    copies of all rows, one after the other: epoch e reads copy e % copies."""
 
     def __init__(self, rows, T, P, seed, R=1, copies=1):
-        """rows: (asked, answered, asked, answered, ...) as arrays of ids, T + 1 at most together"""
+        """rows: each (asked, answered, asked, answered, ...), arrays of at most T + 1 ids in all"""
         super().__init__(len(rows) // R // copies, T, seed)          # n questions
         self.P, self.R, self.copies = P, R, copies
         self.rows = np.full((len(rows), T + P), -1, np.int32)
@@ -1836,17 +1854,17 @@ class Examples(Epochs):
                 start = end
 
     def batch(self, rows):
-        """tokens (B, T), targets (P, B, T), -1 outside of the answers; int32"""
+        """tokens (B, T), targets (P, B, T) of these rows, int32; -1 outside of the answers"""
         return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
 
     def row(self, i):
-        """Which row is number i of the run."""
+        """The index in self.rows of row i of the run."""
         epoch, prompt, _ = self.entry(i // self.R)
         copy = epoch % self.copies
         return self.R * (copy * self.n + prompt) + i % self.R
 
     def pick(self, i, B):
-        """Which rows are i to i + B of the run."""
+        """The indices in self.rows of rows i to i + B of the run."""
         return [self.row(j) for j in range(i, i + B)]
 
     def take(self, i, B):
@@ -1858,21 +1876,25 @@ class Examples(Epochs):
 
 @dataclass
 class DataSet:
-    """What a run learns, and what it is measured on: `load` of a run returns it."""
-    path: str                  # the file it was read from, and its digest
+    """The training and validation data of a run, returned by its `load`."""
+    path: str                  # the file that was read, and its digest
     sha256: str
     tokenizer: bpe.Tokenizer
-    batches: Epochs            # to learn: take(i, B) -> tokens (B, T), targets (P, B, T)
-    validation: tuple          # tokens (n, T), targets (n, T), bytes of the text: see `evaluate`
-    bytes_per_token: float     # of what is learned
-    steps: int | None          # length of the run; None: the clock decides
-    rows: list                 # of the table that is printed: (name, value)
+    batches: Epochs            # for training: take(i, B) -> tokens (B, T), targets (P, B, T)
+    validation: tuple          # (tokens (n, T), targets (n, T), n_bytes), as in `evaluate`
+    bytes_per_token: float     # of the training data
+    steps: int | None          # length of the run; None: `plan` sets it by the clock
+    rows: list                 # lines of the table printed at the start: (name, value)
 
 # ==== 8 Training ====
+# This section trains a model: loss, validation, the training loop, and the settings of a run.  A
+# first reader may read `TrainingLoop.advance`, one training step, and skip fine-tuning, preferences
+# and settings.
+
 # ---- loss and validation
 def loss_weights(targets, mtp_weight):
     """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is a mean over the valid targets of the whole step, however many micro-batches it takes.
+    CE_k is the mean over the valid targets (not -1) of the whole step, across all micro-batches.
     targets (P, ...) -> (P,)"""
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
@@ -1880,44 +1902,45 @@ def loss_weights(targets, mtp_weight):
     return np.array(of_heads) / count
 
 def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
-    """Bits per byte = sum CE / ln 2 / bytes, which does not depend on the tokenizer.
-    Head 0 on tokens, targets (n, T) of n_bytes, or on so many `rows` of them, spread evenly; it
-    takes `batch` of them at a time."""
+    """Bits per byte of head 0 = sum CE / ln 2 / bytes, which is independent of the tokenizer.
+    tokens, targets (n, T) of a text of n_bytes.  rows: how many of the n rows to measure, spread
+    evenly; None: all.  batch: rows per forward pass"""
     pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
     parts = np.split(pick, range(batch, len(pick), batch))
     nats = sum(model.losses(tokens[part], targets[part]).sum()
                for part in with_progress(parts, "validation"))
-    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # so much of the bytes, too
+    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # estimates the share of bytes
     return float(nats / math.log(2) / (n_bytes * share))
 
 # ---- the training loop
-MOST_SILENT = 10     # seconds without a line, but for a step that takes longer
-ESTIMATE = 64        # held-out rows that a validation on the way takes, always the same ones
-FEWEST = 8           # rows: of fewer a validation says little
-WORSE = 1.01         # times the best validation: the model learns by heart
+MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
+ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
+FEWEST = 8           # rows; a validation on fewer rows says little
+WORSE = 1.01         # times the best validation; a worse one means that the model overfits
 
 class TrainingLoop:
-    """What a run does, step by step.  `Run` (10.2) prepares it, and has what it calls besides:
-    `record` writes to the log, `sample_text` lets the model speak, `save_if_possible` writes a
-    checkpoint.
+    """The steps of a training run.  The subclass `Run` (10.2) prepares the run.  `Run` also has
+    three methods that are called here: `record` writes to the log, `sample_text` generates a
+    sample, `save_if_possible` writes a checkpoint.
 
     model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
-    checkpoint (10.1); B, T: rows and tokens of a batch; next: the batch to come; lr: the learning
-    rate at this width"""
-    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # of what a record holds
-    R = 1                                    # so many rows of a batch stay together
+    checkpoint (10.1); B, T: rows of a batch and tokens per row; next: the next batch; lr: the
+    learning rate at this width"""
+    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
+    R = 1                                    # rows that stay together in a batch; 2 in DPO
 
     def learn(self, caught):
-        """The training loop.  It ends with the last step, or with the one that a signal met."""
+        """The training loop.  It ends after the last step, or after a step in which a signal came.
+        caught: a list of the signals so far"""
         o, s, told = self.options, self.state, self.elapsed()
-        done, validated = 0, False           # by this process
+        done, validated = 0, False           # in this process; a resumed run has earlier steps
         while s.step < (s.n_steps or math.inf) and not caught:
             r = self.advance()
             self.record(**r)
             done += 1
-            if done == 1:                    # it may compile kernels, so its time is not counted
+            if done == 1:                    # it may include compilation: used until the next one
                 step_time, counted_from = r["ms"] / 1e3, self.elapsed()
-            else:                            # the mean, with what lies between two steps
+            else:                            # the mean, with the time between two steps
                 step_time = (self.elapsed() - counted_from) / (done - 1)
             is_due = done == 5 or (done > 5 and s.step % 20 == 0)
             in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
@@ -1926,11 +1949,11 @@ class TrainingLoop:
             if is_due or self.elapsed() - told > MOST_SILENT:
                 told = self.elapsed()
                 self.report(r, step_time)
-            if s.step != s.n_steps:          # the end has a validation and a checkpoint of its own
+            if s.step != s.n_steps:          # after the last step, `Run.go` validates and saves
                 if s.step % o.eval_every == 0:
                     began = self.elapsed()
                     estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
-                    if not validated:        # it may compile kernels, too
+                    if not validated:        # the first may include compilation: excluded
                         counted_from += self.elapsed() - began
                     validated = True
                     self.record(step=s.step, sample=sample)
@@ -1951,15 +1974,15 @@ class TrainingLoop:
             part = slice(b, b + micro)
             model.gradient(tokens[part], targets[:, part], weight[part])
         t = s.step + 1
-        self.next = self.data.batches.take(t * self.B, self.B)           # while a GPU still works
-        self.updating = True                 # parameters may be those of the next step already
+        self.next = self.data.batches.take(t * self.B, self.B)           # a GPU computes meanwhile
+        self.updating = True                 # from here on, parameters may be those of step t
         losses, norm = model.update(hyper)
         ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
                             f"{self.out} is as it was; start with a lower --lr and another --out")
-        s.step, self.updating = t, False     # now: what is saved has its parameters
-        trained = weight.any(0)              # of the heads
+        s.step, self.updating = t, False     # step and parameters agree again
+        trained = weight.any(0)              # (P,): heads with a weight
         s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
         n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
         return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
@@ -1972,7 +1995,7 @@ class TrainingLoop:
         o, s = self.options, self.state
 
         def rate(highest):
-            n_steps = s.n_steps or math.inf  # there is no plan yet
+            n_steps = s.n_steps or math.inf  # not planned yet
             return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
 
         muon_settings = {}
@@ -1983,18 +2006,19 @@ class TrainingLoop:
                         weight_decay=o.weight_decay, **muon_settings)
 
     def ce_weights(self, tokens, targets):
-        """d loss / d (summed CE of a head of a sequence), (B, P), and what else to log."""
+        """d loss / d (summed CE of head k of sequence b), (B, P), and more values for the log."""
         mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
         return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
 
     def heads_rest(self):
-        """Is the next step one of those without the other heads?  They help in the beginning, and
-        what the model has become until the end they learn in a tenth of the run."""
+        """Are the auxiliary heads 1.. switched off in the next step?  They help at the beginning.
+        A final tenth of the run (mtp_from = 0.9) lets them catch up with the finished model."""
         o, s = self.options, self.state
         return s.n_steps is not None and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
 
     def validate(self, rows=None):
-        """Measures held-out text, or so many rows of it; returns the result in words."""
+        """Measures held-out text; rows: how many of its rows, None: all.  Returns the
+        result as text."""
         s = self.state
         measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
         need(math.isfinite(measured), f"step {s.step}: held-out text has {measured} bits/byte; "
@@ -2004,8 +2028,8 @@ class TrainingLoop:
         return f"{s.bits_per_byte:.4f} bits/byte"
 
     def compare(self, estimate):
-        """Remembers the best validation of the rows that all of them take; with --keep-best the
-        model, too."""
+        """Records the best estimate so far; with --keep-best, it also saves that model.  All
+        estimates use the same rows, so they are comparable."""
         s = self.state
         if s.best is None or estimate < s.best:
             s.best, s.best_step = estimate, s.step
@@ -2013,10 +2037,11 @@ class TrainingLoop:
                 self.save_if_possible(best=True)
 
     def compare_last(self):
-        """At the end, after `validate`: a note if the model was clearly better before, or ""."""
+        """Runs after the last `validate`.  Returns a note if an earlier model was clearly better,
+        else ""."""
         s, held_out = self.state, self.data.validation
         n, estimate = len(held_out[0]), s.bits_per_byte
-        if n > ESTIMATE:                     # of other rows than those before it is another number
+        if n > ESTIMATE:                     # the last validation took all rows: not comparable
             estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
         self.compare(estimate)
         if n < FEWEST or estimate <= WORSE * s.best:
@@ -2025,14 +2050,15 @@ class TrainingLoop:
                 f"same rows have {estimate:.4f} now: the model has begun to learn {self.by_heart}")
 
     def plan(self, step_time):
-        """As many steps as the minutes left allow; step_time: seconds that one takes."""
+        """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
+        step.  The last validation takes part of that time."""
         s, tokens = self.state, self.data.validation[0]
-        check = step_time * tokens.size / (3 * self.next[0].size)    # forward alone: a third
+        check = step_time * tokens.size / (3 * self.next[0].size)    # forward: 1/3 of a step
         left = 60 * self.options.minutes - self.elapsed() - check
         s.n_steps = s.step + max(1, int(left / step_time))
 
     def report(self, r, step_time):
-        """The line of a step: r is its record."""
+        """Prints the line of a step; r: its log record."""
         s = self.state
         left = int((s.n_steps - s.step) * step_time) if s.n_steps else 0
         print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
@@ -2043,7 +2069,7 @@ class TrainingLoop:
         return time.perf_counter() - self.began
 
     def initial(self, cfg):
-        """Parameters to begin with."""
+        """Initial parameters, with the changes for Muon that section 6 describes."""
         flat = init_params(cfg, self.options.seed)
         if self.options.optimizer == "muon":
             p = views(flat, param_table(cfg))
@@ -2053,11 +2079,12 @@ class TrainingLoop:
         return flat
 
 # ---- fine-tuning
-# The loop is the same, and so is the loss.  A row is an example, and targets are the answers alone:
-# `Examples` of section 7.  How a conversation is written is said in 11.
+# Fine-tuning uses the same loop and the same loss.  A row is an example, and only the tokens of its
+# answers are targets: see `Examples` (7).  Section 11 defines how a conversation becomes text.
 def chatml_row(messages, learned_from, tokenizer, encode):
-    """[asked, answered, asked, answered, ...] as ids, in ChatML: what `chat_ids` makes of these
-    messages.  Answered are the answers from this message on, each with the token that ends it."""
+    """These messages in ChatML, as `chat_ids` encodes them: [asked, answered, asked, ...], ids
+    Assistant messages from index learned_from on are answers, each with the token that ends it.
+    All other messages count as asked."""
     start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
     row, asked = [], []
     for i, (role, text) in enumerate(messages):
@@ -2067,18 +2094,19 @@ def chatml_row(messages, learned_from, tokenizer, encode):
             asked = [*encode("\n")]
         else:
             asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
-    return [np.array(part, np.int32) for part in row]    # what is asked at the end has no answer
+    return [np.array(part, np.int32) for part in row]    # an unanswered end is left out
 
 # ---- preferences
 def dpo_loss(ce, reference, beta):
     """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
     d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model it was;  y is the chosen response, y' the rejected one
+    pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
     ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> means over the pairs, d loss / d CE (2n,)
-    accuracy: m > 0, a tie is a half.  kl: log ref(y)/pi(y), nats a response, would be KL(ref || pi)
-    if y were ref's own; it costs no sampling, and may be negative."""
-    with np.errstate(invalid="ignore"):      # a CE that is no number: the run says which step
+    -> measures, means over the n pairs, and d loss / d CE (2n,)
+    accuracy: the share of pairs with m > 0; a tie counts half.  kl: log ref(y)/pi(y), nats per
+    response.  It would estimate KL(ref || pi) if ref had sampled y.  It needs no sampling, and may
+    be negative."""
+    with np.errstate(invalid="ignore"):      # for a NaN in ce; `advance` then reports the step
         log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
         margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
         slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
@@ -2089,10 +2117,10 @@ def dpo_loss(ce, reference, beta):
     return measures, np.stack((slope, -slope), 1).ravel()
 
 class PreferenceLoop(TrainingLoop):
-    """The loop on pairs of responses, of which `dpo_loss` is the loss."""
+    """The training loop on pairs of responses, with `dpo_loss` as its loss."""
 
     def losses(self, examples, rows):
-        """-log pi of the responses in these rows, (B,), computed a micro-batch at a time."""
+        """-log pi of the responses in these rows, (B,), computed one micro-batch at a time."""
         ce, micro = [], self.state.micro_batch
         for b in with_progress(range(0, len(rows), micro), "reading pairs"):
             tokens, targets = examples.batch(rows[b:b + micro])
@@ -2103,11 +2131,12 @@ class PreferenceLoop(TrainingLoop):
         return self.losses(examples, range(len(examples.rows)))
 
     def ce_weights(self, tokens, targets):
-        """A forward pass of its own: the weight of a row depends on both responses of its pair."""
+        """Runs an extra forward pass, because the weight of a row depends on both responses of its
+        pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
         o, learned = self.options, self.data.batches
         rows = learned.pick(self.state.step * self.B, self.B)
         ce = self.losses(learned, rows)
-        weight = np.zeros((self.B, len(targets)))        # heads 1.. have none
+        weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
         measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
         chosen = slice(None, None, 2)
         weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
@@ -2118,12 +2147,14 @@ KEEP_BEST = "keep the model of the best validation, too, in NAME_best.bin"
 
 @dataclass
 class Optimization(Settings):
-    """Settings of every run; its own follow below.  A checkpoint stores them for --resume."""
-    # Without a type, so no fields: no flag sets them, and no file has them
+    """Settings that all runs share; the subclasses below add their own.  A checkpoint stores them
+    for --resume."""
+    # Attributes without a type are not dataclass fields: they have no flag, and no file stores them
     dtypes = tuple(PRECISIONS)
-    unsaid = {"dtype": "f32"}  # what older checkpoints were trained with, which do not say it
-    # settings that some runs have, and what holds for the others
+    unsaid = {"dtype": "f32"}  # values of settings that older checkpoints do not store
+    # Some subclasses make fields of these.  In all others, the values here apply.
     optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
+    # In a setting of type int | None, `Settings` (1) turns the 0 of a flag or a file into None
     steps: int | None = setting(None, 0, 1 << 40, "length of the run, in steps; 0: by --epochs")
     batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
     micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
@@ -2140,7 +2171,7 @@ class Optimization(Settings):
     dtype: str = setting("", 0, 0, "f32, or bf16: what only feeds products in bfloat16; empty: "
                          "the faster one here")
 
-    given = frozenset()        # names of the settings that are not the defaults
+    given = frozenset()        # names of the settings passed to `chosen`
 
     def __post_init__(self):
         super().__post_init__()
@@ -2150,12 +2181,13 @@ class Optimization(Settings):
         need(self.dtype in self.dtypes,
              f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
         super().check()
+        # Subclasses declare the field data, each with its own default
         need("\0" not in self.data, f"data is {self.data!r}, which names no file")
         return self
 
     @classmethod
     def chosen(cls, **settings):
-        """With the defaults for all other settings."""
+        """Options with these settings, and with the defaults for all others."""
         options = cls(**settings).check()
         options.given = frozenset(settings)
         return options
@@ -2173,8 +2205,9 @@ class Options(Optimization):
     cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
-# What of these was best for AdamW alone, where the defaults of `train` are what was best with Muon
-# (bench/NOTES.md); and the settings that AdamW alone does not have
+# The defaults of Options were best for AdamW alone, and those of TrainOptions were best with Muon
+# (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do not
+# apply.
 ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
                   if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
 ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
@@ -2182,7 +2215,7 @@ MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
 class TrainOptions(Options):
-    """Of this program's `train`."""
+    """Settings of `train` in this program.  The defaults are for Muon."""
     unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
               "newton_schulz": 5, "embedding_lr": 3.0}
     lr: float = setting(4e-3, 1e-9, 1, "learning rate of AdamW, times 128 / n_embd")
