@@ -2247,38 +2247,58 @@ class TrainOptions(Options):
         return super().chosen(**ADAMW_DEFAULTS | settings)
 
 # ==== 9 Inference ====
-# A model speaks by reading.  What it reads are rows: a row is a token, at a position of a slot, and
-# a slot is the memory of one text, the keys and values of its tokens.  A row appends its own key
-# and value to its slot and then sees that slot up to itself.  Everything is this one step:
+# This section generates text: it runs the model on new tokens, with a KV cache, and samples the
+# next token.  A first reader may skip drafts (speculative decoding), `Pace`, and the lines from
+# "---- weights" to "---- slots".
+#
+# rows     a row is one token, at one position of one slot; R rows are computed together
+# slots    a slot is the KV cache of one sequence; a batch of n sequences needs n slots
+# parts    a part is what a caller asks for: the tokens to append to one slot
+# blocks   a block is up to Decoder.block consecutive rows of one slot; `attend` takes one at a time
+# steps    a step is one `decode_step`, of at most MOST_ROWS rows; in Pace it is one `next_tokens`
+# rounds   `read` cuts parts into pieces that fit their slots; round i reads piece i of each part
+#
+# Example: slot 0 reads a prompt of 3 tokens, 7 8 9.  Slot 1 holds 5 tokens and decodes token 4.  So
+# parts = [Part(0, [7, 8, 9], 1), Part(1, [4], 1)], and one step has 4 rows:
+#
+#     row         0  1  2  3
+#     tokens      7  8  9  4
+#     slots       0  0  0  1
+#     positions   0  1  2  5
+#     blocks      (0, 3), (3, 4)         rows 0 to 2 of slot 0, row 3 of slot 1
+#     wanted      2, 3                   the logits of these rows give each slot's next token
+#
+# A row writes its key and value into its slot, and then attends to the slot up to its own position.
+# This one kind of step serves every case:
 #
 #     a prompt           many rows of one slot
 #     a batch            one row of each of many slots
-#     drafts to verify   some rows of one slot, of which those behind the first wrong one are taken
-#                        back
+#     drafts to verify   some rows of one slot; from the first wrong draft on they are removed
 #     a server           any mixture of these
 #
-# Each number of a row is summed in one order, which knows nothing of the other rows: a text is the
-# same, to the bit, alone and in a batch, with drafts and without.
+# Each number of a row is summed in one order, independent of the other rows.  A text is therefore
+# bit-identical alone and in a batch, with drafts and without.
 
-# Of R rows the tokens, slots and positions (R,); blocks (n, 2): the first and the end of a few rows
-# of one slot; wanted (m,): rows whose logits are wanted.  All are int32.
+# R rows: tokens, slots and positions (R,).  blocks (n, 2): first row and end row of each block.
+# wanted (m,): the rows whose logits are requested.  All are int32.
 Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
-# Keys, as K^T in panels, and values of all layers, or of one
+# Keys, as K^T in packed panels, and values, of all layers or of one
 Cache = namedtuple("Cache", "k v")
-# What a row of a matrix in int8 is multiplied by; of other types, 1
+# The scale of each row of the matrices: only int8 needs one, other types have 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-# What a step works with; q, scores and out are AttentionScratch of each thread
+# The buffers of a step; q, scores and out hold the AttentionScratch of each thread
 Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace q scores out final logits "
                           "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
-MOST_ROWS = 256              # a step takes so many at most; longer prompts take several steps
-SMALL_PRODUCT = 1 << 14      # multiply-adds; one thread has done them before two have met, 2 us
+MOST_ROWS = 256              # a step takes up to 256 rows; longer prompts take several steps
+SMALL_PRODUCT = 1 << 14      # multiply-adds; with fewer, one thread is done before two have
+                             # synchronized, 2 us
 
 # ---- the step
 @jit
 def panel_product(y, x, w, scale, n, add):
-    """Of `product`, the columns of panel n.  A weight is read once for all of some rows, at most
-    MR, whose sums fit into the registers."""
+    """The columns of `product` that belong to panel n.  Each weight is read once for up to MR rows,
+    whose sums fit into the registers."""
     R, r = len(y), 0
     while r < R:
         left = R - r
@@ -2302,10 +2322,10 @@ def product_parallel(y, x, w, scale, add):
 
 @jit
 def product(y, x, w, scale, add):
-    """y = x W^T, + y if add     y (R, N), x (R, K), w panels of W (N, K) by `in_panels`
-    Panels of int8 stand for scale[n] times what they hold; those of other types have no scale.
-    The threads share the panels: one core does not use up the memory's speed.  Of many rows, ROWS
-    at a time pass by a panel, which stays in L2."""
+    """y = x W^T, + y if add     y (R, N), x (R, K), w packed panels of W (N, K) by `in_panels`
+    Row n of an int8 matrix is scale[n] times its stored numbers; for other types the scale is 1.
+    The threads share the panels, because one core cannot use the whole memory bandwidth.  A panel
+    stays in L2 while ROWS rows are multiplied by it."""
     if len(y) * w.size < SMALL_PRODUCT:
         for n in range(len(w)):
             panel_product(y, x, w, scale, n, add)
@@ -2315,7 +2335,8 @@ def product(y, x, w, scale, add):
 
 @jit
 def embed(x, tokens, w, scale):
-    """x[r] = wte[tokens[r]], read out of the panels of wte: tied embeddings need no second copy"""
+    """x[r] = wte[tokens[r]], read from the packed panels of wte, so that tied embeddings need no
+    second copy of the matrix"""
     width = w.shape[2]
     for r in range(len(x)):
         token = tokens[r]
@@ -2326,7 +2347,7 @@ def embed(x, tokens, w, scale):
 @jit
 def remember(kv, rows, qkv):
     """Writes the key and value of each row into its slot of a layer's Cache.
-    k (slots, G, panels, D, width), which are K^T in panels, v (slots, G, T, D), qkv (R, QKV)"""
+    k (slots, G, panels, D, width): K^T in packed panels; v (slots, G, T, D), qkv (R, QKV)"""
     k, v = kv
     _, G, _, D, width = k.shape
     for r in range(len(qkv)):
@@ -2351,13 +2372,13 @@ def softmax(row, scale):
 
 @jit
 def attend(att, qkv, rows, kv, s, r0, r1, g):
-    """Of `attention`, the heads of key g for rows r0 to r1: of one slot, one behind the other.
+    """`attention` of one block, rows r0 to r1, for the query heads that share key head g.
     scratch: q, out (queries, D), scores (queries, T)"""
     k, v = kv
     D, width = k.shape[3], k.shape[4]
-    per_key = att.shape[1] // (D * k.shape[1])           # H / G query heads share a key
+    per_key = att.shape[1] // (D * k.shape[1])           # HD / (D G) = H / G: queries of a key head
     slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1         # the last row sees n tokens
-    m = (r1 - r0) * per_key                  # queries: i is head i % per_key of row i // per_key
+    m = (r1 - r0) * per_key                  # query i is head i % per_key of row i // per_key
     for i in range(m):
         start = (g * per_key + i % per_key) * D
         source, to = qkv[r0 + i // per_key, start:start + D], s.q[i]
@@ -2369,7 +2390,7 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
         n_seen = rows.positions[r0 + i // per_key] + 1
         softmax(S[i, :n_seen], S.dtype.type(1 / math.sqrt(D)))
         for j in range(n_seen, n):
-            S[i, j] = 0                      # what this row does not see adds nothing to its sum
+            S[i, j] = 0                      # later tokens add nothing to this row's sum
     matmul(s.out[:m], S, v[slot, g, :n])
     for i in range(m):
         start = (g * per_key + i % per_key) * D
@@ -2379,7 +2400,7 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
 
 @jit_parallel
 def attention_parallel(att, qkv, rows, kv, s):
-    counter = counters(1)[0]                 # zeros would be one more parallel loop
+    counter = counters(1)[0]                 # np.zeros would be one more parallel loop
     G = kv.k.shape[1]
     for i in prange(len(s.q)):
         own = AttentionScratch(s.q[i], s.scores[i], s.out[i])
@@ -2392,7 +2413,7 @@ def attention_parallel(att, qkv, rows, kv, s):
 @jit
 def attention(att, qkv, rows, kv, s):
     """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
-    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache; scratch of all threads"""
+    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache     scratch: s, for all threads"""
     work = 0
     for b in range(len(rows.blocks)):
         r0, r1 = rows.blocks[b]
@@ -2409,13 +2430,13 @@ def attention(att, qkv, rows, kv, s):
 @jit
 def decode_step(rows, p, scales, cache, s, cos, sin, eps):
     """`forward` for R rows, whose keys and values go into the cache.
-    out: s.final, s.logits: the normed x and head 0's logits of the rows that are wanted
-    in: p as Params, but matrices in panels, and lm_head that of head 0; scales of their rows
+    out: s.final, s.logits: the normed x and head 0's logits of the rows in rows.wanted
+    in: p: Params with the matrices in packed panels, and lm_head of head 0 alone; its Scales
     in and out: cache.k (L, slots, G, panels, D, width), cache.v (L, slots, G, T, D)"""
     R, D = len(rows.tokens), cache.k.shape[4]
     x, y, rstd, qkv, att = s.x[:R], s.y[:R], s.rstd[:R], s.qkv[:R], s.att[:R]
     gate_up, swiglu = s.gate_up[:R], s.swiglu[:R]
-    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)     # H + 2 G, less G
+    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)     # (H + 2 G) - G
     no, add = np.int64(0), np.int64(1)
     embed(x, rows.tokens, p.wte, scales.wte)
     for l in range(len(cache.k)):
@@ -2440,19 +2461,19 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
 
 @jit
 def head_logits(logits, final, w, scale, workspace):
-    """logits (n, V) of a head for rows of s.final"""
+    """logits (n, V) of one head, for n rows of s.final"""
     product(logits, narrowed(final, workspace), w, scale, np.int64(0))
 
 @jit
 def guess_logits(logits, final, w, scale, workspace):
-    """logits (P - 1, 1, V) of all further heads for a row of s.final"""
+    """logits (P - 1, 1, V) of all further heads, for one row of s.final"""
     for k in range(len(w)):
         head_logits(logits[k], final, w[k], scale[k], workspace)
 
 # ---- sampling
 @dataclass
 class Sampling(Settings):
-    """How a text is drawn, and how long it is."""
+    """How a text is sampled, and how long it may be."""
     temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
     top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
     top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
@@ -2479,18 +2500,21 @@ class Sampling(Settings):
 
 @dataclass
 class Talking(Sampling):
-    """How answers are drawn in a chat: fewer slips (bench/NOTES.md), still not twice the same"""
+    """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
+    (bench/NOTES.md) but still varies the answers"""
     temperature: float = setting(0.5, 0, 100, "0: always the likeliest token")
     n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
     logprobs: int = setting(0, 0, 0)
 
 def rng_of(seed, prompt=0, answer=0):
-    """The random numbers of an answer to a prompt, by the numbers of both, counted from 0.  They do
-    not depend on what else is generated; a prompt alone has those of the first of many."""
+    """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
+    They do not depend on what else is generated: a single prompt gets the same random numbers as
+    the first prompt of a batch."""
     return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
 
 class Uniforms:
-    """The random numbers of a text, one a token; some may be seen before they are drawn."""
+    """The random numbers of a text, one per token.  `ahead` shows the next ones without using them
+    up."""
 
     def __init__(self, rng):
         self.rng, self.seen = rng, []
@@ -2499,30 +2523,30 @@ class Uniforms:
         return self.seen.pop(0) if self.seen else self.rng.random()
 
     def ahead(self, n):
-        """The next n, which `random` will give"""
+        """The next n random numbers, which `random` will return later"""
         while len(self.seen) < n:
             self.seen.append(self.rng.random())
         return self.seen[:n]
 
 def of_the_largest(x, n):
-    """Where the n largest of x are; of equal ones those that come first."""
+    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
     least = np.partition(x, len(x) - n)[len(x) - n]
     chosen = x > least
     chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
     return chosen
 
 def sample(logits, rng, o):
-    """Draws an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
-    likeliest = int(np.argmax(logits))       # of logits that are NaN: the first of those
+    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
+    likeliest = int(np.argmax(logits))       # argmax finds the first NaN, if there is one
     if not math.isfinite(logits[likeliest]):
         raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
                         f"weights are too large to compute with; name another checkpoint")
     if o.temperature == 0:
         return likeliest
     z = logits.astype(np.float64)
-    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # beside the likeliest's, 1
+    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # 1 for the most probable token
     n = min(o.top_k or len(odds), len(odds))
-    if o.top_p < 1:                          # until those before reach top_p of all
+    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
         total = np.sort(odds)[::-1].cumsum()
         n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
     if n < len(odds):
@@ -2536,81 +2560,82 @@ def log_softmax(logits):
     z -= z.max()
     return z - math.log(np.exp(z).sum())
 
-# ---- what reads
-Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
-Draw = namedtuple("Draw", "temperature top_k top_p min_p uniform")       # what `sample` goes by
+# ---- the interface of a decoder
+Part = namedtuple("Part", "slot ids wanted", defaults=(1,))              # see `Reader.read`
+Draw = namedtuple("Draw", "temperature top_k top_p min_p uniform")       # the input of `sample`
 
 class Reader(Protocol):
-    """What this section asks of a decoder: `Decoder`, or that of nanoeuler_cuda.py."""
+    """The interface of a decoder: `Decoder` below implements it, and so does nanoeuler_cuda.py."""
     cfg: Config
     length: int                              # the longest context, tokens
     texts: list                              # of each slot: the tokens that are in its cache
-    kept_as: str                             # f32, bf16 or int8: what its weights are in memory
-    heads: int                               # auxiliary heads that `guesses` has
+    kept_as: str                             # f32, bf16 or int8: the format of its weights
+    heads: int                               # number of auxiliary heads, for `guesses`
     wide: bool                               # do a few rows take about as long as one?
-    draws: bool                              # can it draw tokens itself?
+    draws: bool                              # can it sample tokens itself, by `draw`?
 
     @staticmethod
     def ready():
-        """What must happen before the first decoder of a process is made."""
+        """Must be called before the first decoder of a process is made."""
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat (N,): parameters in the order of param_table; weights: how `stored` keeps them, and
-        if empty as is best there; length: of each slot's memory, tokens, at most and if 0
-        cfg.seq_len"""
+        """flat (N,): parameters in the order of param_table.  weights: their format in memory, see
+        `stored`; empty: the default of the device.  length: tokens that a slot can hold, at most
+        cfg.seq_len; 0: cfg.seq_len."""
 
     def with_slots(self, slots, length=0):
-        """Another one of the same weights, with a cache of its own"""
+        """Another decoder that shares these weights but has a cache of its own"""
 
     def read(self, parts):
-        """Appends ids to slots.  parts: for some slots a Part: a slot, its ids, and for how many of
-        the last of them the logits are wanted.  A full slot slides.
-        Returns these logits (n, V), on the host, valid until the next call."""
+        """Appends tokens to slots.  parts: at most one Part per slot, with the ids to append; the
+        logits of the last `wanted` ids are requested.  A full slot slides: it drops its earlier
+        half.  Returns the requested logits (n, V), on the host, valid until the next call."""
 
     def draw(self, parts, draws, later=()):
-        """The same, but returns what `sample` would draw from each line of these logits, a list of
-        ids, by its Draw; or None, and nothing was read: then they have to be asked for.
-        later: the Draws of the tokens behind these, if nothing else than these will be read next;
-        then nobody must ask for guesses"""
+        """Like `read`, but returns a list of ids: for each line of the logits the token that
+        `sample` would choose by its Draw.  Returns None if the decoder cannot sample these parts:
+        then nothing has been read, and the caller must call `read`.
+        later: the Draws of the tokens after these, if the next call reads only the sampled tokens.
+        With `later`, the caller must not call `guesses` afterwards."""
 
     def guesses(self, row):
-        """(heads, V): for a row of the last logits, those of heads 1 and on"""
+        """The logits (heads, V) of heads 1 and up, at the token of row `row` of the last logits"""
 
     def step(self, token):
-        """Appends a token to slot 0, and returns the logits (V,) of the next one."""
+        """Appends a token to slot 0, and returns the logits (V,) of the next token."""
 
     def truncate(self, n, slot=0):
         """Keeps the first n tokens of a slot, as if those after them had never been read."""
 
     def copy(self, source, slot, n):
-        """Gives a slot the first n tokens of another, as if it had read them itself."""
+        """Copies the first n tokens of slot `source` to `slot`, as if it had read them itself."""
 
 # ---- a reply
 NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
 
 class Reply:
-    """A text that is being written: what its prompt is, what was drawn, and why it ends."""
+    """A text that is being generated: its unread tokens, the sampled tokens, and why it ended."""
 
     def __init__(self, ids, sampling, rng, end=None, vocab=None):
-        """ids: the prompt's, of those in the decoder's slot only what it has not read; rng: its
-        own, or Uniforms whose last Reply has ended; end: the token that ends it; vocab: bytes of
-        each token, which stop texts need"""
+        """ids: the tokens of the prompt that the slot has not read yet.  rng: used by this reply
+        alone, or Uniforms whose last Reply has ended.  end: the token that ends the reply.
+        vocab: the bytes of each token, required for stop texts."""
         need(len(ids), NO_TOKEN)
         self.sampling, self.end, self.vocab = sampling, end, vocab
         self.rng = rng if isinstance(rng, Uniforms) else Uniforms(rng)
-        self.pending = [int(i) for i in ids]             # to be read next
+        self.pending = [int(i) for i in ids]             # tokens to read next
         self.tokens, self.logprobs, self.counts = [], [], {}
         self.finish = "" if sampling.tokens else "length"
-        self.text = b""                      # of the tokens, if there is a vocabulary
+        self.text = b""                      # the tokens as bytes, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
         need(vocab or not self.stops, "stop texts need a vocabulary")
-        self.drafts = []                     # guesses, to be read behind pending
+        self.drafts = []                     # draft tokens, to be read after pending
         self.slot = 0
-        self.told = 0                        # bytes of text that `news` has given
+        self.told = 0                        # bytes of text that `news` has returned
 
     def draw(self, logits):
-        """Appends a token, by the logits (V,) after the last one, and returns it; the one that ends
-        the reply is no part of it."""
+        """Samples a token from the logits (V,), appends it and returns it.  The token that ends the
+        reply is returned but not appended."""
         o = self.sampling
         z = logits
         if self.counts and (o.presence_penalty or o.frequency_penalty):
@@ -2625,8 +2650,8 @@ class Reply:
         return self.append_token(token)
 
     def draws(self, n):
-        """A Draw for each of the next n tokens, for a Reader that draws them; [] if it must not:
-        their logits are to be changed, or told"""
+        """A Draw for each of the next n tokens, for a Reader that samples.  The list is empty if
+        the host must sample, because penalties change the logits or logprobs reports them."""
         o = self.sampling
         if o.logprobs or o.presence_penalty or o.frequency_penalty:
             return []
@@ -2634,7 +2659,7 @@ class Reply:
                 for uniform in (self.rng.ahead(n) if o.temperature else [0.0] * n)]
 
     def take_drawn(self, token):
-        """`draw` of a token that was drawn by the first of the Draws"""
+        """Like `draw`, for a token that the Reader has sampled with the first of the Draws"""
         if self.sampling.temperature:
             self.rng.random()
         return self.append_token(token)
@@ -2652,7 +2677,8 @@ class Reply:
         return token
 
     def append(self, piece):
-        """A stop text may begin in one token and end in another."""
+        """Appends bytes to the text, and cuts it before the first stop text.  A stop text may begin
+        in one token and end in another."""
         longest = max(map(len, self.stops), default=0)
         start = max(0, len(self.text) - longest)
         self.text += piece
@@ -2663,11 +2689,11 @@ class Reply:
 
     @property
     def answer(self):
-        """What was said, as text"""
+        """The reply so far, as text"""
         return self.text.decode("utf-8", "replace")
 
     def news(self):
-        """The bytes that have come since the last call, but for what may begin a stop text."""
+        """The bytes added since the last call, except an ending that may begin a stop text."""
         end = len(self.text)
         if not self.finish:
             for stop in self.stops:
@@ -2680,18 +2706,18 @@ class Reply:
         return piece
 
 # ---- drafts
-# Reading a few rows takes hardly longer than reading one, because the weights come from memory once
-# for all of them.  So a cheap guess of the next tokens is read together with the token that was
-# drawn; where the model then draws the same, a step has brought several tokens.  A guess that is
-# wrong is taken back.  The text is what it would be without: each token is drawn from head 0's
-# logits, by the same random number (Stern et al. 2018 for greedy; a sample that must equal the
-# draft is the simplest case of Leviathan et al. 2023).
+# Speculative decoding: a step reads the sampled token together with draft tokens, cheap guesses of
+# the tokens after it.  Reading a few rows takes hardly longer than reading one, because the weights
+# come from memory once for all of them.  Where the model samples the same tokens as the drafts, one
+# step yields several tokens; wrong drafts are removed from the slot.  The drafts do not change the
+# text: each token is sampled from head 0's logits, with the same random number (Stern et al. 2018
+# for greedy; a sample that must equal the draft is the simplest case of Leviathan et al. 2023).
 MOST_DRAFTS = 15
-LOOKED_UP = 4                # drafts by look-up, where nobody says how many
+LOOKED_UP = 4                # default number of drafts by prompt lookup
 
 def draft(reader, reply, row, k):
-    """Up to k guesses of what follows the token that was just drawn, from row `row` of the logits:
-    by the model's other heads, of which head i predicts token t + 1 + i, or by look-up."""
+    """Up to k draft tokens that may follow the token just sampled from row `row` of the logits.
+    They come from the model's other heads, where head i predicts token t + 1 + i, or by lookup."""
     if reader.heads:
         return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
     return looked_up(reader.texts[reply.slot] + reply.pending, k)
@@ -2699,11 +2725,12 @@ def draft(reader, reply, row, k):
 LONGEST_MATCH = 3
 
 def looked_up(tokens, k):
-    """What followed the last few tokens where they stood before, the latest place of the longest
-    match (prompt look-up decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
+    """Finds an earlier occurrence of the last few tokens, and returns up to k tokens that followed
+    it.  The longest match wins, and of equally long ones the latest
+    (prompt lookup decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
     text = np.array(tokens, np.int32)
     for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
-        matches = np.ones(len(text) - n, bool)           # of windows that end before the last
+        matches = np.ones(len(text) - n, bool)           # windows of n tokens, without the last one
         for i in range(n):
             matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
         places = np.flatnonzero(matches)
@@ -2713,29 +2740,30 @@ def looked_up(tokens, k):
     return []
 
 # ---- generation
-TRIAL = 4, 8         # steps for which drafts are asked for, and steps for which they are not
+TRIAL = 4, 8         # the steps of a trial: first with drafts requested, then without
 CHANCE = 0.6         # after n steps with drafts a token may cost 1 + CHANCE / sqrt(n) times as much
 
 @dataclass
 class Pace:
-    """What generation took, and whether drafts pay: of both ways the seconds and tokens of late."""
+    """Measures the time of generation, and decides whether drafts pay, from the seconds and tokens
+    of recent steps with and without drafts."""
     began: float = field(default_factory=time.perf_counter)
     first: float = 0.0                       # seconds to the first token
     seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
-    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts, by position
+    offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts read, by position
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    asked: int = 0                           # drafts, for the next step
+    asked: int = 0                           # number of drafts requested for the next step
     lately: dict = field(default_factory=lambda: {False: deque(maxlen=8), True: deque(maxlen=16)})
-    # were drafts asked for? -> (seconds, tokens, were some found?) of the last steps of that kind
-    pays: bool = True                        # to ask for drafts, as far as is known
+    # {were drafts requested?: (seconds, tokens, were some found?) of the last steps of that kind}
+    pays: bool = True                        # do drafts pay, as far as is known?
     trial: int = 0                           # the step in which the last trial began
-    rest: int = 64                           # and how many later the next one does
+    rest: int = 64                           # steps from that step to the next trial
 
     def count(self, tokens, seconds, asked, found, reading):
-        """A step, were drafts asked for, and were some found.  One that reads prompts says nothing
-        of what a token costs."""
+        """Counts a step.  asked: were drafts requested?  found: were some found?  reading: it also
+        read prompts, so its time does not show the cost of a token."""
         self.seconds = time.perf_counter() - self.began
         self.first = self.first or self.seconds
         self.tokens += tokens
@@ -2744,9 +2772,10 @@ class Pace:
             self.lately[asked].append((seconds, tokens, found))
 
     def seconds_a_token(self, asked):
-        """Of late, if drafts are asked for, or if not: every step at the median of those that are
-        like it, as some wait for others.  The first two without drafts after some with do, too, on
-        a GPU, where nothing was queued; and so do those for which drafts are asked in vain."""
+        """Recent seconds per token, of steps with drafts requested if asked, otherwise of steps
+        without.  Each step counts as the median of its kind, because some steps stall.  On a GPU a
+        step stalls if it was not queued ahead: the first two steps after drafting stops, and steps
+        for which drafts were requested in vain."""
         steps, total = self.lately[asked], 0.0
         for found in False, True:
             seconds = sorted(step[0] for step in steps if step[2] == found)
@@ -2754,11 +2783,13 @@ class Pace:
         return total / max(1, sum(step[1] for step in steps))
 
     def drafts(self, reader, sampling):
-        """How many to ask for, for the next step: where nobody says, as many as pay.
-        After a trial drafts are asked for until they cost more, and more than by chance: the mean
-        of n steps errs as 1 / sqrt(n).  The next trial comes after 64 steps, or after twice as many
-        each time that they did.  The clock decides, and yet no text depends on it: a draft changes
-        when a token comes, never which."""
+        """The number of drafts to request for the next step: sampling.speculate, or if that is -1
+        reader.heads or LOOKED_UP while drafts pay, otherwise 0.  A reader that is not wide gets 0.
+        After a trial, drafts are requested until a token costs more with them than without, by more
+        than chance: the mean of n steps has an error of order 1 / sqrt(n).  The next trial begins
+        64 steps after the last one.  Each time that drafts do not pay, this distance doubles, up
+        to 1024.  The decision depends on the clock, but the text does not: a draft changes when a
+        token is sampled, never which one."""
         if sampling.speculate >= 0 or not reader.wide:
             return max(0, sampling.speculate) if reader.wide else 0
         most, tried = reader.heads or LOOKED_UP, self.steps - self.trial
@@ -2784,11 +2815,13 @@ class Pace:
         return text
 
 def next_tokens(reader, replies, pace, also=()):
-    """One step of some replies, each in a slot of its own: reads what each has to read, draws the
-    next token, and if that is the draft that was read behind it, one more, and so on.  One Pace
-    decides how many draft tokens the step has, so all replies must have the same `speculate`.
-    also: Parts of other slots, pieces of long prompts, whose logits nobody wants
-    Returns the tokens drawn for each."""
+    """One step of some replies, each in its own slot: reads the pending tokens and the drafts of
+    each reply, and samples its next token.  While the sampled token equals the next draft, one more
+    token is sampled.  A Reader that can sample returns ids.  Otherwise it returns logits, and
+    `Reply.draw` samples from them.
+    One Pace decides the number of drafts, so all replies must have the same `speculate`.
+    also: Parts of other slots, pieces of long prompts, without logits
+    Returns the tokens sampled for each reply."""
     began = time.perf_counter()
     speculate = {reply.sampling.speculate for reply in replies}
     need(len(speculate) == 1, f"expected replies with the same speculate, found {speculate}; "
@@ -2797,23 +2830,23 @@ def next_tokens(reader, replies, pace, also=()):
     for reply in replies:
         held = len(reader.texts[reply.slot]) + len(reply.pending)
         room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
-        del reply.drafts[max(0, room):]      # a slot must not slide for what may be taken back
+        del reply.drafts[max(0, room):]      # a slot must not slide for drafts that may be wrong
     asked, drafted = pace.asked > 0, any(reply.drafts for reply in replies)
-    k = pace.asked = pace.drafts(reader, replies[0].sampling)        # of each reply, next time
+    k = pace.asked = pace.drafts(reader, replies[0].sampling)        # per reply, for the next step
     parts = [Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
              for reply in replies] + [*also]
-    ids = None                               # drawn by the reader, if it can
+    ids = None                               # the reader's samples; None: it returns logits
     if reader.draws:
         draws, later = [reply.draws(1 + len(reply.drafts)) for reply in replies], []
         goes_on = all(len(reply.tokens) + 1 < reply.sampling.tokens for reply in replies)
-        if goes_on and not (k or drafted or also):
+        if goes_on and not (k or drafted or also):       # then the reader may queue the next step
             later = [reply.draws(2)[1:] for reply in replies]
         ids = reader.draw(parts, sum(draws, []), sum(later, [])) if all(draws) else None
     logits = reader.read(parts) if ids is None else None
-    first, drawn = 0, []                     # first: of a reply's rows of logits
+    first, drawn = 0, []                     # first: where a reply's rows of logits begin
     for reply in replies:
         drafts, accepted, new = reply.drafts, 0, []
-        for guess in (*drafts, None):        # behind the last one any token ends the loop
+        for guess in (*drafts, None):        # after the last draft any token ends the loop
             at = first + accepted
             token = reply.draw(logits[at]) if ids is None else reply.take_drawn(ids[at])
             if token != reply.end:
@@ -2836,7 +2869,8 @@ def next_tokens(reader, replies, pace, also=()):
     return drawn
 
 def generate(decoder, prompt, n, rng, sampling, end=None):
-    """Reads the prompt's ids, then yields up to n sampled ones; `end` ends it, not yielded."""
+    """Reads the prompt's ids, then yields up to n sampled ids.  The id `end` ends the text and is
+    not yielded."""
     reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, end)
     pace = Pace()
     while not reply.finish:
@@ -2844,8 +2878,8 @@ def generate(decoder, prompt, n, rng, sampling, end=None):
         yield from tokens
 
 def generate_many(reader, replies, pace=None):
-    """Yields (its number, a Reply) as each of many ends.  A slot that is free takes the next one.
-    replies: an iterable; each has what it needs when its turn comes"""
+    """Generates many replies in the reader's slots, and yields (number, Reply) as each one ends.
+    replies: an iterable; the next Reply is taken from it when a slot becomes free"""
     waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
     pace = pace or Pace()
     while True:
@@ -2867,15 +2901,17 @@ def generate_many(reader, replies, pace=None):
             yield number, reply
 
 # ---- weights
-# In float32 a product is one of float32.  So it is in bfloat16 and int8, where only the weights are
-# rounded, unless the processor multiplies these itself: then x is rounded, too, for one row as for
-# many, to bfloat16, which does not cost the small model a ten-thousandth of a bit a byte
-# (bench/NOTES.md), or beside int8 to 16 bits of the largest of its row.
-LONGEST_QUADS = 1 << 17      # numbers of a row whose products with int8 an int32 still holds
+# Weights are stored as float32, bfloat16 or int8.  Without hardware products of bfloat16 or int8,
+# only the weights are rounded, and the products are computed in float32.  With them x is rounded,
+# too, in the same way for one row as for many:
+#     bfloat16   x in bfloat16, which costs the small model less than 0.0001 bits per byte
+#                (bench/NOTES.md)
+#     int8       x in 16-bit fixed point, relative to the largest number of its row
+LONGEST_QUADS = 1 << 17      # longest row whose sum of products with int8 fits into an int32
 
 def stored(w, weights):
-    """float32 matrices (.., N, K) as the decoder reads them, and a scale (.., N) for each row
-    f32: as they are.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
+    """(the matrices w (.., N, K) in the format `weights`, a scale (.., N) for each row)
+    f32: unchanged.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
     need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
     scale = np.ones(w.shape[:-1], w.dtype)
     if weights == "bf16":
@@ -2886,9 +2922,9 @@ def stored(w, weights):
     return w, scale
 
 def in_panels(w, weights, quads=False):
-    """(panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
-    Panels of bfloat16 hold pairs, int32 (L, n, K / 2, width); if quads, those of int8 hold four
-    numbers, plus 128, uint32 (L, n, K / 4, width)."""
+    """(packed panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
+    bfloat16: each int32 holds a pair of numbers, panels (L, n, K / 2, width).  int8 with quads:
+    each uint32 holds four numbers, with 128 added, panels (L, n, K / 4, width)."""
     L, N, K = w.shape
     width = tile_width(w.dtype)
     dtype, step = {"bf16": (np.int32, 2), "int8": (np.int8, 1)}.get(weights, (w.dtype, 1))
@@ -2905,15 +2941,16 @@ def in_panels(w, weights, quads=False):
     return panels, scales
 
 def pack_fours(panels, w):
-    """Of w (N, K) int8: byte i of panels[n, k, j] is w[n * width + j, 4 k + i] + 128, which is the
-    same bits, the highest turned over."""
+    """Byte i of panels[n, k, j] = w[n * width + j, 4 k + i] + 128     w (N, K) int8
+    Adding 128 flips the highest bit of a byte."""
     I, quads, width = panels.shape
     padded = np.zeros((I * width, 4 * quads), np.uint8)
     padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
     panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
 
 class Weights:
-    """The matrices of a model as a decoder reads them: copies, of the moment it was made."""
+    """The parameters of a model in the format of a decoder.  They are copies: later changes of flat
+    have no effect."""
 
     def __init__(self, cfg, flat, weights):
         p = views(flat, param_table(cfg))
@@ -2923,9 +2960,9 @@ class Weights:
         layers = [packed(x) for x in p[PACKED]]
         wte = packed(p.wte[None])
         first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
-        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1..: all that there are, if tied
+        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1 and up; if tied, all of lm_head
         self.others = packed(others) if cfg.n_mtp > 1 else None
-        alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # of no layer
+        alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # no axis L
         matrices, scales = zip(alone[0], *layers, alone[1])
         self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
         self.scales = Scales(*scales)
@@ -2933,7 +2970,7 @@ class Weights:
 
 # ---- slots
 class Decoder:
-    """The weights of a model, a cache of keys and values, and the tokens in it."""
+    """The weights of a model, a KV cache with some slots, and the tokens in each slot."""
     wide, draws = True, False
 
     @staticmethod
@@ -2947,25 +2984,27 @@ class Decoder:
         self.allocate()
 
     def begin(self, cfg, slots, length):
-        """Of a decoder on any device: empty slots."""
+        """Sets the fields that a decoder on any device has.  Its slots are empty."""
         need(slots > 0, f"{slots} slots are none")
         self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
         self.texts = [[] for _ in range(slots)]
         self.heads = cfg.n_mtp - 1
-        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows that `attend` takes at once
+        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows per block, at most
 
     def allocate(self):
         get_num_threads()                    # starts the threads; a cached decode_step does not
         cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
         size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
         threads, slots = get_num_threads(), len(self.texts)
-        line = T + 16                        # rows of 2^n numbers would share a few lines of L1
+        line = T + 16                        # rows of 2^n numbers would compete for few lines of L1
         queries = self.block * size.H // size.G
 
         def new(*shape, dtype=dtype):
             return aligned(shape, dtype)
 
-        longest, workspace = max(size.C, size.F, size.HD), None  # in float32 nothing is narrowed
+        # The dtype of the workspace tells `narrowed` how to round x: int32 means fixed point, for
+        # int8 weights, and BF16 means bfloat16.  With workspace None, x stays as it is.
+        longest, workspace = max(size.C, size.F, size.HD), None
         if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
             workspace = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
         elif self.weights.rounds:
@@ -2989,14 +3028,14 @@ class Decoder:
 
     @property
     def tokens(self):
-        """What slot 0 has read, and not taken back."""
+        """The tokens in slot 0"""
         return self.texts[0]
 
     def step(self, token):
         return self.read([Part(0, [token])])[0]
 
     def truncate(self, n, slot=0):
-        del self.texts[slot][n:]             # no row looks behind its position
+        del self.texts[slot][n:]             # their keys may stay: no row attends past its position
 
     def copy(self, source, slot, n):
         panels = -(-n // self.cache.k.shape[5])
@@ -3005,14 +3044,14 @@ class Decoder:
         self.texts[slot] = self.texts[source][:n]
 
     def read(self, parts):
-        """`Reader`'s.  A slot that is full keeps its later half, which is read anew, from position
-        0 on, in the same step."""
+        """See `Reader`.  A full slot keeps the later half of its tokens.  They are read again, from
+        position 0 on, in the same call."""
         parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
         self.check(parts)
         if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
             return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
                                      for slot, ids, wanted in parts])
-        rounds = []                          # mostly one
+        rounds = []                          # usually one; pieces of one slot cannot share a round
         for n, part in enumerate(parts):
             for i, piece in enumerate(self.pieces(part)):
                 if i == len(rounds):
@@ -3038,18 +3077,18 @@ class Decoder:
                 need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
 
     def pieces(self, part):
-        """[(slot, first position, ids, wanted)] of what has to be computed for a part: one, unless
-        the slot slides while logits are wanted.  In a slot of length 8 that has read 0 to 6,
+        """The pieces [(slot, first position, ids, wanted)] to compute for a part: one, unless the
+        slot slides between two requested logits.  In a slot of length 8 that holds 0 to 6,
             7 8 9, the logits of the last   ->  (slot, 0, 4 5 6 7 8 9, 1)
             7 8 9, the logits of all three  ->  (slot, 7, 7, 1), (slot, 0, 4 5 6 7 8 9, 2)"""
         T, pieces = self.length, []
         slot, ids, wanted = part
         text, unread = self.texts[slot], ids
-        start, again = len(text), []         # again: what has to be read anew
+        start, again = len(text), []         # again: tokens to read a second time
         while True:
             if start + len(again) == T:      # full: its later half moves to the beginning
                 start, again = 0, [*text[:start], *again][T - T // 2:]
-            n = min(len(unread), T - start - len(again))         # as many as there is room for
+            n = min(len(unread), T - start - len(again))         # at most the room in the slot
             piece, unread = [*again, *unread[:n]], unread[n:]
             wanted_here = min(n, max(0, wanted - len(unread)))
             if wanted_here or not unread:
@@ -3059,15 +3098,16 @@ class Decoder:
             text, start, again = [*text[:start], *piece], T, []
 
     def read_pieces(self, pieces):
-        """Rows of all pieces, in order, some at a time; texts hold what is in the cache."""
+        """The logits of all pieces, in order, computed in steps of up to MOST_ROWS rows.  After
+        each step `texts` holds the tokens that are in the cache."""
         for slot, start, *_ in pieces:
             self.truncate(start, slot)
         found, final = [], []
         for step in steps_of(pieces):
             if found:
-                found[-1] = found[-1].copy()
+                found[-1] = found[-1].copy()             # the next step overwrites work.logits
             found.append(self.compute(self.rows(step)))
-            if self.heads:                   # `guesses` may be asked for any row of the whole
+            if self.heads:                   # `guesses` may be called for any row of these logits
                 final.append(self.work.final[:len(found[-1])].copy())
             for slot, _, ids, _ in step:
                 self.texts[slot] += ids
@@ -3076,7 +3116,7 @@ class Decoder:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def rows(self, pieces):
-        """Those of pieces in one step.  A block is a few rows of one slot."""
+        """The Rows of one step, for these pieces"""
         tokens, slots, positions, blocks, wanted = [], [], [], [], []
         for slot, start, ids, n in pieces:
             first = len(tokens)
@@ -3090,19 +3130,19 @@ class Decoder:
         return Rows(*columns, np.array(blocks, np.int32), np.array(wanted, np.int32))
 
     def compute(self, rows):
-        """The logits (n, V) of the rows that are wanted"""
+        """The logits (n, V) of the rows in rows.wanted"""
         decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
                     self.sin, self.cfg.norm_eps)
         return self.work.logits[:len(rows.wanted)]
 
     def guesses(self, row):
-        self.work.final[0] = self.final[row]             # where a product may read beyond it
+        self.work.final[0] = self.final[row]             # a product may read past the row there
         guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others,
                      self.work.workspace)
         return self.work.guesses[:, 0]
 
 def steps_of(pieces):
-    """Lists of pieces that have at most MOST_ROWS rows together; a long one is cut."""
+    """Yields the pieces of each step, at most MOST_ROWS rows together.  A long piece is cut."""
     step, room = [], MOST_ROWS
     for slot, start, ids, wanted in pieces:
         while len(ids) > room:
