@@ -3157,9 +3157,13 @@ def steps_of(pieces):
     yield step
 
 # ==== 10.1 Checkpoint ====
+# A checkpoint is one file with everything that a run needs to resume: the weights, the optimizer's
+# moments, the tokenizer and the state of the run.  A first reader may skip the plain versions, the
+# int8 format and the checks of files.
 
 # ---- without nanoeuler_parts
-# The same files, by plain versions: no checks of damaged files, no large texts, no locks
+# These plain versions write and read the same formats.  They hold every text in memory.  They do
+# not check files for damage, and they do not lock a checkpoint against a second run.
 if not nanoeuler_parts:
     DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
     LARGE = 1 << 62
@@ -3168,8 +3172,8 @@ if not nanoeuler_parts:
         """A file cannot be written."""
 
     def write_tensors(path, meta, tensors, remedy):
-        """A checkpoint of {name: array} and metadata {name: text}, with a checksum of both"""
-        no_hash, start = "0" * 64, 0
+        """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
+        no_hash, start = "0" * 64, 0         # zeros stand for the checksum while it is computed
         entries = {"__metadata__": {**meta, "sha256": no_hash}}
         for name, x in tensors.items():
             [dtype] = [name for name, kind in DTYPES.items() if kind == x.dtype]
@@ -3186,7 +3190,7 @@ if not nanoeuler_parts:
         os.replace(f"{path}.tmp", path)
 
     def map_tensors(path, kinds=()):
-        """(metadata, {name: array}) of a checkpoint"""
+        """Reads (metadata, {name: array}) of a checkpoint"""
         with open(path, "rb") as f:
             entries = json.loads(f.read(int.from_bytes(f.read(8), "little")))
             data = np.frombuffer(f.read(), np.uint8)
@@ -3242,29 +3246,31 @@ if not nanoeuler_parts:
 # ---- a run's state, its tensors and moments
 @dataclass
 class State(Settings):
-    """What a checkpoint knows besides the weights."""
+    """Everything that a checkpoint stores besides configuration, tokenizer, weights and moments."""
     kind: str = "base"         # "chat" after fine-tuning
-    template: str = ""         # Jinja text of a chat; empty: Alpaca's
-    bos: str = ""              # names of the tokens that begin and end what the model reads
+    template: str = ""         # chat template, in Jinja; empty: Alpaca's
+    bos: str = ""              # names of the tokens that begin and end a text
     eos: str = "</s>"
     step: int = 0
-    n_steps: int | None = None         # of the whole run; None: there is no plan yet
+    n_steps: int | None = None         # of the whole run; None: not planned yet
     tokens_seen: int = 0
-    micro_batch: int | None = None     # sequences at a time: where they are summed apart, bits
-                                       # depend on it
+    micro_batch: int | None = None     # sequences per pass; on a GPU the order of sums, and so the
+                                       # last bits, depend on it
     elapsed: float = 0.0       # seconds of training
-    bits_per_byte: float | None = None         # the latest validation
-    best: float | None = None  # the best one, of ESTIMATE rows, and its step
+    bits_per_byte: float | None = None         # of the latest validation
+    best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
     best_step: int = 0
     log_sha256: str = ""       # of the first line of the run's log: `log_identity`
-    text_sha256: str = ""
+    text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
+                               # has loaded the data
     source_sha256: str = ""    # of the checkpoint that fine-tuning began with
     options: dict = field(default_factory=dict)
-    reference: list = field(default_factory=list)      # of dpo: -log ref of every response, float.
-                               # A tensor of the file; older files have it in the JSON header
+    reference: list = field(default_factory=list)      # dpo: -log ref of every response, float; a
+                               # tensor of the file.  Older files have it in the JSON header
 
     def written(self):
-        """Without the reference, which is as long as the data: a header has MAX_HEADER bytes."""
+        """{name: value} for the JSON header, which is limited to MAX_HEADER bytes.  The reference
+        is left out, because it grows with the data."""
         values = super(State, replace(self, reference=[])).written()
         del values["reference"]
         return values
@@ -3280,10 +3286,10 @@ class State(Settings):
 LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
 
 def llama_tensors(cfg):
-    """The tensors as files have them, those of a LlamaForCausalLM, in buffer order.  The table's
-    are cut into layers and heads, and a layer into the matrices that stand in it: qkv (L, QKV, C)
-    becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj (GD, C), and so
-    on.  gguf: the name in a GGUF file, "" if it has no place there."""
+    """The tensors of a file in buffer order, with the names and shapes of a LlamaForCausalLM.
+    Each tensor of `param_table` is split by layer or head, and each layer into its matrices: qkv
+    (L, QKV, C) becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj
+    (GD, C), and so on.  gguf: the name in a GGUF file, "" if GGUF has no place for the tensor."""
     of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
     prefixes = {"": [("", "")],
                 "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
@@ -3313,7 +3319,8 @@ def muon_slice(cfg):
     return entries_where(cfg, lambda x: x.optimizer == "muon")
 
 def moment_shapes(cfg, optimizer):
-    """name -> shape of what it remembers: of the matrices that Muon updates one number an entry"""
+    """name -> shape of the optimizer's moments.  AdamW keeps two numbers per parameter.  Muon keeps
+    one per entry of its matrices, and leaves all other parameters to AdamW."""
     N, part = n_params(cfg), muon_slice(cfg)
     n = part.stop - part.start
     if optimizer == "muon":
@@ -3321,7 +3328,8 @@ def moment_shapes(cfg, optimizer):
     return {"adamw.m": (N,), "adamw.v": (N,)}
 
 def named_moments(cfg, optimizer, m, v):
-    """name -> array of the moments m, v (N,), of which Muon leaves a part of v as it was, zero"""
+    """name -> array of the moments m, v (N,).  Muon never writes its part of v, which stays zero
+    and is not stored."""
     if optimizer == "muon":
         part = muon_slice(cfg)
         return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
@@ -3329,7 +3337,7 @@ def named_moments(cfg, optimizer, m, v):
     return {"adamw.m": m, "adamw.v": v}
 
 def read_moments(cfg, tensors):
-    """(m, v), each (N,), of these tensors of a checkpoint"""
+    """(m, v), each (N,) float32, from the tensors of a checkpoint"""
     m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
     of_adamw = np.ones(n_params(cfg), bool)
     if "muon.momentum" in tensors:
@@ -3339,27 +3347,27 @@ def read_moments(cfg, tensors):
     return m, v
 
 # ---- matrices in int8
-# `quantize` keeps each matrix of a file as int8, with a float32 scale a row, NAME_scale, as the
-# format of compressed-tensors calls it; gains stay float32, and moments have no place there.
+# `quantize` stores each matrix as int8, with one float32 scale per row in the tensor NAME_scale.
+# This is the naming of the compressed-tensors format.  Gains stay float32; moments are not stored.
 def in_int8(w):
-    """(q (N, K) int8, scale (N, 1) float32) of a matrix (N, K): w is about scale * q, as `stored`
-    rounds it.  Of the 24 bits of a float32 the scale uses 17, and q needs 7: scale * q is exact,
-    and a decoder with int8 weights, which rounds it again, finds the same q and scale."""
+    """(q (N, K) int8, scale (N, 1) float32) with scale * q ~ w (N, K), rounded as in `stored`
+    The scale uses 17 of the 24 significant bits of a float32 and q needs 7, so scale * q is exact.
+    A decoder with int8 weights rounds scale * q again, and finds the same q and scale."""
     _, scale = stored(w, "int8")
     scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
     return np.rint(w / scale).astype(np.int8), scale
 
 def from_int8(name, q, scale):
-    """scale * q (N, K) float32, of the tensors `name` and `name`_scale of a file"""
+    """scale * q (N, K) float32, from the tensors `name` and `name`_scale of a file"""
     bad = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
     if bad.size:
         raise UserError(f"{name}_scale[{bad[0]}] is {scale.flat[bad[0]]}, expected a positive "
                         f"number")
-    with np.errstate(over="ignore"):         # `need_finite` says where
+    with np.errstate(over="ignore"):         # `need_finite` reports an overflow
         return q * scale
 
 def as_int8(tensors):
-    """{name: array} as a file has them in int8: first what is float32, which so is aligned"""
+    """{name: array} with the matrices in int8.  float32 tensors come first, to stay aligned."""
     floats, matrices = {}, {}
     for name, x in tensors.items():
         if x.ndim > 1:
@@ -3384,13 +3392,13 @@ def expected_types(cfg, matrices):
 
 # ---- reading and writing
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
-    """Everything that a run needs to go on, in one file, in float32; or the matrices in int8."""
+    """Writes one file: float32 weights and all that a run needs to resume, or int8 matrices."""
     meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
             "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
     flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
     tensors = named(cfg, flat)
-    if matrices != "f32":                    # else nothing says it, as it always was
+    if matrices != "f32":                    # without an entry they are f32, as in older files
         meta["matrices"], tensors = matrices, as_int8(tensors)
     if moments:
         tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
@@ -3398,15 +3406,16 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f3
         tensors[REFERENCE] = np.array(state.reference, DTYPES["F64"])
     write_tensors(path, meta, tensors, "free space or choose another --out")
 
-REFERENCE = "dpo.reference"  # tensor (n,) float64 of State.reference
+REFERENCE = "dpo.reference"  # name of the tensor (n,) float64 of State.reference
 
-# flat is float32; matrices: what they are in the file, "f32" or "int8"
+# flat (N,) float32; moments: (m, v) or (); matrices: their type in the file, "f32" or "int8"
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
                         defaults=["f32"])
 
 def read_checkpoint(path, moments=True):
-    """The Checkpoint in a file, checked to the last byte.  Who only reads the model does without
-    the optimizer's moments, twice its memory."""
+    """Reads a Checkpoint, and checks its tensors' names, types, shapes and values.  nanoeuler_parts
+    also verifies the checksum of all bytes.
+    `moments=False` skips the optimizer's moments, which are twice the size of the model."""
     with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
         meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
         need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
@@ -3445,27 +3454,27 @@ def read_checkpoint(path, moments=True):
              f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
 
-# ---- what is said of files
+# ---- overwriting files, and printing tables
 def refuse_overwrite(path, force, remedy="another name keeps it"):
-    """Refuses to replace a file without --force, and anything else with it."""
+    """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else."""
     if os.path.exists(path):
         what = "a directory" if os.path.isdir(path) else "no regular file"
         need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
         need(force, f"{path} exists; {remedy}, --force replaces a file")
 
 def need_another(path, source):
-    """Refuses to replace what a file is made of, --force or not."""
+    """Rejects an output path that is also the input, even with --force."""
     need(os.path.realpath(path) != os.path.realpath(source),
          f"{path} would replace {source}, of which it is to be made; choose another name")
 
 def begins_as_checkpoint(path):
-    """Whether a file is one of ours, by its first bytes alone"""
+    """Is this file a NanoEuler checkpoint?  Only its first 64 bytes are read."""
     with open(path, "rb") as f:
         return b'{"__metadata__":{"format":"nanoeuler"' in f.read(64)
 
 def need_own_best(path, state):
-    """Rejects a run that would replace a file that is not its own best model.  A copy of the state
-    is in that file: with the same log, or where the log was lost, with the same best value."""
+    """Rejects a file of --keep-best that is not this run's own best model.  The file contains a
+    State: it must name the same log or, if the log was lost, have the same best validation."""
     if not os.path.lexists(path):
         return
     refuse_overwrite(path, force=True)
@@ -3478,32 +3487,36 @@ def need_own_best(path, state):
          f"replace it; rename it, or --force replaces it")
 
 def counted(n, noun):
-    """So many of them: 1 thread, 2,000 threads."""
+    """A number and its noun: 1 thread, 2,000 threads."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 def print_table(title, rows):
-    """Texts of others, as those in a checkpoint, make no rows and command no terminal."""
+    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
+    a checkpoint, from adding rows and from controlling the terminal."""
     print(printable(title))
     for name, value in rows:
         print(f"  {name:<16} {printable(str(value))}")
     print(flush=True)
 
 # ==== 10.2 Runs on disk ====
+# A `Run` adds the data, the log and the checkpoints to the training loop of section 8, and --resume
+# continues a run from its checkpoint.  A first reader may read `Run.__init__`, `Run.load` and
+# `Run.go`, and skip the rest, which compares settings and protects files.
 
 # ---- a run
 def best_path(out):
-    """Where --keep-best keeps a model: of `a` and of `a.bin` in a_best.bin."""
+    """The file of --keep-best: a_best.bin for the checkpoint `a` or `a.bin`"""
     return f"{out.removesuffix('.bin')}_best.bin"
 
 def beside_program(path):
-    """A path as it is, or beside this program if only there is something.  There pip names data/
-    nanoeuler_data/: all programs of everybody stand in one folder."""
+    """The path if it exists, else the same path beside this program if that one exists.
+    site-packages is shared by all packages, so pip installs data/ as nanoeuler_data/."""
     folder = os.path.dirname(os.path.abspath(__file__))
     places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
     return next(filter(os.path.exists, places), path)
 
 def with_progress(parts, what):
-    """The parts, and a line every MOST_SILENT seconds that says how many of them are done."""
+    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
     told = time.perf_counter()
     for i, part in enumerate(parts):
         if time.perf_counter() - told > MOST_SILENT:
@@ -3513,47 +3526,48 @@ def with_progress(parts, what):
 
 class Run(TrainingLoop):
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
-    verb = "train"                           # of the command line
-    Options = TrainOptions                   # what its flags set
-    preset = "small"                         # where none is named
-    begins_with = None                       # the checkpoint, where none is named
-    larger_data = ""                         # which goes before that of Options where it is there
-    scope = "the whole held-out tail"        # of the last validation
+    verb = "train"                           # on the command line
+    Options = TrainOptions                   # the settings that flags set
+    preset = "small"                         # the default preset
+    begins_with = None                       # the default checkpoint to begin with
+    larger_data = ""                         # used instead of Options.data if it exists
+    scope = "the whole held-out tail"        # of the final validation
+    # the end of the note that the model overfits; "" means that there is no note
     by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
-    updating = False                         # just now
-    pending_log = None                       # its name until it may replace an older log: `go`
+    updating = False                         # True while an update changes the parameters
+    pending_log = None                       # name of a log that is yet to replace an older one
 
     def __init__(self, out, start, options, engine=Model):
-        """All that comes before the first step.  start: a Checkpoint, of a run to go on with, of a
-        model to begin with, or of a shape alone; engine: the class of the model"""
-        self.began = time.perf_counter() - start.state.elapsed     # of all sittings
+        """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
+        model to begin with, or of a shape alone (flat is None); engine: the class of the model"""
+        self.began = time.perf_counter() - start.state.elapsed     # --resume continues the clock
         self.out, self.options = out, options
-        self.is_resumed = bool(start.state.options)      # only the checkpoint of a run has them
+        self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
         self.state = s = replace(start.state, options=options.written())
         self.log = log_path(out, self.data_file())
         self.lr = options.lr * 128 / start.cfg.n_embd
 
-        # what is learned: the data decide how long the rows of a batch are, B rows of T tokens
+        # The data: a batch has B rows of T tokens, and the data may determine T
         self.read_data(start)
         self.T = self.row_length(start)
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
         cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
-        self.data = self.load(cfg, start.tokenizer)      # which compares s.text_sha256 with its own
+        self.data = self.load(cfg, start.tokenizer)      # compares text_sha256 with the data's
         self.tokenizer = self.data.tokenizer
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         s.text_sha256 = self.data.sha256
-        if self.data.steps:                  # else `plan` decides how many they are
+        if self.data.steps:                  # else `plan` sets the number
             s.n_steps = max(s.step, self.data.steps)
 
-        # what learns it: nothing is compiled before all of the above is known to be well
+        # The model: nothing is compiled until everything above has been checked
         compiling = time.perf_counter()
         engine.ready(options)
-        self.began += time.perf_counter() - compiling    # the minutes of a run are without it
+        self.began += time.perf_counter() - compiling    # --minutes do not include it
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
         self.print_settings()
-        # of all passes: on a GPU the order of sums depends on the most that was taken at once
+        # One size for all passes: on a GPU the order of sums depends on the largest micro-batch
         s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
 
     def print_settings(self):
@@ -3574,7 +3588,7 @@ class Run(TrainingLoop):
                   file=sys.stderr)
 
     def rows_of_optimizer(self):
-        """What the table says of it."""
+        """The optimizer's rows of the printed table"""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
         rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
                 f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
@@ -3590,22 +3604,22 @@ class Run(TrainingLoop):
 
     @classmethod
     def data_path(cls, options):
-        """Where --data is.  The files of the defaults are also found beside the program."""
+        """The path of --data.  The default files may also lie beside the program."""
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
 
     def read_data(self, start):
-        """Reads what decides the shape of a batch: nothing, of a text."""
+        """Reads data that determine a batch's shape.  A text does not, so nothing is read here."""
 
     def row_length(self, start):
-        """Tokens of a sequence in a batch: those of the context."""
+        """T, tokens per row of a batch: the length of the context"""
         return start.cfg.seq_len
 
     def load(self, cfg, tokenizer):
-        """The DataSet of a text; it trains the tokenizer if there is none yet."""
+        """The DataSet of a text.  If `tokenizer` is None, a new one is trained on this text."""
         o, T, path = self.options, cfg.seq_len, self.data_file()
         if os.path.getsize(path) > LARGE // 2:
-            print(f"reading {path}", flush=True)         # and it may train a tokenizer
+            print(f"reading {path}", flush=True)         # this takes a while
         text = read_text(path)
         digest = self.same_data(hashlib.sha256(text).hexdigest())
         parts = split_text(memoryview(text), o.holdout)
@@ -3629,15 +3643,17 @@ class Run(TrainingLoop):
                        steps=o.steps, rows=rows)
 
     def same_data(self, digest):
-        """A resumed run must find the data it was started with."""
+        """Returns the digest, after a check that a resumed run has the data it was started with.
+        A fresh run has no text_sha256 yet, and accepts any data."""
         old = self.state.text_sha256 or digest
         need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
              f"{old[:12]}; restore it, or start with --out NAME")
         return digest
 
     def save(self, best=False):
-        """best: the model of this step beside the run's, to talk to, without moments.  With --force
-        it never stands beside the checkpoint of the older run."""
+        """Writes the checkpoint; with best=True, the model without moments in NAME_best.bin.
+        If the checkpoint of an older run is still in place (--force), best=True replaces that one
+        first, so that files of two runs never lie side by side."""
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
         if not best or self.pending_log:
@@ -3649,12 +3665,13 @@ class Run(TrainingLoop):
     def write(self, path, flat, moments=()):
         try:
             write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
-        except MemoryError as e:             # a copy of the moments, of a long reference
+        except MemoryError as e:             # for copies of the moments, or a long reference
             raise WriteError(f"cannot write {path}: out of memory ({e}); end other programs") from e
 
     def save_if_possible(self, best=False):
-        """A save on the way.  A disk may be full for a moment: the run goes on, to the next one.
-        An error of another rank is no WriteError, and ends the run."""
+        """Saves during the run.  If the file cannot be written, for example because the disk is
+        full, the run continues until the next save.  With several GPUs, an error of another rank is
+        not a WriteError and ends the run."""
         try:
             self.save(best)
         except WriteError as e:
@@ -3663,27 +3680,28 @@ class Run(TrainingLoop):
                   file=sys.stderr, flush=True)
 
     def continuation(self, n, prompt, **sampling):
-        """What the model says after a prompt's ids, up to </s>: n tokens at most."""
+        """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""
         rng = np.random.default_rng(self.state.step)
         end = self.tokenizer.specials.get(self.state.eos)
         ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), end)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
     def sample_text(self, n):
-        """What it says of its own accord."""
+        """Up to n tokens of text, sampled after a line end as the only prompt"""
         return self.continuation(n, self.tokenizer.encode("\n"))
 
     def record(self, **values):
         line = json.dumps(values).encode() + b"\n"
         self.log_file.write(line)
         self.log_file.flush()
-        if not self.state.log_sha256:        # as `log_identity` finds it
+        if not self.state.log_sha256:        # the same value as `log_identity`
             self.state.log_sha256 = hashlib.sha256(line).hexdigest()
 
     def choose_log(self):
-        """The name of the file to log to.  A run that is to replace a checkpoint (--force) leaves
-        the older checkpoint and log as they are until its first save: it begins its log under
-        another name.  A fresh run without a checkpoint keeps the log that it finds."""
+        """The name of the file to log to.
+        With --force, an older checkpoint and its log stay until the first save of this run, so this
+        run begins its log under another name.  If a fresh run finds a log but no checkpoint, the
+        old log is renamed and kept."""
         if self.is_resumed:
             restore_log(self.log, self.state.log_sha256)
         elif os.path.exists(self.out):
@@ -3696,13 +3714,13 @@ class Run(TrainingLoop):
         return self.pending_log or self.log
 
     def open_log(self, path):
-        """Some systems rename no open file, so a log may be closed and opened again."""
+        """Opens the log, also after a rename: some systems cannot rename an open file."""
         self.log_file = self.closing_log.enter_context(open_log(path, self.state.step))
         self.state.log_sha256 = log_identity(path)
 
     def replace_log(self):
-        """After a checkpoint of this run is saved: the log takes its name, and the older one is
-        gone.  If the run is killed in between, or the name cannot be taken, --resume does it."""
+        """After the first save of this run, gives its log the final name, and so replaces the older
+        log.  If the run is interrupted in between, or the rename fails, --resume does it."""
         if self.pending_log:
             self.closing_log.close()
             with contextlib.suppress(OSError):
@@ -3711,7 +3729,7 @@ class Run(TrainingLoop):
             self.open_log(self.pending_log or self.log)
 
     def go(self):
-        """The run, from where it is to its end, or to Ctrl-C, and what is said then."""
+        """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
         s = self.state
         with contextlib.ExitStack() as self.closing_log, signals_caught() as caught:
             self.open_log(self.choose_log())
@@ -3721,7 +3739,7 @@ class Run(TrainingLoop):
                 final = self.validate() if complete else ""
                 overdone = self.compare_last() if complete and self.by_heart else ""
                 self.save()
-            except (OSError, MemoryError):   # a closed pipe, a full disk: what is learned is kept
+            except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
                 if not self.updating:
                     self.save()
                 raise
@@ -3742,14 +3760,14 @@ class Run(TrainingLoop):
 
 @contextlib.contextmanager
 def signals_caught():
-    """Yields a list of the signals that came: Ctrl-C or SIGTERM once, so that a step can end.
-    The second time each does what it does to a program that knows of none: it kills."""
+    """Yields a list that collects Ctrl-C (SIGINT) and SIGTERM, so that the current step can finish.
+    A second signal of the same kind has its default effect: it ends the process at once."""
     caught = []
 
     def catch(number, frame):
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError):   # print may be at work
+        with contextlib.suppress(OSError):   # no print: the signal may have interrupted one
             os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
 
     before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -3759,17 +3777,17 @@ def signals_caught():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-# ---- begin, and go on
+# ---- start and resume
 def print_done(out, s, engine):
     print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
           f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
 
 LENGTH = {"steps", "minutes", "epochs"}
-# Settings that not every engine has; and what a run that goes on may have otherwise, as it may be
-# longer, and elsewhere, and keep more
+# ENGINE_SETTINGS: settings that only some engines have.
+# FREE: settings that --resume may change: length, machine, the path of the data, and --keep-best.
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
 FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best"}
-OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # by flags, whatever the preset that is named
+OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # --resume ignores a preset's values of these
 
 def sha256_of(path):
     note_large(f"computing the checksum of {path}", os.path.getsize(path))
@@ -3777,15 +3795,16 @@ def sha256_of(path):
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 def need_source(file, out, state):
-    """A run that goes on began with `file`, if that is named."""
+    """Rejects a `file` that is not the checkpoint with which the run `out` began."""
     need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
-    began_with = state.source_sha256         # "": nobody wrote it down then
+    began_with = state.source_sha256         # "": older versions did not store it
     need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
          f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
 
 def resumed(run, out, preset, file, chosen):
-    """The Checkpoint `out` and its options, to go on with: of this class of runs, and of no other
-    model, shape and settings than file, flags and preset say, apart from FREE."""
+    """(Checkpoint, options) of the run `out`, to be resumed
+    It must be a run of this class, and agree with the file, the flags and the preset that the user
+    names.  Only the settings in FREE may differ."""
     start = read_checkpoint(out)
     need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
          f"run goes on with it; start with --out NAME")
@@ -3810,7 +3829,7 @@ def resumed(run, out, preset, file, chosen):
     if preset:
         of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
         asked = of_preset | chosen
-    if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # rows made it longer
+    if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # sft's rows set it
         asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
@@ -3818,7 +3837,7 @@ def resumed(run, out, preset, file, chosen):
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
-        free = {"steps": None, **free}       # the old steps would go before minutes and epochs
+        free = {"steps": None, **free}       # old steps would override new minutes or epochs
     options = replace(old, **free).check()
     if new_length:
         done = start.state.step
@@ -3831,14 +3850,14 @@ def resumed(run, out, preset, file, chosen):
     return start, options
 
 def steps_planned(state, options):
-    """Steps in all that --minutes allow at the pace so far; None if none was measured."""
+    """Total number of steps in --minutes, at the pace so far; None if no time was measured"""
     if not state.elapsed:
         return None
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
 def fresh(run, preset, file, chosen):
-    """A Checkpoint to begin with, of a preset or of the weights in a file, and the options."""
+    """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
     if run.larger_data and os.path.exists(beside_program(run.larger_data)):
         chosen = {"data": run.larger_data, **chosen}
     if file is not None:
@@ -3847,7 +3866,7 @@ def fresh(run, preset, file, chosen):
             print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
                   f"teaches only which of two answers is the better one", file=sys.stderr)
         bos, eos, template = start.state.bos, start.state.eos, start.state.template
-        if start.state.kind == "chat":       # of a base model "" says nothing
+        if start.state.kind == "chat":       # a base model's "" names no template
             template = template or "alpaca"
         need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
         start = start._replace(moments=(), state=State(
@@ -3864,19 +3883,19 @@ def fresh(run, preset, file, chosen):
     return start._replace(cfg=cfg), options
 
 def need_memory(cfg):
-    """Parameters, gradient and two moments, in float32, are the least that a run needs.  The rows
-    of the vocabulary do not count: a text may have fewer tokens than were asked for."""
+    """Rejects a model that cannot fit: a run needs at least the parameters, the gradient and two
+    moments, all in float32.  The vocabulary does not count, as a short text makes it smaller."""
     n, there = n_params(replace(cfg, vocab_size=1)), math.inf
-    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a system of POSIX
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
          f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
 
-SLOW_ON_CPU = 30_000_000     # parameters
+SLOW_ON_CPU = 30_000_000     # parameters; larger models get a note
 
 def seconds_of_step(cfg, tokens):
-    """About the time of a training step on this CPU: 6 floating-point operations for each parameter
-    and token (Kaplan et al. 2020, 2.1), at the speed of a matrix product."""
+    """Estimated seconds of a training step on this CPU: 6 floating-point operations per parameter
+    and token (Kaplan et al. 2020, 2.1), at the measured speed of one float32 matrix product."""
     a, times = np.ones((768, 768), np.float32), []
     for _ in range(3):
         began = time.perf_counter()
@@ -3885,7 +3904,7 @@ def seconds_of_step(cfg, tokens):
     return 6 * n_params(cfg) * tokens * min(times) / (2 * a.size * len(a))
 
 def note_slow_run(cfg, options):
-    """A preset for a GPU would not get through its first steps in the time that it has."""
+    """Warns if the model is so large that a run on a CPU takes too long, and estimates the time."""
     n = n_params(cfg)
     if n < SLOW_ON_CPU:
         return
@@ -3900,14 +3919,15 @@ def note_slow_run(cfg, options):
           f"GPU, and the presets small and big suit a CPU", file=sys.stderr, flush=True)
 
 def need_data(path, out):
-    """Refuses what no run can read, before anything is compiled."""
+    """Rejects a path that is not a file, before anything is compiled."""
     remedy = f"{out} is to learn it: name another with --data"
     need(path, f"the name of the data is empty; {remedy}")
     need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
     need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
 
 def need_free_best(best, state, reads, resume, force):
-    """--keep-best replaces no file of others without --force, and nothing that the run reads."""
+    """Rejects a file of --keep-best if the run reads it.  Without --force, also rejects a file of
+    another run."""
     if resume and not force:
         need_own_best(best, state)
     else:
@@ -3916,16 +3936,18 @@ def need_free_best(best, state, reads, resume, force):
          f"{best}, of --keep-best, would replace what the run reads; choose another --out")
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=alone, **chosen):
-    """A run from a preset or from the weights in a file.  Or `out` goes on, with the settings it
-    was started with.  All that can be refused is, before a kernel is compiled.  lock: of `out`, by
-    which other runs are kept away"""
-    if {"minutes", "epochs"} & chosen.keys():            # a length by these is none by steps
+    """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
+    Everything that can be rejected is rejected before a kernel is compiled.
+    lock: as `alone`, keeps other runs away from a file; yields "" or why it cannot be written
+    chosen: settings.  An absent one keeps its default, or on --resume its old value.  With 0 or
+    None, steps follow from minutes or epochs, and micro_batch is as large as fits in memory."""
+    if {"minutes", "epochs"} & chosen.keys():            # these replace a length in steps
         chosen.setdefault("steps", None)
     chosen = {name: x if x or name not in ("steps", "micro_batch") else None
-              for name, x in chosen.items()}             # --steps 0
-    if "data" in chosen:                     # what is named is not looked for elsewhere
+              for name, x in chosen.items()}             # 0 means None
+    if "data" in chosen:                     # a named path must exist as it is
         need_data(chosen["data"], out)
-    with lock(out) as refusal:               # before it is read: its run may be about to end
+    with lock(out) as refusal:               # before `out` is read: a run may still write it
         need(resume or not refusal, refusal)
         if resume:
             start, options = resumed(run, out, preset, file, chosen)
@@ -3960,24 +3982,29 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             run(out, start, options, engine).go()
 
 # ==== 11 Conversation ====
-# What a chat model reads is one text: all that was said, and what begins its answer.  A template
-# says how that is written.  Two are ours: Alpaca's, which knows of one question, and ChatML,
+# This section turns a conversation into token ids, samples the answer, and offers both at the
+# terminal and to Python.  A first reader needs `chat_ids` and `Speaker.answer_pieces`, and may skip
+# the spellings of ChatML, the checks of messages and the commands of the terminal.
+#
+# A chat model reads one text: the conversation so far and the beginning of its next answer.  A
+# template defines how this text is written.  Two templates are built in: Alpaca's, which has a
+# place for one question, and ChatML,
 #
 #     <|im_start|>user
 #     What is a cat?<|im_end|>
 #     <|im_start|>assistant
 #
-# where <|im_start|> and <|im_end|> are tokens of their own.  What somebody says must never become
-# such a token, even where it spells the name of one.  So a conversation is a list of pieces, (text,
-# role of its speaker).  The template's own pieces have the role "", and only in those are names
-# replaced by special tokens.  An imported model brings a template that is a program;
-# nanoeuler_parts/interchange/templates.py makes pieces of what it writes.
+# where <|im_start|> and <|im_end|> are special tokens.  A message must never become a special
+# token, even where its text spells the name of one.  So a conversation is a list of pieces, (text,
+# role of its speaker).  The template's own pieces have the role "", and only in these pieces are
+# names replaced by special tokens.  An imported model brings its own template, a Jinja program.
+# nanoeuler_parts/interchange/templates.py runs the program and splits its output into pieces.
 
 # Stanford Alpaca's template; the response follows it
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
           "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
 
-# Ours as such programs, for others who read an export
+# The two built-in templates as Jinja programs, for exported models
 ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
           r"{% if message['role'] == 'system' %}"
           r"{% set told.text = told.text + message['content'] + '\n\n' %}"
@@ -3991,34 +4018,36 @@ CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
-TEMPLATES = "", "alpaca", "chatml"           # what --template may say
-# What may add a system message to it where there is none
+TEMPLATES = "", "alpaca", "chatml"           # values of --template
+# The part of some spellings of ChatML that adds a default system message if there is none
 SYSTEM = re.compile(r"{% if loop.first and messages\[0\]\['role'\] != 'system' %}{{ ?"
                     r"'<\|im_start\|>system\\n([^\\']*)<\|im_end\|>\\n' ?}}{% endif %}")
 
 def line_ends_spelled(template):
-    """A template whose line ends are the two characters \\n, as in some they are."""
+    """The template with each line end as the two characters \\n, as some templates write it"""
     return template.replace("\n", "\\n")
 
 def without_blanks(template):
-    """A template without the blanks outside of quotes."""
+    """The template without blanks outside of quotes"""
     def squeezed(part):
         return part[0] if part[0].startswith("'") else ""
 
     return re.sub(r"'[^']*'| +", squeezed, template)
 
 def is_chatml(template):
-    """Is it one of the spellings of ChatML?  They differ in blanks outside of quotes."""
+    """Is the template a spelling of ChatML?  Spellings differ in line ends, in blanks outside of
+    quotes, and in whether they add a default system message."""
     rest = SYSTEM.sub("", line_ends_spelled(template))
     return template == "chatml" or without_blanks(rest) == without_blanks(CHATML)
 
 def default_system(template, messages):
-    """[the system message] that a spelling of ChatML puts before messages without one"""
+    """[("system", text)] if this spelling of ChatML adds one to these messages, else []"""
     default = SYSTEM.search(line_ends_spelled(template))
     has_one = messages and messages[0][0] == "system"
     return [("system", default[1])] if default and not has_one else []
 
-BEFORE, AFTER = "\udc00", "\udc01"   # halves of surrogate pairs: alone, no text has them
+# templates.py marks every character of a message, to recognize it in a template's output
+BEFORE, AFTER = "\udc00", "\udc01"   # lone surrogates, which valid text never contains
 
 def unmarked(text):
     return text.replace(BEFORE, "").replace(AFTER, "")
@@ -4027,8 +4056,8 @@ def is_alpaca(template):
     return template in ("", "alpaca", ALPACA)
 
 def alpaca_instruction(messages):
-    """The last question.  There is no place for system messages: as in Mistral's template, they
-    stand before it."""
+    """The last question.  Alpaca's template has no place for system messages, so they precede the
+    question, as in Mistral's template."""
     *before, (_, question) = messages
     return "\n\n".join([*(text for role, text in before if role == "system"), question])
 
@@ -4037,7 +4066,7 @@ def alpaca_pieces(messages):
     return [(before, ""), (alpaca_instruction(messages), "user"), (after, "")]
 
 def chatml_pieces(template, messages):
-    """Some spellings of ChatML begin with a system message of their own."""
+    """The pieces of messages in ChatML, with the default system message of this spelling, if any"""
     pieces, ended = [], ""
     for _, text in default_system(template, messages):
         ended = f"<|im_start|>system\n{text}<|im_end|>\n"
@@ -4047,12 +4076,12 @@ def chatml_pieces(template, messages):
     return [*pieces, (f"{ended}<|im_start|>assistant\n", "")]
 
 def own_pieces(template, messages):
-    """The pieces of messages [(role, text)] by one of our templates; None if it is neither"""
+    """The pieces of messages [(role, text)] in a built-in template; None for any other template"""
     if is_alpaca(template):
         return alpaca_pieces(messages)
     return chatml_pieces(template, messages) if is_chatml(template) else None
 
-# Templates write a role as it is, so any other one could spell the name of a special token.
+# Templates copy a role into the text, so an arbitrary role could spell the name of a special token.
 ROLES = "system", "user", "assistant", "tool"
 
 def text_of(content, place):
@@ -4066,7 +4095,7 @@ def text_of(content, place):
     return "".join(part["text"] for part in parts)
 
 def checked_message(role, content, place):
-    """(role, text) of a message.  place: where it stands, for an error"""
+    """(role, text) of a message.  place: its position, for an error message"""
     need(isinstance(role, str) and role in ROLES, f"{place}: expected one of the roles "
          f"{', '.join(ROLES)}, found {role!r:.40}")
     return role, text_of(content, place)
@@ -4087,19 +4116,20 @@ def messages_in(listed, name):
     return messages
 
 def special_names(tokenizer):
-    """A regular expression: the longest name that fits; if there are none, what fits nowhere"""
+    """Regular expression of all special tokens' names, longest first.  If there are none, it never
+    matches."""
     return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def chat_ids(template, messages, state, tokenizer, sampled=None):
-    """The ids of a conversation, with what begins the next answer.  The messages are checked here,
-    so that no caller can forget it.
-    sampled: {an answer: ids that it had when the model said it}; text may be cut in other ways"""
+    """The ids of a conversation, up to the place where the next answer begins.  The messages are
+    checked here, so that no caller can forget it.
+    sampled: {answer: the ids that the model sampled for it}; encoding its text may give others"""
     messages = [(role, unmarked(text)) for role, text in messages_in(messages, "messages")]
     pieces = own_pieces(template, messages)
     if pieces is None:
         from nanoeuler_parts.interchange.templates import strangers_pieces
         pieces = strangers_pieces(template, messages, state, tokenizer)
-    ids, text = [], ""                       # text: not encoded yet, because words reach over seams
+    ids, text = [], ""                       # text: not encoded yet, as words may span pieces
     for piece, speaker in pieces:
         for part in [piece] if speaker else re.split(f"({special_names(tokenizer)})", piece):
             if speaker == "assistant" and sampled and part in sampled:
@@ -4116,8 +4146,8 @@ def chat_ids(template, messages, state, tokenizer, sampled=None):
     return ids
 
 def rewind_to(decoder, ids):
-    """Takes back what the decoder has read, from where it begins to differ from ids.  Returns the
-    ids that it has to read then: at least the last, whose logits are wanted."""
+    """Truncates the KV cache of slot 0 to the tokens that it shares with the start of ids.
+    Returns the ids that are still to be read: at least the last one, whose logits are needed."""
     n = 0
     for held, token in zip(decoder.tokens, ids[:-1]):
         if held != token:
@@ -4128,15 +4158,15 @@ def rewind_to(decoder, ids):
 
 # ---- at a terminal, and from Python
 def for_terminal(text):
-    """What a model says, as it is; a terminal it must not command: there, control characters but
-    for tabs and line ends are shown as U+FFFD."""
+    """Generated text for standard output.  A model must not control a terminal, so at a terminal
+    control characters become U+FFFD, except tabs and line ends."""
     if not (sys.stdout and sys.stdout.isatty()):
         return text
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
 
 class Speaker:
-    """A model that talks: what `chat` and `generate` keep.  A chat model answers, another one
-    continues."""
+    """A model with its decoder and its conversation, for `chat` and `generate`.  A chat model
+    answers the prompt, a base model continues it."""
 
     def __init__(self, file, decoder, options):
         need(options.template in TEMPLATES,
@@ -4151,7 +4181,7 @@ class Speaker:
         self.rng = rng_of(options.seed)
         self.said = []                       # (role, text), user and assistant in turn
         self.last, self.pace = None, None    # the latest Reply, and its Pace
-        self.sampled = {}                    # the ids of each answer, by its text
+        self.sampled = {}                    # {answer: ids}, for `chat_ids`
 
     def forget(self):
         self.decoder.truncate(0)
@@ -4160,12 +4190,12 @@ class Speaker:
         self.sampled.clear()
 
     def ids_to_read(self, question):
-        """What the decoder has yet to read, as ids, before it answers this question: of the
-        conversation, with what begins the answer, all that it does not hold; of a text that it
-        continues, the question.  The oldest exchanges are forgotten where the answer would have no
-        room: it may take half of the context, or as much as it may be long."""
+        """The ids that the decoder has to read before it answers this question.
+        For a chat model, these are the conversation and the beginning of the answer, without the
+        part that is in the KV cache; for a base model, the question.  The oldest exchanges are
+        dropped until the answer has room: options.tokens, but at most half of the context."""
         if not self.answers:
-            unread = self.last.pending if self.last else []      # its last token is drawn, not read
+            unread = self.last.pending if self.last else []      # the last token sampled, not read
             return [*unread, *self.ids_of(question)]
         T = self.cfg.seq_len
         room = T - min(self.options.tokens, T // 2)
@@ -4174,23 +4204,23 @@ class Speaker:
             ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
             if len(ids) <= room or len(said) == 1:
                 break
-            said = said[2:]                  # without the first question and its answer
+            said = said[2:]                  # drop the first question and its answer
             forgotten += 1
-        if forgotten and not is_alpaca(self.template):   # which knows of one question anyway
+        if forgotten and not is_alpaca(self.template):   # which holds one question anyway
             print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
                   file=sys.stderr)
         if len(ids) > T:
             print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
                   f"forgotten", file=sys.stderr)
-        self.said = [*said, ("assistant", "")]           # not before all has gone well
+        self.said = [*said, ("assistant", "")]           # last: an error above changes nothing
         return rewind_to(self.decoder, ids)
 
     def new_reply(self, ids, options, rng):
         return Reply(ids, options, rng, self.end, self.tokenizer.vocab)
 
     def pieces(self, reply, pace, reader=None):
-        """Yields the text of a reply as it comes, whole characters only.  reader: of a text that is
-        no part of the conversation"""
+        """Yields the text of a reply as it is sampled, in whole characters.  reader: the decoder of
+        a text outside of the conversation, with a KV cache of its own"""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not reply.finish:
             next_tokens(reader or self.decoder, [reply], pace)
@@ -4198,35 +4228,36 @@ class Speaker:
                 yield piece
 
     def answer_pieces(self, ids):
-        """Yields the reply that follows these ids, of `ids_to_read`, and keeps what was said."""
+        """Yields the text of the reply to these ids, which are from `ids_to_read`.  A chat model's
+        reply is also stored in the conversation."""
         self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
         held = [*self.decoder.tokens]
         try:
             for piece in self.pieces(self.last, self.pace):
                 answer += piece
-                if self.answers:             # now, because Ctrl-C may end it here
+                if self.answers:             # stored now, as Ctrl-C may end the reply here
                     self.said[-1] = "assistant", answer
                 yield piece
-        except BaseException:                # in the middle of a step, whose tokens are read or not
+        except BaseException:                # during a step: the cache may have its tokens or not
             self.last.pending = rewind_to(self.decoder, [*held, *ids, *self.last.tokens])
             raise
         finally:
             self.keep_ids(answer, self.last.tokens)
 
     def reply(self, ids):
-        """Prints the reply as it comes.  Returns how many tokens it had."""
+        """Prints the reply as it is sampled.  Returns its number of tokens."""
         for piece in self.answer_pieces(ids):
             print(for_terminal(piece), end="", flush=True)
         print()
         return len(self.last.tokens)
 
-    # what Python uses: nothing is printed
+    # The Python API: replies are returned, not printed
     def say(self, question):
-        """The answer to what is said next in the conversation, or its continuation."""
+        """The answer to the next question of the conversation; from a base model, a continuation"""
         return "".join(self.answer_pieces(self.ids_to_read(question)))
 
     def ids_of(self, prompt):
-        """The ids of a prompt by itself: a text, or messages, as `messages_in` takes them"""
+        """The ids of a prompt without the conversation: a text, or messages as in `messages_in`"""
         if isinstance(prompt, str) and not self.answers:
             ids = self.tokenizer.encode(prompt)
         else:
@@ -4237,7 +4268,8 @@ class Speaker:
         return [int(i) for i in ids]
 
     def shortened(self, ids, truncate):
-        """A prompt that fits into the context; cut from the left where that is allowed."""
+        """The ids of a prompt, which must fit into the context.  With truncate, a longer prompt is
+        cut from the left, and the answer gets room."""
         T = self.cfg.seq_len
         if truncate and len(ids) > T:
             return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
@@ -4246,21 +4278,21 @@ class Speaker:
         return ids
 
     def settings_of_one(self, sampling):
-        """The settings of this speaker, but for some that a call may have of its own"""
+        """The settings of this speaker, with those that a single call overrides"""
         fixed = sorted({"weights", "template"} & sampling.keys())
         need(not fixed, f"{' and '.join(fixed)}: chosen once, for all calls, by nanoeuler.load")
         return replace(self.options, **sampling).check()
 
     def stream(self, prompt, **sampling):
-        """Yields the text that follows a prompt by itself, as it comes."""
+        """Yields the reply to one prompt, as text while it is sampled, without the conversation."""
         options = self.settings_of_one(sampling)
         ids = self.shortened(self.ids_of(prompt), False)
         reader = self.decoder.with_slots(1, len(ids) + options.tokens)
         yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)
 
     def generate(self, prompts, batch=64, truncate=False, **sampling):
-        """[Reply] to each of a list of prompts, [[Reply, ...]] if there are n of each; so many are
-        written at a time.  Reply.answer is its text."""
+        """[Reply], one for each prompt, or [[Reply, ...]] with n for each if n > 1.  Up to `batch`
+        replies are sampled at a time.  Reply.answer is the text of one."""
         need(not isinstance(prompts, str), "generate: expected a list of prompts, found one text; "
              "put it into a list, or use stream")
         options = self.settings_of_one(sampling)
@@ -4270,8 +4302,8 @@ class Speaker:
         return replies if options.n > 1 else [reply for [reply] in replies]
 
     def answers_to(self, prompts, options, batch, pace, first=0):
-        """Yields (number of a prompt, its n replies) as they are done; the first has number `first`
-        prompts: ids of each"""
+        """Yields (number of a prompt, its n replies) as soon as all n are complete
+        prompts: ids of each; first: number of the first prompt"""
         if not prompts:
             return
         n, longest = options.n, max(map(len, prompts))
@@ -4287,17 +4319,18 @@ class Speaker:
                 yield first + number // n, [answers[j] for j in range(n)]
 
     def keep_ids(self, answer, sampled):
-        """The model's next turn begins with the ids that it said, and the decoder holds them.  An
-        answer with a special token is read as text: there, its name is ordinary tokens."""
+        """Keeps the sampled ids of an answer, which the KV cache holds, for the next question.
+        An answer with a special token is not kept: its text is encoded again, and there the name of
+        the special token becomes ordinary tokens."""
         special = set(sampled) & set(self.tokenizer.specials.values())
         whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
         if answer and whole and not special:             # Ctrl-C may end it within a character
             self.sampled[answer] = sampled
 
     def converse(self):
-        """Replies to each line of standard input, until it ends.  At the prompt a first Ctrl-C
-        clears the line, a second one leaves."""
-        with contextlib.suppress(ImportError):           # arrow keys
+        """Replies to each line of standard input until it ends.  At the prompt, the first Ctrl-C
+        clears the line and the second one leaves."""
+        with contextlib.suppress(ImportError):           # for the arrow keys
             importlib.import_module("readline")
         cleared = False
         while True:
@@ -4319,7 +4352,7 @@ class Speaker:
         print()
 
     def obey(self, text):
-        """Does what a line asks for: a command, or a reply."""
+        """Runs the command in a line, or replies to the line."""
         command = text.strip()
         if command == "/reset":
             self.forget()
@@ -4333,16 +4366,16 @@ class Speaker:
             self.answer_line(text)
 
     def warm(self, number):
-        """/temperature: sets it, or says what it is."""
+        """/temperature: sets the temperature if a number is given, then prints it."""
         try:
             if number:
                 self.options = replace(self.options, temperature=float(number)).check()
             print(f"temperature {self.options.temperature:g}")
-        except ValueError:                   # a UserError, too
+        except ValueError:                   # or a UserError, which is one
             print(f"/temperature {number}: expected a number, 0 to 100")
 
     def answer_line(self, text):
-        """A reply, or in a line why these words can have none."""
+        """Prints a reply, or one line with the reason why there is none."""
         try:
             ids = self.ids_to_read(text)
         except UserError as e:
@@ -4357,7 +4390,7 @@ HELP = """/help     this list
 Ctrl-C    stops a reply; clears a line that is being typed"""
 
 def said_or_read(prompt):
-    """A prompt; that of `-` is read from standard input, without the end of its last line."""
+    """The prompt; for `-`, standard input without its last line end"""
     if prompt != "-":
         return prompt
     need(sys.stdin, "standard input is closed; name the prompt")
@@ -4365,8 +4398,8 @@ def said_or_read(prompt):
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
 
-# The model that comes with the program: of that data/MODEL.md says what it was made of, and what it
-# can.  It has a name, and a short one, wherever a checkpoint is asked for.
+# The bundled model.  data/MODEL.md describes its training data and its abilities.  Wherever a
+# checkpoint is expected, `bundled` or the short name `box` means this model.
 SHIPPED = "data/model.bin"
 BUNDLED, BOX = "bundled", "box"
 
@@ -4374,15 +4407,16 @@ def is_bundled(file):
     return os.path.realpath(file) == os.path.realpath(beside_program(SHIPPED))
 
 def in_box(file):
-    """The path of a checkpoint: a file of that name takes precedence over the bundled model."""
+    """The path of a checkpoint.  A file with the name `bundled` or `box` takes precedence over the
+    bundled model."""
     bundled = file in (BUNDLED, BOX) and not os.path.exists(file)
     return beside_program(SHIPPED) if bundled else file
 
 def shown_name(file):
-    """A checkpoint as messages call it: the bundled one may lie deep in site-packages."""
+    """A checkpoint's name in messages; the path of the bundled one may be deep in site-packages."""
     return BUNDLED if is_bundled(file) else file
 
-MOST_MODELS = 1000           # files that are opened in search of a checkpoint
+MOST_MODELS = 1000           # files opened at most, in search of a checkpoint
 
 def newest_model(folder=os.curdir):
     """The name of the newest checkpoint in a folder, by modification time; None if there is none.
@@ -4401,8 +4435,9 @@ def newest_model(folder=os.curdir):
     return None
 
 def model_to_use(file=None, place=None):
-    """The checkpoint that is named; else the newest one in this folder, or the bundled one.
-    place: where on the command line another one is named.  A note then says which was taken."""
+    """The checkpoint that is named, else the newest one in this folder, else the bundled one.
+    place: where on the command line to name a checkpoint, for the note that prints the choice.
+    If place is None, no note is printed."""
     if file is not None:
         return in_box(file)
     newest, bundled = newest_model(), beside_program(SHIPPED)
@@ -4424,7 +4459,7 @@ def need_prompt_first(prompt, file):
          f"{file}: No such file; the prompt comes first, and then the checkpoint, {prompt}")
 
 def load(file=None, decoder=Decoder, **sampling):
-    """A Speaker of a checkpoint, by default of `model_to_use`, to talk to from Python:
+    """A Speaker of a checkpoint, for use from Python; by default, `model_to_use` picks one:
 
         model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
         for reply in model.generate(["What is a cat?", "What is a dog?"], tokens=50):
@@ -4432,12 +4467,13 @@ def load(file=None, decoder=Decoder, **sampling):
         print(*model.stream("Tell me of the sea.", temperature=0), sep="")
         print(model.say("Hello!"), model.say("What was the first thing I said?"))
 
-    Your own Numba functions keep Numba's settings and cache.  One exception: a process has one LLVM
-    code generator.  Import Numba and compile a function first if yours need the one of level 3."""
+    Your own Numba functions keep Numba's settings and cache.  One exception: a process has a single
+    LLVM code generator, of optimization level 1 here.  If your functions need level 3, import Numba
+    and compile one of them before you import nanoeuler."""
     return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
 
 def shown_logprobs(reply):
-    """Of each token: the text, its log-probability, and those of the likeliest"""
+    """For each token: its text, its log-probability, and those of the most probable tokens"""
     def text(token):
         return reply.vocab[token].decode("utf-8", "backslashreplace")
 
@@ -4446,7 +4482,7 @@ def shown_logprobs(reply):
             for token, (logp, top) in zip(reply.tokens, reply.logprobs)]
 
 def print_template_note(template):
-    """A chat model does not continue a prompt, and a reader who expects that needs to know why."""
+    """Tells a user who expects a continuation why a chat model answers the prompt instead."""
     name = "its own"
     if is_alpaca(template):
         name = "Alpaca's"
@@ -4457,9 +4493,9 @@ def print_template_note(template):
 
 def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
                   truncate=False, force=False, **chosen):
-    """`generate`: one continuation, after the prompt, or one answer; or those of a file."""
+    """`generate`: continues or answers one prompt, or every prompt of a file."""
     options = Sampling(**chosen).check()
-    if prompts:                              # then a word that stands alone names the checkpoint
+    if prompts:                              # then the first argument is the checkpoint
         need(out, "name a file for the answers: --out answers.jsonl")
         need(not prompt or file is None,
              f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
@@ -4475,12 +4511,12 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
     if speaker.answers:
         print_template_note(speaker.template)
     for i in range(options.n):
-        if options.n > 1:                    # also into a pipe: a blank line may be of a text
+        if options.n > 1:                    # in a pipe, too: replies may contain blank lines
             print(f"--- {i + 1} of {options.n}")
         speaker.rng = rng_of(options.seed, 0, i)
         speaker.said.clear()
         if not speaker.answers:
-            print(prompt, end="", flush=True)          # reading it may take a while
+            print(prompt, end="", flush=True)          # first, as reading it may take a while
             rewound = rewind_to(speaker.decoder, speaker.ids_of(prompt))
         else:
             rewound = speaker.ids_to_read(prompt)
@@ -4495,7 +4531,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
             print(f"note: {speaker.pace}", file=sys.stderr)
 
 def chat(file=None, decoder=Decoder, **chosen):
-    """`chat`: a conversation."""
+    """`chat`: a conversation at the terminal"""
     need(sys.stdin, "standard input is closed; see generate")
     talking = Talking(**chosen).check()
     file = model_to_use(file, place="")
@@ -4507,15 +4543,17 @@ def chat(file=None, decoder=Decoder, **chosen):
     speaker.converse()
 
 # ==== 12 Kernels to compile ====
+# This section fills Numba's cache before a run or a chat begins: it calls every kernel once, with
+# the tiny model SPECK.  A first reader may skip all of it, because it adds nothing to the model.
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
 
 def compile_gradient(dtype="f32"):
-    """The forward and backward pass: nearly all of the time goes into one kernel, `run_batch`."""
+    """Compiles the forward and backward pass; `run_batch` takes nearly all of the time."""
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     model.run(GRADIENT, np.zeros((1, 8), np.int32))
 
 def compile_speech():
-    """The decoder of each type of weights, and the tokenizer."""
+    """Compiles the decoder for each type of weights, and the tokenizer."""
     for weights in ("f32", "bf16", "int8"):
         decoder = Decoder(SPECK, init_params(SPECK, 0), weights)
         decoder.step(0)
@@ -4523,17 +4561,17 @@ def compile_speech():
     bpe.train(b"a b a b", 258).encode(b"a b")
 
 def compile_rest(dtype="f32"):
-    """The optimizers, and what speaks: about as long as `run_batch`."""
+    """Compiles the optimizers, the decoder and the tokenizer: about as long as `run_batch`."""
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     for muon_lr in (0.0, 1.0):
         model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0,
                               muon_lr=muon_lr))
     compile_speech()
 
-INT8 = types.uint32 if QUADS else types.int8             # of a decoder's weights; bfloat16: int32
+INT8 = types.uint32 if QUADS else types.int8             # Numba's type of packed int8
 
-# What a process of its own compiles -> those of its kernels that take long.  Each holds what it
-# calls.
+# {the call of a separate process: the kernels in it that take long to compile}, here for chat.
+# A compiled kernel includes the functions that it calls.
 SPEECH = {"compile_speech()": [Compiled(decode_step, "p.wte", types.float32),
                                Compiled(decode_step, "p.wte", types.int32),
                                Compiled(decode_step, "p.wte", INT8),
@@ -4546,33 +4584,34 @@ def gradient_kernels(dtype):
     return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", PANELS[dtype])]}
 
 def training_kernels(dtype):
-    """The kernels that a run in this dtype needs, and then a chat with its model"""
+    """The kernels of a run in this dtype, and of a chat with its model"""
     return {**gradient_kernels(dtype),
             f"compile_rest({dtype!r})": [Compiled(adamw_update, "p", types.float32),
                                          Compiled(muon, "scratch.pairs", PANELS[dtype]),
                                          *SPEECH["compile_speech()"]]}
 
 def compile_kernels(dtype=DTYPE):
-    """`compile`: what training in this dtype needs, and chat."""
+    """`compile`: compiles the kernels for training in this dtype and for chat."""
     need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
     fill_cache(training_kernels(dtype))
 
 # ==== 13 Command line ====
-# First the arguments of the verbs, then the verbs.
+# This section declares the verbs of the command line and their arguments, and runs one verb.  A
+# first reader may skip to the table VERBS, which names the module of each verb.
 Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
 
 def arg(*names, **options):
     return Argument(names, options)
 
 def as_text(argument):
-    """An argument as text: what is no character, which Python keeps as half a surrogate pair, is
-    shown and read as U+FFFD, like that of a file or of standard input."""
+    """An argument as text.  Python turns invalid bytes of an argument into lone surrogates.  Here
+    they become U+FFFD, like invalid bytes in a file or on standard input."""
     return re.sub("[\ud800-\udfff]", "\ufffd", argument)
 
-LONGEST_NAME = 4096          # Linux has no longer paths
+LONGEST_NAME = 4096          # the longest path on Linux
 
 def file_name(argument):
-    """The name of a file or a folder, which the program would find empty only later."""
+    """The name of a file or a folder, checked before the program does any work."""
     if not argument:
         raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
     if argument == "-":
@@ -4583,14 +4622,15 @@ def file_name(argument):
     return argument
 
 def model_name(argument):
-    """That of a checkpoint to read"""
+    """The checked path of a checkpoint to read"""
     return in_box(file_name(argument))
 
 def checkpoint(default):
     return arg("file", nargs="?", type=model_name, default=default, help="checkpoint")
 
 def beginning(run):
-    """The checkpoint that a run begins with.  Where none is named --resume compares none."""
+    """The argument for the checkpoint that a run begins with.  It is absent by default, because
+    --resume compares only a checkpoint that is named."""
     return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
                help=f"checkpoint to begin with (default: {run.begins_with}; {BUNDLED}: the bundled "
                     f"model)")
@@ -4616,7 +4656,8 @@ def out(default):
     return arg("--out", type=file_name, default=default, help="file to write")
 
 def flag(f, default):
-    """A setting as a flag.  Where it is not given it is absent: --resume compares those given."""
+    """A setting as a flag.  A flag that is not given is absent from the result, because --resume
+    compares only the settings that are given."""
     name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
     if f.type is list:
         return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
@@ -4628,7 +4669,7 @@ def flag(f, default):
     return arg(name, type=type_of(f), default=argparse.SUPPRESS,
                help=f"{text} (default: {default})")
 
-# argparse's errors, as Python 3.11 to 3.14 word them, and ours
+# (argparse's error, as Python 3.11 to 3.14 word it; the text that replaces it)
 PLAIN_ERRORS = [
     (r"\Aargument (\S+): invalid int value: (.*)", r"\1: expected a whole number, found \2"),
     (r"\Aargument (\S+): invalid float value: (.*)", r"\1: expected a number, found \2"),
@@ -4642,8 +4683,8 @@ PLAIN_ERRORS = [
     (r"\Aambiguous option: (\S+) could match (.*)", r"\1 may mean \2; write it in full")]
 
 class Parser(argparse.ArgumentParser):
-    """Its complaints are errors like others, of one line."""
-    flags = ("--help",)                      # all that there are
+    """A parser whose errors are UserErrors of one line, as everywhere in this program"""
+    flags = ("--help",)                      # all flags of the verb
 
     def error(self, message):
         said = message
@@ -4654,24 +4695,24 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{said}; see {self.prog} --help")
 
     def need_flags(self, argv):
-        """Names the first flag that there is not.  argparse would complain of the word behind it,
-        in which it sees an argument."""
+        """Reports the first unknown flag.  argparse would report the word after the flag instead,
+        because it takes that word for a positional argument."""
         for word in argv:
-            if word == "--":                 # behind it nothing is one
+            if word == "--":                 # no word after it is a flag
                 break
             name, _, value = word.partition("=")
             if not name.startswith("--") or " " in word:
                 continue
-            if value == "--":                # argparse takes it away, and has no value then
+            if value == "--":                # argparse removes it, and then finds no value
                 self.error(f"{name} is --, which is no value")
-            if not any(flag.startswith(name) for flag in self.flags):    # it may be cut short
+            if not any(flag.startswith(name) for flag in self.flags):    # a prefix will do
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
                 self.error(f"there is no flag {name}" + "".join(f", is it {x}?" for x in near))
 
 def add_arguments(parser, call, *args, settings=(), shape=()):
-    """Declares a verb: it calls `call` with its arguments, and with those settings, of the run and
-    of the model's shape, that are given.  A setting without a help text is no flag.  Returns the
-    parser."""
+    """Declares a verb, and returns its parser.  The verb calls `call` with its arguments and with
+    the flags that are given.  settings: fields of a run; one without a help text gets no flag.
+    shape: fields of Config"""
     parser.set_defaults(call=call)
     flags = [flag(f, f.default) for f in settings if f.metadata["help"]]
     flags += [flag(f, "of the model") for f in shape]
@@ -4682,8 +4723,8 @@ def add_arguments(parser, call, *args, settings=(), shape=()):
 
 def add_verbs(parsers, verbs, chosen):
     """Adds rows of VERBS to argparse's list of parsers.  Only the modules of the verbs in `chosen`
-    are imported.  There the function NAME_verb(add) declares the arguments of the verb NAME: it
-    calls `add`, which is `add_arguments`."""
+    are imported.  A module's function NAME_verb(add) declares the arguments of the verb NAME: it
+    calls `add`, which is `add_arguments` with the parser."""
     for name, module, text in verbs:
         parser = parsers.add_parser(name, help=text, description=text,
                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -4692,7 +4733,7 @@ def add_verbs(parsers, verbs, chosen):
             declare(partial(add_arguments, parser))
 
 def parse(verbs, text, argv):
-    """What argv says, by name: the function of its verb as `call`, and that one's arguments."""
+    """{name: value} of the command line: the verb's function as `call`, and its arguments"""
     argv = argv or ["--help"]
     root = Parser(description=text)
     root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
@@ -4705,12 +4746,12 @@ def parse(verbs, text, argv):
     if verb:
         verb.need_flags(argv[1:])
     if verb and "--" not in argv:
-        return vars(verb.parse_intermixed_args(argv[1:]))        # files may stand behind flags
-    return vars(root.parse_args(argv))       # which knows that nothing behind -- is a flag
+        return vars(verb.parse_intermixed_args(argv[1:]))        # files may follow flags
+    return vars(root.parse_args(argv))       # it takes no word after -- for a flag
 
 def typed(program):
-    """What starts a program of this folder, as the user typed it who started one of them: the
-    command that pip made, or the file, with the path to it."""
+    """The command that starts `program` of this folder, in the form that the user typed: pip's
+    command, or python with the path of the file"""
     command = program.removesuffix(".py").replace("_", "-")
     folder, started = os.path.split(sys.argv[0])
     if started.removesuffix(".exe") == command:
@@ -4718,14 +4759,14 @@ def typed(program):
     ours = started in ("nanoeuler.py", "nanoeuler_cuda.py")
     return f"python {shlex.quote(os.path.join(folder, program) if ours else program)}"
 
-# What pip is to install where a verb misses one of the extras, as pyproject.toml has them
+# Optional packages and their versions, as in pyproject.toml: {module: argument of pip install}
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
             "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4",
             "starlette": "starlette>=1,<2", "uvicorn": "uvicorn>=0.38,<1"}
 
 def problem(e):
-    """What is wrong and how to mend it, in one line."""
-    if isinstance(e, ModuleNotFoundError):   # an extra
+    """The cause of an error and its remedy, in one line"""
+    if isinstance(e, ModuleNotFoundError):   # nanoeuler_parts, or an optional package
         if e.name.startswith("nanoeuler_parts"):
             return "it needs the folder nanoeuler_parts, expected beside nanoeuler.py, found none"
         package = PACKAGES.get(e.name, e.name)
@@ -4737,10 +4778,10 @@ def problem(e):
     return str(e)
 
 def run_verb(verbs, text, argv=None):
-    """Runs the verb that argv names, of these rows of VERBS.  Returns the exit code: 0, it
-    is done, or a run was stopped and saved; 1, a self-test failed; 2, the user can mend something,
-    and knows what; 130, Ctrl-C where there was nothing to save."""
-    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may know ASCII only
+    """Runs the verb that argv names, from these rows of VERBS, and returns the exit code.
+    0: success, or a run was stopped and saved.  1: a self-test failed.  2: an error that the user
+    can fix, printed in one line.  130: Ctrl-C, with nothing to save."""
+    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may support only ASCII
         with contextlib.suppress(AttributeError):        # None, or a notebook's
             stream.reconfigure(errors="replace")
     try:
@@ -4752,7 +4793,7 @@ def run_verb(verbs, text, argv=None):
         return call(**chosen) or 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:                  # the reader of our output is gone
+    except BrokenPipeError:                  # the reader of the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UserError, ModuleNotFoundError, MemoryError, OSError) as e:
@@ -4760,7 +4801,7 @@ def run_verb(verbs, text, argv=None):
         return 2
 
 SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
-CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that is there; none adds one
+CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that exists already
 HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
 # Name, the module that declares its arguments (`add_verbs`), help
@@ -4800,5 +4841,5 @@ def main(argv=None):
     return run_verb(VERBS, "A GPT from scratch", argv)
 
 def main_on_gpu():
-    """The command nanoeuler-cuda that pip makes: as if the file had been started."""
+    """pip's command nanoeuler-cuda: runs nanoeuler_cuda.py as if the file had been started."""
     return runpy.run_module("nanoeuler_cuda", run_name="__main__")
