@@ -3254,8 +3254,8 @@ class State(Settings):
     step: int = 0
     n_steps: int | None = None         # of the whole run; None: not planned yet
     tokens_seen: int = 0
-    micro_batch: int | None = None     # sequences per pass; on a GPU the order of sums, and so the
-                                       # last bits, depend on it
+    micro_batch: int | None = None     # sequences per pass; the order of sums, and so the last
+                                       # bits, may depend on it
     elapsed: float = 0.0       # seconds of training
     bits_per_byte: float | None = None         # of the latest validation
     best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
@@ -4468,8 +4468,8 @@ def load(file=None, decoder=Decoder, **sampling):
         print(model.say("Hello!"), model.say("What was the first thing I said?"))
 
     Your own Numba functions keep Numba's settings and cache.  One exception: a process has a single
-    LLVM code generator, of optimization level 1 here.  If your functions need level 3, import Numba
-    and compile one of them before you import nanoeuler."""
+    LLVM code generator, and here it has optimization level 1, unless NUMBA_OPT is set.  If your
+    functions need level 3, import Numba and compile one of them before you import nanoeuler."""
     return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
 
 def shown_logprobs(reply):
