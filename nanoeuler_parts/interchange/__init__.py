@@ -1,1 +1,1 @@
-"""Models in other formats: Hugging Face, GGUF, int8, and the chat templates of other models."""
+"""Models in other formats: Hugging Face, GGUF and int8.  Chat templates of imported models."""

@@ -1,4 +1,4 @@
-"""`export`: a checkpoint as a directory of Hugging Face or as a GGUF file."""
+"""The verb `export`: writes a checkpoint as a Hugging Face directory or as a GGUF file."""
 import os
 
 from bpe import need
@@ -12,7 +12,7 @@ from nanoeuler_parts.interchange.huggingface import (
 from nanoeuler_parts.interchange.llama import REMEDY
 
 def export(file, folder, gguf, matrices, force):
-    """`export`: a checkpoint becomes a Hugging Face directory, a GGUF file, or both."""
+    """`export`: writes a checkpoint as a Hugging Face directory, a GGUF file, or both."""
     need(folder or gguf, "name a directory, or --gguf FILE, or both")
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     c = read_checkpoint(file, moments=False)

@@ -1,4 +1,5 @@
-"""A model as a GGUF file of llama.cpp, written and read.  The package gguf knows the format."""
+"""Writes and reads GGUF files, the format of llama.cpp, for the verbs `export` and `import`.  The
+package gguf implements the format."""
 import json
 import math
 from dataclasses import fields
@@ -11,16 +12,17 @@ from nanoeuler import ALPACA, Config, llama_tensors, named
 from nanoeuler_parts.files.safetensors import cut_short, note_large
 from nanoeuler_parts.interchange.llama import Found, LLAMA, llama_config, need_regular
 
-# tokenizer.ggml.pre of a tokenizer without `digits`, and with it
+# Tokenizer.digits -> tokenizer.ggml.pre, which names the pre-tokenizer for llama.cpp
 PRE = {False: "gpt-2", True: "smollm"}
 
 def gguf_names(cfg):
-    """Our name of a tensor -> its name in GGUF; llama.cpp has no place for heads 1.."""
+    """{name of a tensor in a checkpoint: its name in GGUF}, without the auxiliary heads, for which
+    llama.cpp has no place"""
     return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
 
 def pairs_of_halves(w, name, cfg, back=False):
-    """RoPE turns rows i and i + D/2 of a head of q or k; in GGUF those are rows 2i and 2i + 1.
-    w (heads * D, C) from the one order to the other; matrices without RoPE as they are."""
+    """RoPE rotates rows i and i + D/2 of a head of q or k; GGUF stores the two as rows 2i, 2i + 1.
+    Reorders w (heads * D, C) for GGUF, or back.  Matrices without RoPE stay as they are."""
     heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
     if heads is None:
         return w
@@ -28,15 +30,16 @@ def pairs_of_halves(w, name, cfg, back=False):
     return w.reshape(split).swapaxes(1, 2).reshape(w.shape)
 
 def shortest(x):
-    """A float32 as its shortest decimals: 1e-5 again, and not 9.99999974e-06."""
+    """A float32 as the shortest decimal that names it: 1e-5 instead of 9.99999974e-06."""
     return float(str(np.float32(x))) if isinstance(x, float) else x
 
 def llama_of_gguf(path):
-    """Found in a GGUF file."""
+    """The model of a GGUF file, as a `Found`."""
     import gguf
 
     class Reader(gguf.GGUFReader):
-        """Of gguf 0.19, with a check: it makes lists as long as a damaged file says."""
+        """The reader of gguf 0.19 with a bounds check.  Without it, a damaged file could make the
+        reader allocate lists of any length."""
 
         def _get(self, offset, dtype, count=1, **order):
             end = int(offset) + int(count) * np.dtype(dtype).itemsize
@@ -83,10 +86,10 @@ def llama_of_gguf(path):
                  special("bos_token_id"), special("eos_token_id"))
 
 def gguf_meta(c):
-    """The metadata of a GGUF file of a Checkpoint; the type of a value decides how it is stored."""
+    """The metadata of a Checkpoint's GGUF file.  A value's Python type decides its GGUF type."""
     cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
     model = json.loads(c.tokenizer.to_json())["model"]
-    type_of = {f.name: f.type for f in fields(Config)}   # a theta of 10000 is a float all the same
+    type_of = {f.name: f.type for f in fields(Config)}   # a float field stays a float, even 10000
     end = specials.get(s.eos, 0)
     return {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
             "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
@@ -99,11 +102,12 @@ def gguf_meta(c):
             "tokenizer.ggml.eos_token_id": end,
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
 
-# The largest number that a type of GGUF holds, where that is less than float32's
-GGUF_MOST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}      # a block has a scale in F16
+# The largest number that a GGUF type holds, for types with a smaller range than float32
+GGUF_MOST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}      # a block has one F16 scale
 
 def write_gguf(path, c, matrices):
-    """A GGUF file of a Checkpoint; vectors are float32, rows of no whole blocks float16."""
+    """Writes a Checkpoint as a GGUF file.  Vectors are float32.  Matrices get the type
+    `matrices`, or float16 if their rows are not whole blocks of that type."""
     import gguf
     file = gguf.GGUFWriter(path, "llama")
     kinds = gguf.GGMLQuantizationType
@@ -120,7 +124,7 @@ def write_gguf(path, c, matrices):
         if w.shape[-1] % block:
             kind = kinds.F16
         most = GGUF_MOST.get(kind.name, math.inf)
-        largest = np.abs(w).max()            # a NaN is no reason
+        largest = np.abs(w).max()            # `not >` lets a NaN pass
         need(not largest > most, f"{name} has {largest:g}, {kind.name} holds at most {most:g}; "
              f"use --matrices f32")
         w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)

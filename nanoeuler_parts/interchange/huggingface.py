@@ -1,4 +1,5 @@
-"""A model as a directory of Hugging Face, written and read, and models of the Hub."""
+"""Writes and reads Hugging Face directories, and downloads models from the Hub, for the verbs
+`export` and `import`."""
 import json
 import os
 import pathlib
@@ -17,14 +18,15 @@ WEIGHTS_OF_LLAMA = "model.safetensors", "mtp.safetensors"
 FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
 
 def llama_of_folder(folder):
-    """Found in a directory of config.json, safetensors, tokenizer.json, tokenizer_config.json."""
+    """The model of a Hugging Face directory, as a `Found`.  It reads config.json, safetensors,
+    tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja."""
     at = pathlib.Path(folder)
     for name in FILES_OF_LLAMA:
         with reading(at / name, "name another directory"):
             need_regular(at / name)
-    need_llama(json_of(at / "config.json"))  # others may lack the files that follow
+    need_llama(json_of(at / "config.json"))  # other models may lack the files below
     tensors = {}
-    for shard in at.glob("*.safetensors"):   # and heads 1.. of `export`
+    for shard in at.glob("*.safetensors"):   # with the auxiliary heads of `export`
         with reading(shard, AGAIN):
             tensors |= map_tensors(shard)[1]
     config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
@@ -34,7 +36,7 @@ def llama_of_folder(folder):
         template = own.read_text(encoding="utf-8")
 
     def special(name):
-        token = words.get(name) or ""        # text, or an object that holds it
+        token = words.get(name) or ""        # a text, or an object with the text
         return token["content"] if isinstance(token, dict) else token
 
     def read(name):
@@ -48,7 +50,7 @@ def llama_of_folder(folder):
                  template, special("bos_token"), special("eos_token"))
 
 def llama_files(c):
-    """name -> JSON content of the files that stand beside the tensors of a Checkpoint."""
+    """{file name: content as JSON} of the files that accompany the tensors of a Checkpoint"""
     s, specials, sampling = c.state, c.tokenizer.specials, Sampling()
     ends = {end: token for end, token in (("bos", s.bos), ("eos", s.eos)) if token in specials}
     tokens = {f"{end}_token": token for end, token in ends.items()}
@@ -69,22 +71,23 @@ def llama_files(c):
         "tokenizer.json": json.loads(c.tokenizer.to_json())}
 
 def holds_heads_alone(path):
-    """Is it a mtp.safetensors that `export` wrote?"""
+    """Does the file contain only auxiliary heads, like the mtp.safetensors of `export`?"""
     with reading(path, "name another directory"):
         return all(name.startswith("mtp.") for name in map_tensors(path)[1])
 
 def need_folder(c, folder, force):
-    """Refuses to write into what is there."""
+    """Rejects a path that is not a directory, and a directory where `export` would overwrite files.
+    Even with --force, `export` never deletes the mtp.safetensors of another program."""
     need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
         refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
-    if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # of a model that stood here before
+    if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # perhaps from an earlier export
         need(holds_heads_alone(of_heads),
              f"{of_heads} is another program's; name another directory")
 
 def export_folder(c, folder):
-    """Writes a directory that transformers reads."""
+    """Writes a directory that transformers can load.  Auxiliary heads go into mtp.safetensors."""
     files = llama_files(c)
     heads, weights = {}, {}
     for name, x in named(c.cfg, c.flat).items():
@@ -93,7 +96,7 @@ def export_folder(c, folder):
         else:
             weights[name] = x
     of_heads = os.path.join(folder, "mtp.safetensors")
-    if not heads and os.path.exists(of_heads):           # of a model that stood here before
+    if not heads and os.path.exists(of_heads):           # from an earlier export
         os.remove(of_heads)
     os.makedirs(folder, exist_ok=True)
     if heads:
@@ -105,7 +108,7 @@ def export_folder(c, folder):
     more = f", and its heads 1 to {len(heads)}" if heads else ""
     print(f"{folder}: a LlamaForCausalLM{more}")
 
-# What an error of the Hub's client means, by its name, of which it makes a paragraph
+# Name of an error of huggingface_hub -> a short cause; the client's own messages are long
 OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
           "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
           "RevisionNotFoundError": "it has no such revision of that",
@@ -114,8 +117,8 @@ OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one
 IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 def folder_of_hub(name):
-    """The directory to which huggingface_hub, an extra, downloads ORG/NAME or ORG/NAME@REVISION,
-    once: its environment variables choose cache, mirror and token."""
+    """Downloads ORG/NAME or ORG/NAME@REVISION once, and returns the directory.  It uses the
+    optional package huggingface_hub, whose environment variables choose cache, mirror and token."""
     import huggingface_hub
     repository, _, revision = name.partition("@")
     print(f"fetching {name} from the Hugging Face Hub", flush=True)
@@ -123,7 +126,7 @@ def folder_of_hub(name):
         return huggingface_hub.snapshot_download(
             repository, revision=revision or None, ignore_patterns="*/*",
             allow_patterns=["*.safetensors", *FILES_OF_LLAMA])
-    except Exception as e:                   # of the network, of the Hub, or of its client
+    except Exception as e:                   # from the network, the Hub or its client
         kind = type(e).__name__
         said = " ".join(str(e).split()).partition(". ")[0]
         said = OF_HUB.get(kind, f"{kind}: {said:.100}")

@@ -1,4 +1,4 @@
-"""`import`: a Llama of Hugging Face, or in a GGUF file, becomes a checkpoint."""
+"""The verb `import`: converts a Llama from Hugging Face or from a GGUF file to a checkpoint."""
 import os
 import pathlib
 import shlex
@@ -15,7 +15,7 @@ from nanoeuler_parts.interchange.gguf import llama_of_gguf
 from nanoeuler_parts.interchange.huggingface import folder_of_hub, IN_HUB, llama_of_folder
 
 def import_llama(source, out, force):
-    """`import`: a Llama in a directory, a GGUF file or the Hub becomes a checkpoint."""
+    """`import`: converts a Llama in a directory, a GGUF file or the Hub to a checkpoint."""
     need_another(out, source)
     refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
@@ -24,7 +24,7 @@ def import_llama(source, out, force):
         need_another(out, path)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
-        os.stat(source)                      # is it there?  Before the package gguf is asked for
+        os.stat(source)                      # report a missing file before a missing gguf
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
                       eos=f.eos, options={"data": source}).check()

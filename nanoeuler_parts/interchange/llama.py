@@ -1,4 +1,5 @@
-"""What this model is called as a Llama, in config.json and in GGUF."""
+"""Names and settings of this model as a Llama, in config.json and in GGUF.  `export` and `import`
+use them."""
 import os
 from collections import namedtuple
 
@@ -8,11 +9,11 @@ from nanoeuler_parts.files.safetensors import AGAIN
 from nanoeuler_parts.files.texts import parse_json
 
 def need_regular(path):
-    """A pipe would be waited for, and a device read, without an end."""
+    """Rejects pipes and devices: reading one might never end."""
     need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
 
-# Hugging Face keeps a model in a directory, llama.cpp in one file (GGUF).  Both know the model
-# of nanoeuler.py as a Llama; a field of Config has a name in config.json and one in GGUF.
+# Hugging Face stores a model in a directory, llama.cpp in one file (GGUF).  In both, the model of
+# nanoeuler.py is a Llama.  Each field of Config has a name in config.json and a name in GGUF.
 LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, config.json, GGUF
          ("n_hidden", "intermediate_size", "llama.feed_forward_length"),
          ("n_layer", "num_hidden_layers", "llama.block_count"),
@@ -24,18 +25,19 @@ LLAMA = [("n_embd", "hidden_size", "llama.embedding_length"),      # Config, con
          ("rope_theta", "rope_theta", "llama.rope.freq_base"),
          ("norm_eps", "rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
          ("tie_embeddings", "tie_word_embeddings", "")]
-# What nanoeuler.py computes, as a config.json says it, and transformers' defaults for the rest
+# COMPUTED: the values of config.json that nanoeuler.py implements.  DEFAULTS: what transformers
+# assumes for missing entries.
 COMPUTED = {"model_type": "llama", "rope_type": "default", "hidden_act": "silu",
             "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1}
 DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
             "tie_word_embeddings": False}
 REMEDY = "free space or name another place"
 
-# A model as an import finds it: shapes {name: shape} of its tensors, read(name) one of them
+# A model to import.  shapes: {name: shape} of its tensors.  read(name) returns one of them.
 Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
 
 def need_llama(config):
-    """Rejects another kind of model by its name, before anything is missing in it."""
+    """Rejects other kinds of models first, since they may lack entries that a Llama has."""
     kind = config.get("model_type")
     found = config.get("architectures") or kind
     if isinstance(found, list):
@@ -44,14 +46,15 @@ def need_llama(config):
     need(kind == "llama", f"expected a Llama, found {found!s:.80}")
 
 def llama_config(entries, n_mtp=1):
-    """Config of the entries of a config.json; what this file does not compute is refused.  What it
-    leaves out is as in transformers; what it says of RoPE may stand in a block of its own."""
+    """The Config for the entries of a config.json.  Rejects values that nanoeuler.py does not
+    implement.  Missing entries get the defaults of transformers.  The entries of RoPE may be in a
+    block of their own."""
     need_llama(entries)
     rope = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
     n_head = entries["num_attention_heads"]
     c = {**COMPUTED, **DEFAULTS, "num_key_value_heads": n_head,
          "head_dim": entries["hidden_size"] // n_head}
-    c["rope_type"] = rope.get("type", "default")         # its name before it was rope_type
+    c["rope_type"] = rope.get("type", "default")         # the older name of rope_type
     c.update(rope)
     c.update((key, value) for key, value in entries.items() if value is not None)
     for key, expected in COMPUTED.items():

@@ -1,4 +1,4 @@
-"""`quantize`: a checkpoint whose matrices are int8."""
+"""The verb `quantize`: writes a checkpoint whose matrices are int8."""
 import os
 import shlex
 import sys
@@ -14,7 +14,7 @@ from nanoeuler import (
 from nanoeuler_parts.files.safetensors import note_large
 
 def with_heads(c, n_mtp):
-    """A Checkpoint with the first so many of its heads, and without moments"""
+    """The Checkpoint with its first n_mtp heads only, and without moments"""
     need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
          f"more")
     cfg = replace(c.cfg, n_mtp=n_mtp).check()
@@ -24,7 +24,7 @@ def with_heads(c, n_mtp):
     return c._replace(cfg=cfg, flat=flat, moments=())
 
 def quantize(file, out, force, n_mtp=None):
-    """`quantize`: a checkpoint to talk to, or to begin with, whose matrices are int8."""
+    """`quantize`: writes the model in int8, to chat with or to begin a run with."""
     refuse_overwrite(out, force)
     need(os.path.realpath(out) != os.path.realpath(file),
          f"{out} would replace {file}, which is more exact; choose another name")
@@ -32,7 +32,7 @@ def quantize(file, out, force, n_mtp=None):
     if c.matrices == "int8":
         print(f"note: the matrices of {file} are int8 already", file=sys.stderr)
     c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
-    # no run goes on from here: without its clock and folders the same run makes the same bytes
+    # no run resumes from this file; without times and folders, equal runs give identical files
     learned = os.path.basename(str(c.state.options.get("data", "")))
     state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
                     source_sha256="", log_sha256="", micro_batch=None, reference=[])

@@ -1,4 +1,5 @@
-"""Third-party chat templates: programs in Jinja, which are untrusted input."""
+"""Third-party chat templates.  They are programs in Jinja, and untrusted input.  Section 11 of
+nanoeuler.py calls `strangers_pieces` for any template but the two built-in ones."""
 import contextlib
 import hashlib
 import importlib.util
@@ -17,8 +18,8 @@ from bpe import need
 from nanoeuler import AFTER, BEFORE, OTHER_TEMPLATE, own_pieces, special_names, unmarked
 
 def jinja(template):
-    """A template as transformers compiles it.  It is a stranger's program: the sandbox keeps it
-    from files and from Python, ImmutableSandboxedEnvironment from changing what it is given."""
+    """The template, compiled as transformers does it.  A template is an untrusted program.  The
+    immutable sandbox gives it no access to files or Python, and protects its arguments."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -33,19 +34,19 @@ def jinja(template):
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = time.strftime
-    # a block that marks, for training, what the model says; here it is a block without effect
+    # `generation` blocks mark the model's words for training; here they have no effect
     written = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", template)
     written = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", written)
     return environment.from_string(written)
 
 def render_lines(seconds, memory, longest):
-    """What the process that renders does.  A line of JSON asks [template, variables of each text];
-    a line answers [texts, ""] or [[], what went wrong].
-    seconds: of CPU for a line     memory: bytes     longest: characters of one text"""
+    """The main loop of the rendering process.  It reads lines of JSON, [template, variables of each
+    text], and answers each with a line, [texts, ""] or [[], error message].
+    seconds: of CPU time per line     memory: bytes     longest: characters of one text"""
     import functools
 
     def limit(name, most):
-        # Windows has no such module, macOS no limit of memory
+        # Windows lacks this module; macOS cannot limit memory
         with contextlib.suppress(ImportError, ValueError):
             import resource
             what = getattr(resource, name)
@@ -53,7 +54,7 @@ def render_lines(seconds, memory, longest):
             if hard == resource.RLIM_INFINITY or most < hard:
                 resource.setrlimit(what, (most, hard))
 
-    limit("RLIMIT_CORE", 0)                  # at its limit a process ends with a core dump
+    limit("RLIMIT_CORE", 0)                  # the CPU limit ends a process with a core dump
     limit("RLIMIT_AS", memory)
     compiled = functools.lru_cache(jinja)
     for line in sys.stdin:
@@ -70,19 +71,20 @@ def render_lines(seconds, memory, longest):
                         raise OverflowError(f"its text is longer than {longest} characters")
                 texts.append("".join(pieces))
             answer = json.dumps([texts, ""])
-        except Exception as e:               # a template is a program: it may fail in any way
+        except Exception as e:               # a program may raise any exception
             answer = json.dumps([[], f"{type(e).__name__}: {e}"])
         print(answer, flush=True)
 
-# A real template takes milliseconds.  A context of a million tokens is some 4 million characters,
-# three times as many with marks.
+# A real template takes milliseconds.  A context of a million tokens has about 4 million characters,
+# and three times as many with marks, which stay below TEMPLATE_LONGEST.
 TEMPLATE_SECONDS, TEMPLATE_MEMORY, TEMPLATE_LONGEST = 2, 1 << 29, 1 << 24
 
 @cache
 def renderer():
-    """Another process, which renders: only the system can set a program's time and memory a limit.
-    It is given the source of two functions, and starts in a tenth of a second; to import this file
-    would take ten times as long.  It ends when its input does.  Ctrl-C is not meant for it."""
+    """The rendering process, started by the first call.  Only the operating system can limit the
+    time and memory of a program, so a template runs in its own process.  This process gets the
+    source of two functions and starts in 0.1 s; importing this file would take ten times as long.
+    It ends when its input ends.  It has a session of its own, so Ctrl-C does not reach it."""
     source = [f"import sys; sys.path[:] = {sys.path!r}",
               "import contextlib, json, re, time",
               inspect.getsource(jinja), inspect.getsource(render_lines),
@@ -92,7 +94,7 @@ def renderer():
                             stderr=subprocess.DEVNULL, start_new_session=True)
 
 def render_jinja(template, each):
-    """The texts of a template that is given each of these variables."""
+    """Renders the template once for each dict of variables in `each`, and returns the texts."""
     need(importlib.util.find_spec("jinja2"),
          f"the model's chat template needs jinja2: pip install jinja2, or {OTHER_TEMPLATE}")
     process, answer = renderer(), ""
@@ -100,10 +102,10 @@ def render_jinja(template, each):
         process.stdin.write(json.dumps([template, each]) + "\n")
         process.stdin.flush()
         answer = process.stdout.readline()
-    except BrokenPipeError:                  # it has ended
+    except BrokenPipeError:                  # the process has ended
         pass
     finally:
-        if not answer:       # nor after Ctrl-C: a late answer would be taken for the next one's
+        if not answer:       # also after Ctrl-C, or the next call would read this answer
             process.kill()
             process.wait()
             renderer.cache_clear()
@@ -114,7 +116,7 @@ def render_jinja(template, each):
     return texts
 
 def render_each(template, conversations, state):
-    """The text of each conversation, messages [(role, content)], with what begins the next answer
+    """The text of each conversation, messages [(role, content)], up to where the next answer begins
     """
     pieces = [own_pieces(template, messages) for messages in conversations]
     if all(pieces):
@@ -127,29 +129,33 @@ def render_each(template, conversations, state):
 def render(template, messages, state):
     return render_each(template, [messages], state)[0]
 
+# Marks: the text of messages is rendered with BEFORE and AFTER around each character.  The marks
+# distinguish it from the template's own text.  Both are lone surrogates, never part of valid text.
+# Characters without marks are "shown" to the template.  SAID matches marked characters.
 SAID = re.compile(f"(?:{BEFORE}[^{BEFORE}{AFTER}]*{AFTER})+")
 
 def marked(text):
-    """The text with a mark on both sides of each character."""
+    """The text with BEFORE and AFTER around each character."""
     return "".join(BEFORE + c + AFTER for c in text)
 
 def marked_but(words, text):
-    """The same, but for these words, which a template may look for, and for blanks around them and
-    at the ends of the text, which it may strip."""
-    words = sorted(words, key=len, reverse=True)         # the longest that fits
+    """The same, with two exceptions that get no marks: these words, which a template may look for,
+    and blanks around them or at the ends of the text, which it may strip."""
+    words = sorted(words, key=len, reverse=True)         # prefer longer words
     pieces = re.split(f"({'|'.join(map(re.escape, words)) or '(?!)'})", text)
-    for i in range(0, len(pieces), 2):       # what is between the words
+    for i in range(0, len(pieces), 2):       # the pieces between the words
         core = pieces[i].strip()
         pieces[i] = pieces[i].replace(core, marked(core), 1)
     return "".join(pieces)
 
 def with_marks(messages, shown):
-    """shown: {role: words that get no marks}"""
+    """The messages with marks.  shown: {role: words that get no marks}"""
     return [(role, marked_but(shown.get(role, ()), said)) for role, said in messages]
 
 def words_looked_for(template, messages, state):
-    """{role: words}: those of the template's own words, in quotes, that are said, and of which it
-    makes another text if it can see them.  A word of one character it sees between marks, too."""
+    """{role: words} that the template looks for in messages.  Candidates are quoted strings of the
+    template that occur in messages of the role.  A word counts if the text changes, marks aside,
+    once the word is shown.  Single characters need no such test: marks do not hide them."""
     code = "".join(re.findall(r"(?s){[{%].*?[%}]}", template))
     quoted = {a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", code)}
     words = sorted(word.replace("\\n", "\n") for word in quoted if len(word) > 1)
@@ -165,18 +171,18 @@ def words_looked_for(template, messages, state):
             found[role].append(word)
     return found
 
-# Letters that stand for what is said: of a private plane of Unicode.  They are the same for every
-# text, so a template cannot learn from them what a message says.
+# Letters from a private plane of Unicode that replace the text of messages.  They do not depend on
+# the text, so a template cannot infer from them what a message says.
 PROBES = [chr(0xF0000 + i) for i in range(1 << 14)]
 
 def with_other_letters(messages):
-    """Each message says one letter of its own wherever it bears marks."""
+    """Replaces each marked character with the letter of its message."""
     return [(role, re.sub(f"(?s){BEFORE}.{AFTER}", BEFORE + letter + AFTER, said))
             for (role, said), letter in zip(messages, PROBES)]
 
 def with_random_letters(messages):
-    """Each marked letter and digit becomes a random one of its kind, so that a template cannot tell
-    these messages from those that somebody wrote.  The same messages become the same text."""
+    """Replaces each marked letter or digit with a random one of its kind, so that a template cannot
+    tell these messages from real ones.  The same messages always become the same text."""
     seed = hashlib.sha256(repr(messages).encode(errors="backslashreplace")).digest()
     rng = np.random.default_rng(list(seed))
     kinds = string.ascii_lowercase, string.ascii_uppercase, string.digits
@@ -188,45 +194,50 @@ def with_random_letters(messages):
     return [(role, re.sub(f"(?s){BEFORE}(.){AFTER}", another, said)) for role, said in messages]
 
 def with_letters_alone(messages):
-    """The same without marks: blanks stay, each other character is the message's letter."""
+    """The messages without marks, each character but blanks replaced by its message's letter."""
     return [(role, re.sub(r"\S", letter, said)) for (role, said), letter in zip(messages, PROBES)]
 
 def speaker_of(part, roles):
-    """The role of a part that is said, from the letters of its messages: "assistant" if all of it
-    is the model's, "user" of anything else.     roles: {letter: role}"""
+    """The role of a marked part, from the letters of its messages: "assistant" if the model wrote
+    all of it, else "user".     roles: {letter: role}"""
     said_by = {roles.get(letter) for letter in unmarked(part)}
     return "assistant" if said_by == {"assistant"} else "user"
 
 def frame(text, special):
-    """What a template wrote around what is said: its special names, and for the parts before,
-    between and after them the letters that are said there.
+    """The special names in a rendered text, and the sets of marked letters in the parts before,
+    between and after them.
     special: regular expression of the names"""
     parts = re.split(f"({special})", text)
     return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
 
 def strangers_pieces(template, messages, state, tokenizer):
-    """The pieces of messages by a template that is a program"""
+    """[(text, role)], the pieces of messages in a third-party template.  The role is "" for the
+    template's own text."""
     text, speakers = conversation_text(template, messages, state, tokenizer)
-    parts = re.split(f"({SAID.pattern})", text)          # what was said is every other one
+    parts = re.split(f"({SAID.pattern})", text)          # odd parts are marked
     return [(unmarked(part), speakers[i // 2] if i % 2 else "") for i, part in enumerate(parts)]
 
 def conversation_text(template, messages, state, tokenizer):
-    """The rendered text, in which what is said bears marks: <s> of a user is B<ABsAB>A, where B is
-    BEFORE and A is AFTER.  Special names are those without marks: the template's own.  And the
-    role of each part that bears marks.
+    """The rendered text with marks around the text of messages, and the role of each marked part.
+    A user's <s> is B<ABsAB>A, where B is BEFORE and A is AFTER.  A special name counts as a special
+    token only where it has no marks, so it comes from the template.
 
-    What users and models say must never become a special token, whatever the template does with
-    it.  And yet a template must see what is said: it may strip it, quote it, cut it where a thought
-    ends.  So it is rendered as it is, and with marks: on all of it; on all but the blanks at its
-    ends; or also without those on a few words that the template looks for.  One of these must be
-    the same text but for the marks.  It is refused unless
-    - the marks come back in pairs;
-    - all outside of them is the same where other letters are said, one letter for each message or
-      random ones: then it is not made of what is said;
-    - its special names are those of the text in which all that is said is marked, and no message
-      stands between others of them than there;
-    - if something is shown without marks, they are those of a text of as many other letters, too:
-      a template may count them; and blanks are shown only where no special name has any."""
+    The text of a message must never become a special token, whatever the template does with it.
+    Yet a template must be able to read messages: it may strip or quote them, or cut them where a
+    thought ends.  So the conversation is rendered plain, and with marks in up to three ways:
+    1. marks on every character of the messages;
+    2. the same, but no marks on blanks at the ends of a message;
+    3. if neither fits, also no marks on the words of `words_looked_for`.
+    The first that equals the plain text, marks aside, is used.  If none does, the conversation is
+    rejected.  It is also rejected unless
+    - all marks come back in pairs;
+    - the text outside the marks stays the same if the messages have other letters: one letter per
+      message, or random letters.  Then this text is not made of messages;
+    - its special names are the same as in way 1.  Between two of them, no message appears that
+      does not appear there in way 1;
+    - in ways 2 and 3, its special names are also the same for unmarked messages of equally many
+      other letters, because a template may count letters.
+    Ways 2 and 3 are not allowed if a special name contains a blank, because they show blanks."""
     marked_messages = [[(role, marked(said)) for role, said in messages], with_marks(messages, {})]
     plain, *texts = render_each(template, [messages, *marked_messages], state)
     if plain not in map(unmarked, texts):
@@ -257,6 +268,6 @@ def conversation_text(template, messages, state, tokenizer):
     found_in_marked, said_of_marked = frame(all_in_letters, special)
     need(found == found_in_marked, refusal)
     need(same[0] == 0 or found == frame(without_marks, special)[0], refusal)
-    need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # less may be said
+    need(all(a <= b for a, b in zip(said, said_of_marked)), refusal)       # fewer is fine
     roles = {letter: role for (role, _), letter in zip(messages, PROBES)}
     return text, [speaker_of(part, roles) for part in SAID.findall(in_letters)]

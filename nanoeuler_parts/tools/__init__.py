@@ -1,1 +1,1 @@
-"""Verbs for looking at models, prompts and runs."""
+"""Verbs that inspect models and runs, and `generate --file`."""

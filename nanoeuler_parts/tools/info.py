@@ -1,16 +1,16 @@
-"""`info`: what is in a checkpoint."""
+"""The verb `info`: describes a checkpoint."""
 import os
 from dataclasses import asdict
 
 from nanoeuler import MODEL, model_to_use, n_params, print_table, read_checkpoint, shown_name
 
 def info(file=None):
-    """`info`: the numbers of a checkpoint, where it came from and whether it is whole."""
+    """`info`: prints a checkpoint's sizes, its training text and whether its checksum matches."""
     file = model_to_use(file, place="")
     c = read_checkpoint(file)
     s = c.state
     text = str(s.options.get("data"))
-    if s.text_sha256:                        # an imported model's is not known
+    if s.text_sha256:                        # unknown for an imported model
         text += f", sha256 {s.text_sha256[:12]}"
     print_table(shown_name(file), [
         ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),

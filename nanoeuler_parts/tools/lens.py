@@ -1,4 +1,4 @@
-"""`lens`: the Euler steps of one prompt, made visible."""
+"""The verb `lens`: shows the Euler steps of one prompt and the prediction after each step."""
 import math
 
 import numpy as np
@@ -10,11 +10,12 @@ from nanoeuler import (
 )
 
 def euler_steps(model, tokens):
-    """What a prompt's last token goes through: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+    """The Euler steps at a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
 
-    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,)) of
-    the state that there is first, whose length and angle are None, and after each step.  They are
-    what head 0 would say if the integration stopped there: softmax(lm_head rmsnorm(x[i]))."""
+    Yields (name, |f| / |x|, the angle in degrees between x before and after, probabilities (V,))
+    for the embedding and after each step.  Length and angle of the embedding are None.
+    The probabilities are head 0's prediction if the integration stopped there:
+    softmax(lm_head rmsnorm(x[i]))."""
     cfg, p = model.cfg, model.p
     model.logits(tokens[None])
     states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
@@ -27,16 +28,16 @@ def euler_steps(model, tokens):
 
     yield "embedding", None, None, said(states[0])
     for i, (before, after) in enumerate(zip(states, states[1:])):
-        norm = max(np.linalg.norm(before), 1e-300)       # of weights that are zero
+        norm = max(np.linalg.norm(before), 1e-300)       # x is 0 if all weights are
         length = np.linalg.norm(after - before) / norm
         cosine = before @ after / norm / max(np.linalg.norm(after), 1e-300)
-        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may pass 1
+        angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may exceed 1
         name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
         yield name, float(length), angle, said(after)
 
 def lens(prompt, file=None):
-    """`lens`: the Euler steps of a prompt's last token; of a chat model, those of the token before
-    its answer."""
+    """`lens`: prints the Euler steps at the prompt's last token.  A chat model's prompt is encoded
+    in its template, so that the last token is the one before the answer."""
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
     prompt = said_or_read(prompt)

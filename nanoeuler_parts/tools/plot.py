@@ -1,4 +1,4 @@
-"""`plot`: loss curves of logs, as a picture or in the terminal."""
+"""The verb `plot`: draws the loss curves of logs, as a picture or in the terminal."""
 import os
 import string
 import sys
@@ -9,18 +9,19 @@ from bpe import regular, UserError
 from nanoeuler import arg, FORCE, need_another, out, refuse_overwrite
 from nanoeuler_parts.files.logs import read_log
 
-LETTERS = string.ascii_letters               # a curve in the terminal
+LETTERS = string.ascii_letters               # each stands for a curve in the terminal
 
 def read_curve(path, key):
-    """[(step, value)] of the records of a log whose value is a number that can be drawn."""
+    """[(step, value)] of the records of a log whose value is a float of magnitude under 1e9."""
     values = [(r["step"], r.get(key)) for r in read_log(path)]
     return [(step, x) for step, x in values
             if 0 <= step < 1 << 53 and isinstance(x, float) and abs(x) < 1e9]
 
-PICTURES = b"\x89PNG", b"<?xml", b"%PDF", b"%!PS"         # of matplotlib, which they name
+PICTURES = b"\x89PNG", b"<?xml", b"%PDF", b"%!PS"         # first bytes of a plot
 
 def is_plot(path):
-    """Whether matplotlib wrote a file, by its first and last bytes.  Of an empty file: yes."""
+    """Did matplotlib write this file?  Then the file begins like a picture and names matplotlib
+    in its first or last 4096 bytes.  An empty file counts as a plot."""
     with open(path, "rb", opener=regular) as f:
         size, first = os.fstat(f.fileno()).st_size, f.read(4096)
         f.seek(max(0, size - 4096))
@@ -28,7 +29,8 @@ def is_plot(path):
     return not size or (first.startswith(PICTURES) and named)
 
 def need_picture(out, logs, force):
-    """Rejects an output file that would replace a log, or without --force anything but a plot."""
+    """Rejects an output file that would replace a log.  Without --force it also rejects one that
+    would replace anything but a plot."""
     for path in logs:
         need_another(out, path)
     is_older_plot = os.path.isfile(out) and is_plot(out)
@@ -36,7 +38,7 @@ def need_picture(out, logs, force):
                      "keeps it")
 
 def plot(logs, out, force=False):
-    """Loss curves of logs: a picture with matplotlib, without it characters in the terminal."""
+    """`plot`: draws the curves with matplotlib, or as letters in the terminal if it is missing."""
     curves = {}                              # (path, key) -> (n, 2): step, bits per byte
     for path in logs:
         for key in ("bits_per_byte", "val_bits_per_byte"):
@@ -48,7 +50,7 @@ def plot(logs, out, force=False):
     points = np.concatenate(list(curves.values()))
     last_step = points[:, 0].max()
     low = points[:, 1].min()
-    high = min(points[:, 1].max(), low + 3)  # the first steps would squeeze the rest into a line
+    high = min(points[:, 1].max(), low + 3)  # the first losses would flatten all others
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -62,15 +64,15 @@ def plot(logs, out, force=False):
         marker = "o" if key.startswith("val_") else None
         axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
     axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend(framealpha=1)                # PostScript has no transparency
+    axes.legend(framealpha=1)                # opaque, as PostScript cannot do transparency
     try:
         figure.savefig(out, dpi=120, bbox_inches="tight")
-    except (ValueError, RuntimeError) as e:  # a format that it does not know, or not without TeX
+    except (ValueError, RuntimeError) as e:  # an unknown format, or one that needs TeX
         raise UserError(f"{out}: {e}") from None
     print(f"wrote {out}")
 
 def plot_terminal(curves, last_step, low, high, width=72, height=20):
-    """One letter a curve; a column shows the mean of its steps."""
+    """Draws each curve with its own letter.  A column shows the mean of the steps it covers."""
     if len(curves) > len(LETTERS):
         raise UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
                            f"or install matplotlib for a picture")

@@ -1,4 +1,4 @@
-"""`generate --file`: the answers to a file of prompts."""
+"""`generate --file`: answers a file of prompts.  Called by the verb `generate`."""
 import contextlib
 import hashlib
 import json
@@ -13,13 +13,13 @@ from nanoeuler_parts.files.logs import lock
 from nanoeuler_parts.files.texts import parse_json
 
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
-# ..}, ..]}, with whatever else an object holds, which the answer keeps.  Blank lines are skipped.
-# All of it is read before anything is computed.  Answers are written in the order of the prompts, a
-# line each, as soon as all before it are there.
+# ..}, ..]}.  An object may have further fields, which its answer keeps.  Blank lines are skipped.
+# The whole file is read before anything is computed.  Answers are written in the order of the
+# prompts, one per line.  A line is written as soon as all lines before it are written.
 def prompts_in(path, speaker, truncate):
-    """[(record, ids)] of the lines of a file"""
+    """[(record, ids)] of the lines of a file: the JSON object and the prompt's token ids"""
     with reading(path, "name a file of JSON lines"):
-        lines = read_bytes(path).splitlines()    # of bytes: U+2028 ends no line
+        lines = read_bytes(path).splitlines()    # text would also split at U+2028
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -35,14 +35,14 @@ def prompts_in(path, speaker, truncate):
                 need(isinstance(prompt, str), f"expected a text as its prompt, found "
                      f"{prompt!r:.40}")
             found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
-        except (ValueError, KeyError, TypeError, RecursionError) as e:     # a UserError, too
+        except (ValueError, KeyError, TypeError, RecursionError) as e:     # and UserError
             said = f"it has no {e}" if isinstance(e, KeyError) else e
             raise UserError(f"{path}, line {number}: {said}") from None
     need(found, f"{path}: expected a prompt in each line, found none")
     return found
 
 def beginning_of(record):
-    """The bytes with which the line of its answer begins, up to the first value that is new"""
+    """The bytes with which the answer line of a record begins, up to its first new value"""
     names = [*record, "answers"]
     new = next(name for name in names if name in ("answers", "key"))
     kept = {name: record[name] for name in names[:names.index(new)]}
@@ -50,9 +50,9 @@ def beginning_of(record):
     return text.encode(errors="replace")
 
 def answers_there(f, records, keys, out):
-    """How many answers to the records an open file holds, if they are those that would be written;
-    an answer that was not finished is cut off, and no other line.     keys: of each answer, by its
-    prompt, model and settings"""
+    """The number of answers to these records that an open file already holds.  It rejects a file
+    with any other line.  An unfinished last answer is cut off the file.
+    keys: one per answer, a hash of its prompt, the model and the settings"""
     f.seek(0)
     n = end = 0
     for line in f:
@@ -70,14 +70,14 @@ def answers_there(f, records, keys, out):
     return n
 
 def object_in(line):
-    """That of JSON, or None"""
+    """The JSON object in a line, or None"""
     with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(line)
         return record if isinstance(record, dict) else None
 
 def generate_file(path, file, out, decoder, batch, truncate, force, options):
-    """`generate --file`: the answers to all prompts of a file.  A second start goes on after those
-    that are there."""
+    """`generate --file`: answers all prompts of a file.  A second start continues after the answers
+    that `out` already holds."""
     need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
     need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
          f"{out} would be replaced; choose another --out")
@@ -115,6 +115,6 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
         print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
 
 def told_of(reply):
-    """What a line of answers has of one."""
+    """The fields of one answer in a line of the output"""
     told = {"text": reply.answer, "tokens": len(reply.tokens), "finish": reply.finish}
     return {**told, "logprobs": shown_logprobs(reply)} if reply.logprobs else told

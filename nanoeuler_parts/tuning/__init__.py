@@ -1,1 +1,1 @@
-"""Fine-tuning: examples to learn from, supervised runs and preference runs."""
+"""Fine-tuning: training examples, the verbs `sft` (supervised) and `dpo` (preferences)."""

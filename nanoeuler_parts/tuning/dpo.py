@@ -1,4 +1,4 @@
-"""`dpo`: direct preference optimization on pairs of answers (Rafailov et al. 2023)."""
+"""The verb `dpo`: direct preference optimization on pairs of answers (Rafailov et al. 2023)."""
 import sys
 from dataclasses import dataclass, fields
 from functools import partial
@@ -20,15 +20,15 @@ class DpoOptions(TuningOptions):
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
 
 class DpoRun(PreferenceLoop, SftRun):
-    """Direct preference optimization: the loop of `SftRun` on pairs of responses, `dpo_loss`.
-    The reference is the model at step 0.  It never changes, so its cross-entropies are computed
-    then, once, and kept in the checkpoint: there is no second model."""
+    """Direct preference optimization: the loop of `SftRun` on pairs of responses, with `dpo_loss`.
+    The reference is the model at step 0.  It never changes.  So its cross-entropies are computed
+    once, at step 0, and stored in the checkpoint.  No second model is needed."""
     verb = "dpo"
     Options = DpoOptions
     begins_with = "nanoeuler_chat.bin"
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
-    by_heart = ""                            # bits of the chosen are not what it learns to lessen
+    by_heart = ""                            # no overfitting note: dpo does not minimize the bits
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
@@ -45,7 +45,8 @@ class DpoRun(PreferenceLoop, SftRun):
                   f"there is nothing to prefer", file=sys.stderr)
 
     def template_for(self, examples, tokenizer):
-        """The model's own: it knows its questions by that."""
+        """The template in which the model learned to answer: its own if it is ChatML, else "",
+        Alpaca's."""
         own = self.state.template
         return own if has_chatml(tokenizer) and is_chatml(own) else ""
 
@@ -61,11 +62,11 @@ class DpoRun(PreferenceLoop, SftRun):
         need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
              f"{self.out} has a reference of {len(reference)} responses, which are not those of "
              f"{self.path}; start with --out NAME")
-        self.learned_reference = np.array(self.state.reference[:n])      # -log ref of each row
+        self.learned_reference = np.array(self.state.reference[:n])      # -log ref per row
         self.tested_reference = np.array(self.state.reference[n:])
 
     def validate(self, rows=None):
-        """Bits per byte of the chosen responses, and the loss of all held-out pairs."""
+        """Reports bits per byte of the chosen responses, and the loss of all held-out pairs."""
         text = super().validate(rows)
         ce = self.all_losses(self.data.responses)
         measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)

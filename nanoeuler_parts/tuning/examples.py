@@ -1,4 +1,5 @@
-"""Examples to learn from: questions, conversations and preferences, in JSON or Parquet."""
+"""Reads training examples for sft and dpo: questions, conversations and preferences, in JSON or
+Parquet."""
 import codecs
 import hashlib
 import math
@@ -17,7 +18,8 @@ def prompt_of(example):
     return (PROMPT_INPUT if example["input"] else PROMPT).format(**example)
 
 def is_conversation(example):
-    """Does it consist of messages, (role, text)?  Others have one question and texts as answers."""
+    """Does it consist of messages, (role, text)?  Other examples have one question, and each of
+    their answers is a text."""
     return "asked" in example
 
 def asked_in(example):
@@ -26,12 +28,12 @@ def asked_in(example):
     return example.get("asked", [("user", question)])
 
 def answered_in(example, key):
-    """The messages of an answer; those of a whole conversation are several, and not all its own"""
+    """The messages of an answer.  In a whole conversation, some of them are the user's."""
     answer = example[key]
     return [("assistant", answer)] if isinstance(answer, str) else answer
 
 def words_of(messages):
-    """The texts of the answers among messages"""
+    """The texts of the assistant's messages"""
     return [text for role, text in messages if role == "assistant"]
 
 def question_hash(example):
@@ -42,22 +44,22 @@ def question_hash(example):
     return int.from_bytes(hashlib.sha256(question).digest()[:4], "big")
 
 def held_out(example, share=0.02):
-    """About this share of all examples, one in 50, by a hash of 32 bits: the same question is
-    always on the same side."""
+    """Is the example held out for validation?  About this share of all examples is, by default one
+    in 50.  A 32-bit hash of the question decides, so a question is always on the same side."""
     one_in = round(1 / share) if share else 0
     if one_in and math.isclose(one_in * share, 1):
         return question_hash(example) % one_in == 0
     return question_hash(example) < share * (1 << 32)
 
 def conversation(asked, answers):
-    """The example of messages before the answer, and {key: messages of an answer}"""
+    """The example made of `asked`, the messages before the answer, and answers {key: messages}"""
     for messages in answers.values():
         need(words_of(messages), "it has no message of the assistant: nothing is to be learned")
     questions = [text for role, text in asked if role == "user"]
     return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
 
 def begin_alike(conversations):
-    """The messages with which all of them begin, without the last one of each"""
+    """The messages with which all conversations begin; the last message of each never counts"""
     alike = []
     for messages in zip(*(x[:-1] for x in conversations)):
         if len({*messages}) > 1:
@@ -66,8 +68,9 @@ def begin_alike(conversations):
     return alike
 
 def as_conversation(e, answers):
-    """The example of an entry that consists of messages: {"messages"} of a whole conversation; or
-    {"prompt", answers}; or answers that begin with the same messages, which are what was asked."""
+    """The example of an entry that consists of messages.  The entry has one of three forms:
+    {"messages"} with a whole conversation; {"prompt", *answers}; or answers alone, all of which
+    begin with the same messages, and these are the question."""
     key = "messages" if "messages" in e else "output"
     if answers == ("output",) and not isinstance(e.get("instruction"), list):
         messages = messages_in(e.get(key), key)
@@ -75,7 +78,7 @@ def as_conversation(e, answers):
         first = roles.index("assistant")
         return conversation(messages[:first], {"output": messages[first:]})
     said = {key: messages_in(e.get(key), key) for key in answers}
-    question = e.get("instruction")          # also called prompt
+    question = e.get("instruction")          # the file may call it prompt
     if isinstance(question, list):
         return conversation(messages_in(question, "prompt"), said)
     asked = begin_alike(said.values())
@@ -84,13 +87,13 @@ def as_conversation(e, answers):
         asked = [("user", question)]
     return conversation(asked, said)
 
-# What others call the fields of an example -> Alpaca's names
+# Other names for the fields of an example -> Alpaca's names
 ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
 
 def as_example(entry, answers):
-    """An entry under Alpaca's names, {instruction, input, *answers}; null is nothing.  One that
-    consists of messages has `asked` besides, which is our word, not the file's, and its answers are
-    lists of messages."""
+    """An entry under Alpaca's names, {instruction, input, *answers}.  A null field counts as
+    missing.  If the entry consists of messages, the example also has `asked`, and its answers are
+    lists of messages.  A field `asked` in the file itself is ignored."""
     e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
     for theirs, ours in ALSO_CALLED.items():
         if theirs in e and ours not in e:
@@ -109,7 +112,8 @@ def as_example(entry, answers):
     return e
 
 def read_entries(path, remedy):
-    """[(its name in messages, what makes an entry of it)] of a file, and the file's SHA-256."""
+    """[(name for error messages, function that returns the entry)], and the file's SHA-256.
+    A line of JSON lines is parsed by its function, so that an error names the line."""
     with reading(path, remedy):
         text = read_bytes(path)
         digest = hashlib.sha256(text).hexdigest()
@@ -124,7 +128,7 @@ def read_entries(path, remedy):
         return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
 
 def read_examples(path, *answers):
-    """The examples of a JSON list, or one a line, or of a Parquet file; and the file's SHA-256."""
+    """The examples of a JSON list, of JSON lines or of a Parquet file, and the file's SHA-256."""
     fields = f"instruction, input, {', '.join(answers)}"
     others = "prompt, chosen, rejected"
     if answers == ("output",):
@@ -140,7 +144,7 @@ def read_examples(path, *answers):
             texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
             texts += [text for key in answers for _, text in answered_in(e, key)]
             for text in texts:
-                text.encode()                # half a surrogate pair is no text
+                text.encode()                # fails on a lone surrogate, which is not valid text
             examples.append(e)
     need(examples, f"{path}: it is empty; {remedy}")
     return examples, digest

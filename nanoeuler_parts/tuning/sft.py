@@ -1,4 +1,5 @@
-"""`sft`: supervised fine-tuning on examples; the loss is that of the answers alone."""
+"""The verb `sft`: supervised fine-tuning on examples, with the loss on answers alone.  The verb
+`dpo` builds on it."""
 import math
 import sys
 from dataclasses import dataclass, fields
@@ -20,7 +21,7 @@ from nanoeuler_parts.tuning.examples import (
 
 @dataclass
 class TuningOptions(Optimization):
-    """Of runs on examples."""
+    """Settings that `sft` and `dpo` share."""
     holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
     row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
 
@@ -41,24 +42,24 @@ class SftOptions(TuningOptions):
 
 @dataclass
 class ExampleSet(DataSet):
-    """What fine-tuning needs besides: responses are held out with the questions they answer."""
-    held: str                  # "a held-out", or what is learned has to stand in for it
-    questions: list            # examples, held out
-    responses: Examples        # all R responses to each of them
+    """The data of a fine-tuning run.  Responses are held out with the questions they answer."""
+    held: str                  # "a held-out"; "a learned" if no example is held out
+    questions: list            # the held-out examples
+    responses: Examples        # all R responses to each of these questions
 
-MOST_A_ROW = 2048        # tokens of an example, unless --row-len says otherwise
+MOST_A_ROW = 2048        # tokens; longer examples need --row-len
 
 def tokens_of(rows):
-    """Of the longest row; its last token is a target only."""
+    """Input tokens of the longest row.  The last token of a row is only a target."""
     return max(sum(map(len, parts)) - 1 for parts in rows)
 
-MANY_EXAMPLES = 10_000       # which take two seconds
+MANY_EXAMPLES = 10_000       # encoding these takes two seconds
 
 def has_chatml(tokenizer):
     return tokenizer.specials.keys() >= {*CHATML_TOKENS}
 
 class SftRun(Run):
-    """Supervised fine-tuning: the loop of `Run` on examples, the loss that of their responses."""
+    """Supervised fine-tuning: the loop of `Run` on examples, with the loss on responses alone."""
     verb = "sft"
     Options = SftOptions
     begins_with = "nanoeuler.bin"
@@ -68,16 +69,16 @@ class SftRun(Run):
     answers = ["output"]                     # the keys of the R responses
 
     def read_data(self, start):
-        """Reads the examples and encodes them: they decide how long a row is."""
+        """Reads and encodes the examples now, because the length of a row depends on them."""
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
         self.path = self.data_file()
         examples, self.digest = read_examples(self.path, *self.answers)
         self.same_data(self.digest)
-        if not s.text_sha256:                # a run that goes on keeps its own
+        if not s.text_sha256:                # a fresh run; a resumed one keeps its template
             own, s.template = s.template, self.template_for(examples, tokenizer)
             lost = own and not is_alpaca(own) and s.template != own
-            if lost and not getattr(o, "template", ""):          # dpo has none
+            if lost and not getattr(o, "template", ""):          # dpo has no --template
                 name = "ChatML" if s.template else "Alpaca's"
                 print(f"note: the model has a chat template of its own, which cannot be trained; "
                       f"these answers are learned in {name}", file=sys.stderr)
@@ -89,9 +90,9 @@ class SftRun(Run):
                         for e in with_progress(examples, "encoding examples")]
 
     def template_for(self, examples, tokenizer):
-        """That which --template names; else that of a chat model, if it is ChatML or Alpaca's.  Of
-        other models ChatML for messages, and Alpaca's, which is "", for single questions, and where
-        ChatML's tokens are missing."""
+        """The template to train with; "" is Alpaca's.  --template takes precedence, then a chat
+        model's own template, if it is ChatML or Alpaca's.  Otherwise conversations get ChatML, and
+        single questions Alpaca's.  A model without ChatML's tokens can only use Alpaca's."""
         own, asked = self.state.template, self.options.template
         there = has_chatml(tokenizer)
         need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
@@ -104,9 +105,10 @@ class SftRun(Run):
         return CHATML if asked or of_messages else ""
 
     def row_length(self, start):
-        """As the examples need, up to MOST_A_ROW; what was chosen goes before."""
+        """Tokens per row: --row-len if it is set, else the smallest multiple of 32 that fits every
+        example of up to MOST_A_ROW tokens."""
         o, s = self.options, self.state
-        if o.row_len or s.step:              # runs begun before had rows of the context's length
+        if o.row_len or s.step:              # older runs used rows of seq_len
             return o.row_len or start.cfg.seq_len
         lengths = [tokens_of(rows) for _, rows in self.encoded]
         longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
@@ -115,8 +117,8 @@ class SftRun(Run):
         return T
 
     def rows_of(self, example, tokenizer, cuts=0.0):
-        """For each of its R responses [asked, answered, ...] as ids: the tokens that end answers
-        are targets only"""
+        """[asked, answered, asked, ...] for each of the R responses, as arrays of ids.  An answer
+        includes the token that ends it.  cuts: the share for `encode_cut`"""
         def encode(text):
             return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
 
@@ -139,13 +141,14 @@ class SftRun(Run):
         return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
 
     def is_empty(self, example):
-        """Is nothing asked, or an answer nothing?"""
+        """Is the question empty, or one of the answers?"""
         asked = "".join(text for _, text in asked_in(example))
         answers = [words_of(answered_in(example, key)) for key in self.answers]
         return not (asked and all(map(all, answers)))
 
     def split(self):
-        """((example, its rows) to learn, those held out, how many are too long, and empty)"""
+        """(train, val, n_long, n_empty): train and val are lists of (example, its rows), n_long and
+        n_empty count the examples left out as too long or empty"""
         train, val = [], []
         n_long = n_empty = 0
         for example, rows in self.encoded:
@@ -160,14 +163,14 @@ class SftRun(Run):
         count = counted(len(self.encoded), "example")
         need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
              f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
-        train, val = train or val, val or train          # of one question alone
+        train, val = train or val, val or train          # if one is empty, both are the other
         if val is train and self.options.holdout and len(train) > 1:
-            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # of a few, one
+            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # hold out one
             train = [x for x in train if x is not val[0]]
         return train, val, n_long, n_empty
 
     def load(self, cfg, tokenizer):
-        """The ExampleSet of a file: examples too long for a row, or empty, are left out."""
+        """The ExampleSet of a file.  Examples that are empty or too long for a row are left out."""
         o, T, R = self.options, self.T, self.R
         train, val, n_long, n_empty = self.split()
         n = len(train)
@@ -176,14 +179,15 @@ class SftRun(Run):
             o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
 
         def copied(cuts, copies):
-            """The rows to learn, anew in each copy; whole where a cut makes them too long."""
+            """The training rows of all copies, each copy cut elsewhere.  If a cut makes a row too
+            long, all rows of its example stay uncut."""
             for _ in range(copies):
                 for example, whole in train:
                     rows = self.rows_of(example, tokenizer, cuts)
                     yield from rows if tokens_of(rows) <= T else whole
 
         learned, copies = [row for _, rows in train for row in rows], 1
-        if o.cuts:                           # up to 16 epochs, each cut elsewhere
+        if o.cuts:                           # a copy per epoch, up to 16, each cut elsewhere
             copies = min(16, math.ceil(steps * self.B / R / n))
             learned = list(copied(o.cuts, copies))
         batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
@@ -194,7 +198,7 @@ class SftRun(Run):
             return sum(len(text.encode()) for answer in answers for text in words_of(answer))
 
         learned_bytes = n_bytes(train, self.answers) * copies
-        tokens, targets = responses.batch(slice(0, None, R))     # the first one to each question
+        tokens, targets = responses.batch(slice(0, None, R))     # first response to each question
         held = "none" if val is train else f"{len(val):,}"
         held += " held out" + ("; validation is on what is learned" if val is train else "")
         return ExampleSet(
@@ -209,7 +213,7 @@ class SftRun(Run):
             questions=[example for example, _ in val], responses=responses)
 
     def sample_text(self, n):
-        """The likeliest answer to a held-out question."""
+        """The greedy answer (temperature 0) to a held-out question."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
         return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
