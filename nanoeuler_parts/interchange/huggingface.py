@@ -108,7 +108,7 @@ def export_folder(c, folder):
     more = f", and its heads 1 to {len(heads)}" if heads else ""
     print(f"{folder}: a LlamaForCausalLM{more}")
 
-# Name of an error of huggingface_hub -> a short cause; the client's own messages are long
+# {name of an exception of huggingface_hub: a short message, instead of its own paragraph}
 OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
           "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
           "RevisionNotFoundError": "it has no such revision of that",

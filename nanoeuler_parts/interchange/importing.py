@@ -24,7 +24,7 @@ def import_llama(source, out, force):
         need_another(out, path)
     with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
                          "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
-        os.stat(source)                      # report a missing file before a missing gguf
+        os.stat(source)                      # report a missing file before a missing package
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
                       eos=f.eos, options={"data": source}).check()

@@ -139,8 +139,8 @@ def marked(text):
     return "".join(BEFORE + c + AFTER for c in text)
 
 def marked_but(words, text):
-    """The same, with two exceptions that get no marks: these words, which a template may look for,
-    and blanks around them or at the ends of the text, which it may strip."""
+    """The same, but without marks on these words, because a template may look for them.  Blanks
+    around the words and at the ends of the text get no marks either: a template may strip them."""
     words = sorted(words, key=len, reverse=True)         # prefer longer words
     pieces = re.split(f"({'|'.join(map(re.escape, words)) or '(?!)'})", text)
     for i in range(0, len(pieces), 2):       # the pieces between the words
@@ -219,8 +219,8 @@ def strangers_pieces(template, messages, state, tokenizer):
 
 def conversation_text(template, messages, state, tokenizer):
     """The rendered text with marks around the text of messages, and the role of each marked part.
-    A user's <s> is B<ABsAB>A, where B is BEFORE and A is AFTER.  A special name counts as a special
-    token only where it has no marks, so it comes from the template.
+    A user's <s> is B<ABsAB>A, where B is BEFORE and A is AFTER.  A special name becomes a special
+    token only where it is unmarked, that is, where the template wrote it.
 
     The text of a message must never become a special token, whatever the template does with it.
     Yet a template must be able to read messages: it may strip or quote them, or cut them where a
@@ -233,8 +233,8 @@ def conversation_text(template, messages, state, tokenizer):
     - all marks come back in pairs;
     - the text outside the marks stays the same if the messages have other letters: one letter per
       message, or random letters.  Then this text is not made of messages;
-    - its special names are the same as in way 1.  Between two of them, no message appears that
-      does not appear there in way 1;
+    - its special names are the same as in way 1.  Each part around them contains only messages
+      that the same part contains in way 1;
     - in ways 2 and 3, its special names are also the same for unmarked messages of equally many
       other letters, because a template may count letters.
     Ways 2 and 3 are not allowed if a special name contains a blank, because they show blanks."""

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from nanoeuler import MODEL, model_to_use, n_params, print_table, read_checkpoint, shown_name
 
 def info(file=None):
-    """`info`: prints a checkpoint's sizes, its training text and whether its checksum matches."""
+    """`info`: prints a checkpoint's configuration, progress and training text.  Reading the file
+    verifies its checksum."""
     file = model_to_use(file, place="")
     c = read_checkpoint(file)
     s = c.state

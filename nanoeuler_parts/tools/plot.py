@@ -20,8 +20,8 @@ def read_curve(path, key):
 PICTURES = b"\x89PNG", b"<?xml", b"%PDF", b"%!PS"         # first bytes of a plot
 
 def is_plot(path):
-    """Did matplotlib write this file?  Then the file begins like a picture and names matplotlib
-    in its first or last 4096 bytes.  An empty file counts as a plot."""
+    """Did matplotlib write this file?  Its plots begin like a picture and name matplotlib in their
+    first or last 4096 bytes.  An empty file counts as a plot."""
     with open(path, "rb", opener=regular) as f:
         size, first = os.fstat(f.fileno()).st_size, f.read(4096)
         f.seek(max(0, size - 4096))

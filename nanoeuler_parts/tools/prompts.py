@@ -19,7 +19,7 @@ from nanoeuler_parts.files.texts import parse_json
 def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file: the JSON object and the prompt's token ids"""
     with reading(path, "name a file of JSON lines"):
-        lines = read_bytes(path).splitlines()    # text would also split at U+2028
+        lines = read_bytes(path).splitlines()    # str would also split at U+2028
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -50,8 +50,8 @@ def beginning_of(record):
     return text.encode(errors="replace")
 
 def answers_there(f, records, keys, out):
-    """The number of answers to these records that an open file already holds.  It rejects a file
-    with any other line.  An unfinished last answer is cut off the file.
+    """The number of answers to these records that an open file already holds.  Rejects a file
+    with any other line.  An unfinished last answer is removed from the file.
     keys: one per answer, a hash of its prompt, the model and the settings"""
     f.seek(0)
     n = end = 0

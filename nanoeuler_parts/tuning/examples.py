@@ -59,7 +59,7 @@ def conversation(asked, answers):
     return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
 
 def begin_alike(conversations):
-    """The messages with which all conversations begin; the last message of each never counts"""
+    """The messages that all conversations begin with, without the last message of any of them"""
     alike = []
     for messages in zip(*(x[:-1] for x in conversations)):
         if len({*messages}) > 1:
@@ -68,9 +68,9 @@ def begin_alike(conversations):
     return alike
 
 def as_conversation(e, answers):
-    """The example of an entry that consists of messages.  The entry has one of three forms:
-    {"messages"} with a whole conversation; {"prompt", *answers}; or answers alone, all of which
-    begin with the same messages, and these are the question."""
+    """The example of an entry that consists of messages.  The entry has one of three forms.
+    {"messages"} holds a whole conversation.  {"prompt", *answers} names the question.  If there
+    are only answers, the messages that all of them begin with are the question."""
     key = "messages" if "messages" in e else "output"
     if answers == ("output",) and not isinstance(e.get("instruction"), list):
         messages = messages_in(e.get(key), key)
