@@ -1,6 +1,7 @@
-"""The log of a run, its name, and the locks that keep two runs apart.
+"""The log of a training run, its name, and the locks that keep two runs apart.
 
-A log has one JSON record per line: the losses of a step, or a validation.
+A log has one JSON record per line: the losses of a step, or a validation.  nanoeuler.py writes logs
+(section 10.2), and `plot` reads them.
 """
 import contextlib
 import glob
@@ -12,13 +13,14 @@ import sys
 
 from bpe import need, read_bytes, reading, regular
 
-LONGEST_RECORD = 1 << 20     # bytes that are read of the first line of a log
+LONGEST_RECORD = 1 << 20     # limit on the first line of a log, in bytes
 
 def parse_record(line):
-    """The record of a step in a line of a log; None if a killed run left it unfinished."""
+    """The record in a line of a log, or None if the line is incomplete or has no step.  An
+    interrupted run may leave an incomplete line."""
     try:
         r = json.loads(line)
-        return {**r, "step": int(r["step"])}             # a TypeError unless it is an object
+        return {**r, "step": int(r["step"])}             # a TypeError unless r is a dict
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
@@ -31,11 +33,11 @@ def read_log(path):
     return records
 
 def log_path(out, data):
-    """The name of the log beside a checkpoint: that of `a` and of `a.bin` is a.jsonl.  A file of
-    that name must be one, --force or not."""
+    """The name of the log of a checkpoint: the log of `a` and of `a.bin` is a.jsonl.
+    An existing file of that name must be a log, even with --force."""
     name = out.removesuffix(".bin")
     log = f"{name}.jsonl"
-    other = f"{name}.bin" if out == name else name       # it would have the same log
+    other = f"{name}.bin" if out == name else name       # a checkpoint with the same log
     need(os.path.realpath(out) != os.path.realpath(data),
          f"{out} would replace {data}; choose another --out")
     need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
@@ -47,17 +49,18 @@ def log_path(out, data):
              f"--out")
         with open(log, "rb") as f:
             first = f.readline(LONGEST_RECORD)
-        r = parse_record(first) or {}        # of a step, or of a validation
+        r = parse_record(first) or {}        # the record of a step or a validation
         need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
              f"and that of {out} would replace it; choose another --out")
     return log
 
 @contextlib.contextmanager
 def alone(out):
-    """No other run writes the checkpoint `out` meanwhile.  A hidden file beside it is locked: by
-    the name that links lead to, so that another link is no way around it, and not the checkpoint
-    itself, in whose place each save puts a new file.  Yields "", or why the folder takes no file:
-    what is there can be read all the same."""
+    """A block in which no other run writes the checkpoint `out`.
+    The lock is on a hidden file beside the checkpoint, not on the checkpoint, because each save
+    replaces the checkpoint by a new file.  Links in `out` are resolved first, so another link to
+    the checkpoint leads to the same lock.  Yields "", or the reason why the lock file cannot be
+    written; the caller can still read the checkpoint."""
     folder, name = os.path.split(os.path.realpath(out))
     path = os.path.join(folder, f".{name}.lock")
     with contextlib.ExitStack() as end:
@@ -69,20 +72,21 @@ def alone(out):
                 yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose another --out"
                 return
             need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
-            with contextlib.suppress(FileNotFoundError):     # its run has removed it: once more
+            with contextlib.suppress(FileNotFoundError):     # removed by another run: try again
                 if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
                     break
         try:
             yield ""
         finally:
             with contextlib.suppress(OSError):
-                os.remove(path)              # before it is unlocked: the next run makes its own
+                os.remove(path)              # still locked: the next run makes its own file
 
 # A log and a checkpoint are two files, and no file system replaces two files at once.  So the
 # checkpoint holds the SHA-256 of the first line of its log.  That line holds the time of the first
-# step, and no two runs share it: --resume finds its log, and never continues another run's.
+# step, so it differs between runs.  --resume finds its own log by it, and never appends to the log
+# of another run.
 def log_identity(log):
-    """SHA-256 of the first line of a log; "" if there is no complete line."""
+    """SHA-256 of the first line of a log, or "" if the log is missing or the line incomplete."""
     if not os.path.isfile(log):
         return ""
     with open(log, "rb") as f:
@@ -90,12 +94,12 @@ def log_identity(log):
     return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
 
 def checkpoints_of(log):
-    """The names of the checkpoints whose log has this name: `log_path`"""
+    """The names of the checkpoints that have this log by `log_path`."""
     name = log.removesuffix(".jsonl")
     return [f"{name}.bin", name]
 
 def numbered_logs(log):
-    """The files NAME.1.jsonl, NAME.2.jsonl, ... beside the log NAME.jsonl"""
+    """The existing files NAME.1.jsonl, NAME.2.jsonl, ... beside the log NAME.jsonl."""
     name = log.removesuffix(".jsonl")
     return [path for path in sorted(glob.glob(f"{glob.escape(name)}.*.jsonl"))
             if path[len(name) + 1:-len(".jsonl")].isdigit()]
@@ -110,7 +114,7 @@ def free_log(log):
             return numbered
 
 def keep_aside(log):
-    """Renames the log of another run to a free name.  There is nothing to keep of an empty one."""
+    """Renames the log of another run to a free name, unless it is empty or missing."""
     if not os.path.exists(log) or not os.path.getsize(log):
         return
     with open(log, "rb+") as f:
@@ -121,9 +125,11 @@ def keep_aside(log):
           flush=True)
 
 def restore_log(log, identity):
-    """Before a run is resumed: its own log, known by `log_identity`, takes the name `log`.  Where
-    nothing is known, as of an older checkpoint, the log is left as it is.  A copy of the checkpoint
-    has the same log, so a log beside a checkpoint of its name, or in use, stays where it is."""
+    """Gives the log of a run that is resumed the name `log`.     identity: its `log_identity`
+    The log is searched among the numbered logs, and another log of the name `log` is kept aside.
+    If the identity is "", as in older checkpoints, nothing is renamed.  A copy of the checkpoint
+    has the same log.  So the log is not renamed if it is in use or beside a checkpoint of its name.
+    """
     if identity in ("", log_identity(log)):
         return
     own = [path for path in numbered_logs(log) if log_identity(path) == identity]
@@ -132,7 +138,7 @@ def restore_log(log, identity):
         used_by = next(filter(os.path.lexists, checkpoints_of(path)), "")
         with open(path, "rb+", opener=regular) as f:
             is_free = not used_by and lock(f)
-        if is_free:                          # it is closed: some systems rename no open file
+        if is_free:                          # f is closed: some systems cannot rename an open file
             os.rename(path, log)
             return
         print(f"note: {path} is the log of {used_by or 'another run'} and stays there; {log} "
@@ -140,9 +146,10 @@ def restore_log(log, identity):
 
 @contextlib.contextmanager
 def open_log(path, step):
-    """The log of a run that goes on after this step, to append to; no other run may have it open,
-    as one would whose checkpoint has the same log.  What a killed run logged and did not save is
-    cut off: all of it if the step is 0."""
+    """Yields the log of a run, open for appending after this step.
+    Records of later steps are cut off: an interrupted run logged them but did not save them.  Step
+    0 empties the log.  If another run has the log open, because its checkpoint has the same log,
+    this is an error."""
     with open(path, "ab+") as f:
         need_unlocked(f, path)
         f.seek(0)
@@ -160,12 +167,13 @@ def need_unlocked(f, path):
     need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
 
 def lock(f):
-    """Is this open file now ours alone, until it is closed?  Yes where there are no locks."""
+    """Locks an open file until it is closed; returns False if another process holds the lock.
+    Also returns True if the system does not support locks."""
     try:
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):           # Windows; a file system of another machine
+    except (ImportError, OSError):           # Windows; a network file system
         return True
     return True

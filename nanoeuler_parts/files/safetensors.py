@@ -1,7 +1,8 @@
 """The safetensors container: 8 bytes with the length of the header, a JSON header, raw numbers.
 
-All numbers are little-endian.  Nothing in a header is believed before it is checked.  A file that
-this program wrote has a checksum of its header and data.
+All numbers are little-endian.  A header is untrusted input and is checked before use.  Files that
+this program wrote have a checksum of header and data.  Checkpoints, token files and models of other
+programs are read and written here.
 """
 import hashlib
 import json
@@ -13,16 +14,15 @@ import numpy as np
 from bpe import need, regular, UserError
 from nanoeuler_parts.files.writing import replacing, WriteError
 
-# A checkpoint is a safetensors file: 8 bytes that say how long the header is, a JSON header, raw
-# little-endian numbers.  Its tensors have the names of a LlamaForCausalLM and are slices of the
-# flat buffer: the buffer is the file.  Heads 1.., the moments and the reference of dpo have names
-# of their own.
+# A checkpoint is a safetensors file.  Its tensors are slices of the flat buffer and have the names
+# of a LlamaForCausalLM.  The data of the file is therefore the flat buffer itself.  Heads 1 and up,
+# the moments and the reference of dpo have names of their own.
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
           "BF16": np.dtype("<u2"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4"),
           "I8": np.dtype("i1")}
-TOKEN_KINDS = "U16", "I32"   # of a file of tokens
-CODES = {dtype: code for code, dtype in DTYPES.items()}         # of uint16: U16, the later one
-NO_HASH = "0" * 64           # stands where the checksum will be, while the checksum is computed
+TOKEN_KINDS = "U16", "I32"   # dtypes of a token file
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # uint16 becomes U16, the later entry
+NO_HASH = "0" * 64           # stands in for the checksum while the checksum is computed
 MAX_HEADER = 100_000_000     # bytes
 
 AGAIN = "copy or download it again"
@@ -30,15 +30,15 @@ AGAIN = "copy or download it again"
 def cut_short(size, end):
     return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
 
-MUCH = 100_000_000           # bytes that take a second or more
+MUCH = 100_000_000           # bytes; reading them takes a second or more
 
 def note_large(doing, n_bytes):
-    """A line before a wait that may seem like a standstill"""
+    """Prints a line before a long wait, so that the program does not seem to hang."""
     if n_bytes >= MUCH:
         print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
 def write_tensors(path, meta, tensors, remedy):
-    """A safetensors file of {name: array} and metadata {name: text}, with a checksum of both."""
+    """Writes a safetensors file: tensors {name: array}, metadata {name: text}, and a checksum."""
     entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
     start = 0
     for name, x in tensors.items():
@@ -61,8 +61,8 @@ def write_tensors(path, meta, tensors, remedy):
             f.write(x)
 
 def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
-    """(metadata, {name: array}) of a safetensors file, ours or another's; maps it into memory.
-    No size in the header is believed until the file is known to be that long."""
+    """(metadata, {name: array}) of a safetensors file, memory-mapped.
+    The file may come from any program, so each size in its header is checked against the file."""
     with open(path, "rb", opener=regular) as f:
         size, first = os.fstat(f.fileno()).st_size, f.read(8)
         need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
@@ -75,13 +75,13 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
         end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
         need(size >= end, cut_short(size, end))
         data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
-            np.zeros(0, np.uint8))           # of nothing there is no map
+            np.zeros(0, np.uint8))           # mmap rejects an empty range
     tensors = {}
     for name, t in entries.items():
         need(t["dtype"] in kinds, f"{name} is of type {t['dtype']}, expected {', '.join(kinds)}")
         x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
         tensors[name] = x.reshape(t["shape"])
-    end = 0                                  # the tensors stand side by side, without a hole
+    end = 0                                  # the tensors must be adjacent, without gaps
     for start, stop in sorted(t["data_offsets"] for t in entries.values()):
         need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
         end = stop
@@ -94,11 +94,11 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
     return meta, tensors
 
 def need_finite(name, x):
-    """Names the first entry of a tensor that is a NaN or an infinity.  A sum is finite only if all
-    its terms are, and is quick; only where it is not, each entry is looked at."""
+    """Raises a UserError that names the first NaN or infinity of a tensor, if there is one.
+    A finite sum is a quick proof that all entries are finite.  Otherwise each entry is checked."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = x.sum()
     if not np.isfinite(total):
         bad = np.argwhere(~np.isfinite(x)).tolist()
-        if bad:                              # else the sum of large numbers was not finite
+        if bad:                              # otherwise, only the sum overflowed
             raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")

@@ -1,4 +1,4 @@
-"""Training texts: read, split, and turned into token ids, which may be kept in a file."""
+"""Training texts: reading, splitting and tokenizing.  The token ids of a large text are cached."""
 import codecs
 import contextlib
 import hashlib
@@ -14,11 +14,12 @@ import bpe
 from bpe import need, reading, regular, UserError
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 
-LARGE = 32 << 20     # bytes; the tokens of a longer text are kept in a file
-TEXT_AT_ONCE = 1 << 28                       # bytes of it that are encoded at once
+LARGE = 32 << 20     # bytes; the tokens of a longer text are cached in a file
+TEXT_AT_ONCE = 1 << 28                       # bytes that are encoded at once
 
 def marks_of_editors(text):
-    """What an editor may have put into a text, which is learned like the rest of it; in words."""
+    """Describes a byte order mark or CR LF line ends, which editors add; "" if it finds neither.
+    The model learns these bytes, too."""
     found = []
     if text[:3] == codecs.BOM_UTF8:
         found.append("begins with a byte order mark")
@@ -27,10 +28,10 @@ def marks_of_editors(text):
     return " and ".join(found)
 
 def read_text(path):
-    """A corpus, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file is refused."""
+    """A training text, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file rejected."""
     with reading(path, "name a text with --data"):
         with open(path, "rb", opener=regular) as f:
-            need(os.fstat(f.fileno()).st_size, "it is empty")        # of nothing there is no map
+            need(os.fstat(f.fileno()).st_size, "it is empty")        # mmap rejects an empty file
             text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         need(text[:LARGE].strip(), "it is empty")
         zero = text.find(b"\0")
@@ -39,7 +40,7 @@ def read_text(path):
     try:
         for i in range(0, len(text), LARGE):
             decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
-    except UnicodeDecodeError as e:          # e.object begins with what the last piece left over
+    except UnicodeDecodeError as e:          # e.object begins with the last piece's remainder
         print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
               f"bytes are learned as they are", file=sys.stderr)
     if found := marks_of_editors(text):
@@ -48,14 +49,15 @@ def read_text(path):
     return text
 
 def split_text(text, holdout):
-    """(training part, validation part): the tail is held out, cut where a character starts."""
+    """(training part, validation part).  The validation part is the last fraction `holdout` of the
+    text, and begins with a whole character."""
     cut = int(len(text) * (1 - holdout))
     while cut > 0 and text[cut] & 0xC0 == 0x80:      # a UTF-8 continuation byte
         cut -= 1
     return text[:cut], text[cut:]
 
 def excerpt(text, pieces=256):
-    """At most LARGE bytes of a text, in pieces spread evenly over it, cut where lines end."""
+    """At most LARGE bytes of a text: pieces spread evenly over the text, of whole lines."""
     if len(text) <= LARGE:
         return text
     starts, n = [i * len(text) // pieces for i in range(pieces)], LARGE // pieces
@@ -63,15 +65,17 @@ def excerpt(text, pieces=256):
     return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
 
 def encode_cut(tokenizer, text, share, rng):
-    """Ids of a text, bytes, in which this share of the words, and of the other characters a fifth
-    of it, must begin a token: so each word is met in many spellings, also in that of the beginning
-    of a line (subword regularization; Kudo 2018).  A zero byte is put before them, which no merge
-    has, and the ids of these are left out; those of the text's own zeros stay."""
+    """Token ids of a text, bytes, with random cuts; a token must begin at each cut.
+    A cut separates a word from its space.  `share` is the fraction of words that are cut there;
+    before other characters, cuts are a fifth as frequent.  The model thus sees each word in several
+    tokenizations, also in that of the beginning of a line (subword regularization; Kudo 2018).
+    A zero byte is inserted at each cut, because no merge contains one.  The ids of the inserted
+    bytes are then removed; zero bytes of the text itself keep their ids."""
     if not share:
         return tokenizer.encode(text)
     x = np.frombuffer(text, np.uint8)
-    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one such place:
-    after_blank = x[at - 1] == 32                                    # that behind its blank
+    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # one place per word is the one
+    after_blank = x[at - 1] == 32                                    # after its blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
     at = np.unique(at)
@@ -79,13 +83,14 @@ def encode_cut(tokenizer, text, share, rng):
     ids = tokenizer.encode(cut.tobytes())
     zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
     inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
-    if len(zeros) != len(inserted):          # a stranger's merge has one: then it cuts nothing
+    if len(zeros) != len(inserted):          # a third-party merge contains a zero byte: no cuts
         return tokenizer.encode(text)
     return np.delete(ids, zeros[inserted])
 
 def encode_large(tokenizer, text, share, rng, dtype, folder):
-    """Ids of a text, by encode_cut, so much of it at a time, and mapped from a file without a name:
-    neither the text nor they need to be in memory whole."""
+    """Token ids of a text, by `encode_cut`, memory-mapped from a temporary file without a name.
+    At most about TEXT_AT_ONCE bytes are encoded at once, so neither the whole text nor all ids need
+    to fit into memory."""
     with tempfile.TemporaryFile(dir=folder) as f:
         start = n = 0
         while start < len(text):
@@ -97,8 +102,10 @@ def encode_large(tokenizer, text, share, rng, dtype, folder):
         return np.memmap(f, dtype, "r", shape=n) if n else np.zeros(0, dtype)
 
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
-    """Ids of the training part of the text at `path`, by `encode_cut`, and of its validation part.
-    Those of a large text are kept beside it, for this text, tokenizer and split, to be mapped."""
+    """Token ids of the training part and of the validation part of the text at `path`.
+    parts: both parts, bytes.  cuts: the `share` of `encode_cut`, for the training part only.
+    The ids of a large text are cached in a file beside the text and memory-mapped.  The name of
+    the file depends on the text, the tokenizer, the split and the cuts."""
     train, val = parts
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     remedy = "free space, or move the text to where there is some"
@@ -116,7 +123,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         return encoded()
     meta = {"format": "nanoeuler tokens", "text_sha256": text_sha256,
             "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
-            "cuts": str((cuts, seed) if cuts else cuts)}         # without cuts no seed matters
+            "cuts": str((cuts, seed) if cuts else cuts)}         # the seed matters only with cuts
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
     with contextlib.suppress(UserError), reading(cache, remedy):
         kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
@@ -126,12 +133,12 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
     try:
         write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
-    except UserError as e:                   # a folder of others, or another run that fills it
+    except UserError as e:                   # no write permission, or another run fills the disk
         print(f"note: {e}", file=sys.stderr)
     return train_ids, val_ids
 
 def parse_json(text):
-    """The value of a JSON text; the commonest mistakes are called by their names."""
+    """The value of a JSON text.  Errors give the place, and name the most common mistakes."""
     try:
         return json.loads(text)
     except UnicodeDecodeError as e:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all."""
+"""Atomic writes: a file is replaced as a whole or not at all.  Checkpoints are saved this way."""
 import contextlib
 import glob
 import os
@@ -6,20 +6,21 @@ import time
 
 from bpe import UserError
 
-FORGOTTEN = 3600             # seconds after which a temporary file belongs to a process that died
+FORGOTTEN = 3600             # seconds; an older temporary file was left by a process that died
 
 class WriteError(UserError):
-    """A file cannot be written, perhaps only now."""
+    """A file cannot be written.  A later attempt may succeed."""
 
 @contextlib.contextmanager
 def replacing(path, remedy):
-    """All or nothing: what is written under the name it yields is flushed, then takes the path.
-    The name is this process's own: another one may write the same path at the same time."""
-    path = os.path.realpath(path)            # a link stays one
+    """Yields the name of a temporary file for the caller to write.  At the end of the block, the
+    file is flushed to disk and renamed to `path`.  The name contains the id of this process,
+    because another process may write the same path at the same time."""
+    path = os.path.realpath(path)            # a link is kept; its target is replaced
     temporary = f"{path}.{os.getpid()}.tmp"
     for old in glob.glob(f"{glob.escape(path)}.*.tmp"):
         if not old[len(path) + 1:-len(".tmp")].isdigit():
-            continue                         # it is somebody's own
+            continue                         # a file of the user
         with contextlib.suppress(OSError):
             if time.time() - os.path.getmtime(old) > FORGOTTEN:
                 os.remove(old)
@@ -28,7 +29,7 @@ def replacing(path, remedy):
         with open(temporary, "rb+") as f:
             os.fsync(f.fileno())
         os.replace(temporary, path)
-        with contextlib.suppress(OSError):   # the folder knows it too, where one can tell it to
+        with contextlib.suppress(OSError):   # flush the folder, too, if the system can
             folder = os.open(os.path.dirname(path), os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -1,13 +1,13 @@
-"""How the CPU program is made fast, and how what is compiled is kept.
+"""Fast kernels for the CPU, and the disk cache that keeps them.
 
     compiling.py   the decorators `jit` and `jit_parallel`
-    cpu.py         the vectors of this CPU, and the sizes of a tile
+    cpu.py         the vector width of this CPU, and the tile sizes
     tile.py        the tile of a matrix product, in LLVM
-    numbers.py     bfloat16 and int8, rounded and packed
+    numbers.py     bfloat16 and int8: rounding and packing
     counters.py    atomic counters for threads
-    kernels.py     compiled kernels on disk
-    threads.py     how many threads there should be
+    kernels.py     the disk cache of compiled kernels
+    threads.py     the number of threads to use
 
-These modules import bpe.py alone.  Without them nanoeuler.py uses the plain versions that its
-sections 3 and 4.1 define: one thread, float32 and float64.
+These modules import only bpe.py and each other.  Without them, nanoeuler.py uses the plain
+versions of its sections 3 and 4.1: one thread, float32 and float64.
 """

@@ -1,4 +1,4 @@
-"""Atomic counters, by which threads share the work on a sequence."""
+"""Atomic counters.  Threads use them to share the work on a sequence (nanoeuler.py, section 3)."""
 import os
 
 import numpy as np
@@ -13,8 +13,8 @@ from nanoeuler_parts.machine.tile import i32, i64
 
 @intrinsic
 def fetch_add(typing, counter, i):
-    """counter[i]++ as one atomic operation; returns the old value.  int64 array, index.  What a
-    thread wrote before, those see who `seen` it."""
+    """counter[i]++ as one atomic operation; returns the old value.  counter: int64 array.
+    Earlier writes of this thread are visible to any thread that reads the counter with `seen`."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
         return bd.atomic_rmw("add", bd.gep(data, [args[1]]), i64(1), "acq_rel")
@@ -22,7 +22,7 @@ def fetch_add(typing, counter, i):
 
 @intrinsic
 def next_below(typing, counter, i, end):
-    """counter[i]++ as one atomic operation if it is below end; returns the old value."""
+    """counter[i]++ as one atomic operation if counter[i] < end; returns the old value."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
         place = bd.gep(data, [args[1]])
@@ -31,7 +31,7 @@ def next_below(typing, counter, i, end):
         bd.position_at_end(look)
         old = bd.load_atomic(place, "monotonic", 8)
         bd.cbranch(bd.icmp_signed("<", old, args[2]), add, leave)
-        bd.position_at_end(add)              # unless another thread was faster
+        bd.position_at_end(add)              # fails if another thread was faster
         swapped = bd.cmpxchg(place, old, bd.add(old, i64(1)), "monotonic", "monotonic")
         bd.cbranch(bd.extract_value(swapped, 1), leave, look)
         bd.position_at_end(leave)
@@ -40,18 +40,18 @@ def next_below(typing, counter, i, end):
 
 @intrinsic
 def seen(typing, counter, i):
-    """counter[i], with all that the threads which counted wrote before."""
+    """counter[i].  All that other threads wrote before they counted is then visible."""
     def codegen(context, bd, sig, args):
         data = context.make_array(sig.args[0])(context, bd, args[0]).data
         return bd.load_atomic(bd.gep(data, [args[1]]), "acquire", 8)
     return types.int64(counter, types.intp), codegen
 
-YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"     # of the C library
+YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"     # C functions
 
 @intrinsic
 def rest(typing, long):
-    """Between two looks at what others do: a few cycles, or, if it is long, until those have run
-    who wait for this core."""
+    """A pause between two reads of a counter: a few cycles.  If long, the operating system first
+    runs other threads that wait for this core."""
     def codegen(context, bd, sig, args):
         def call(name, kind):
             bd.call(cgutils.get_or_insert_function(bd.module, ir.FunctionType(kind, []), name), [])
@@ -65,18 +65,18 @@ def rest(typing, long):
         return context.get_dummy_value()
     return types.void(types.boolean), codegen
 
-SPINS = 2000         # looks at a counter, some 40 us, before a waiting thread lets others run
+SPINS = 2000         # reads of a counter, about 40 us, before a waiting thread yields its core
 
 @jit
 def counters(n):
-    """n rows of counters at zero, far enough apart to lie on different cache lines: int64 (n, 16).
-    In a parallel function np.zeros itself would be one more parallel loop."""
+    """n rows of zeroed counters, int64 (n, 16): each row has cache lines of its own.
+    This is a function because np.zeros in a parallel function would be another parallel loop."""
     return np.zeros((n, 16), np.int64)
 
 @jit
 def wait_until(counter, i, least):
-    """Until counter[i] >= least, by others"""
+    """Waits until other threads have raised counter[i] to `least` or more."""
     looks = 0
     while seen(counter, i) < least:
         looks += 1
-        rest(looks > SPINS)                  # their core may be this one
+        rest(looks > SPINS)                  # the awaited thread may need this core

@@ -1,4 +1,7 @@
-"""Compiled kernels on disk: which there must be, and how they are named, linked and kept."""
+"""The disk cache of compiled kernels: how they are named, linked and saved.
+
+nanoeuler.py calls `fill_cache` to compile the missing kernels before it starts.
+"""
 import contextlib
 import os
 import shlex
@@ -15,45 +18,47 @@ import bpe
 from bpe import UserError
 from nanoeuler_parts.machine.cpu import BITS
 
-# Numba keeps compiled kernels on disk: for each function an index, {key: name of a file}, and these
-# files.  The classes that do so are private, and so is the one that links a kernel.  What we change
-# in them and read of them holds for the version that nanoeuler.py asks for.  It stands
-# here (nanoeuler_cuda.py takes `save_compiled` for its own kernels) and in section 2 of bpe.py,
-# which has the cache of our functions, `bpe.Cache`.
+# Numba caches compiled kernels on disk: for each function an index, {key: name of a file}, and the
+# files that it names.  The classes that do this are private, and so is the class that links a
+# kernel.  The changes to them are only valid for the version of Numba that nanoeuler.py requires.
+# All changes are in this file and in section 2 of bpe.py, which defines the cache `bpe.Cache`.
+# nanoeuler_cuda.py uses `save_compiled` for its own kernels.
 def key_with_width(self, signature, codegen):
-    """A key by argument types, processor and bytecode, and by the width of our vectors: the panels
-    of one width, read by the kernels of another, are other numbers.  Another level of optimization
-    may have another order of sums."""
+    """A key of argument types, processor, bytecode, vector width and optimization level.
+    The layout of packed panels depends on the vector width.  The order of sums may depend on the
+    optimization level."""
     numbas_key = super(bpe.Cache, self)._index_key(signature, codegen)
     return *numbas_key, BITS, bpe.Compiling.level
 
 @contextlib.contextmanager
 def locked(folder):
-    """One process at a time.  Where folders cannot be locked (Windows, some networks), all at once:
-    then an index may lose an entry, and its kernel is compiled again."""
+    """A block that one process at a time may enter.  Folders cannot be locked on Windows and on
+    some network drives.  There an index may lose an entry, and its kernel is compiled again."""
     with contextlib.ExitStack() as end:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
             handle = os.open(folder, os.O_RDONLY)
-            end.callback(os.close, handle)               # which unlocks it
+            end.callback(os.close, handle)               # closing unlocks the folder
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 def save_compiled(self, key, data):
-    """A kernel in a file named by its key, then in the index.  Numba numbers the files: two
-    processes that start at once may write the same one, and a third then runs the kernel of
-    another signature; and each may write an index that lacks what the other added."""
+    """Saves a kernel to a file named by its key, then adds the file to the index.
+    Numba numbers the files instead.  Two processes that start at once may then write the same file,
+    and a third process runs the kernel of another signature.  The lock is needed because one
+    process could otherwise overwrite the index entry of another."""
     name = self._data_name(zlib.crc32(repr(key).encode()))
     self._save_data(name, data)
     with locked(self._cache_path):
         self._save_index({**self._load_index(), key: name})
 
 def finalize_alone(self):
-    """A kernel holds copies of the kernels that it calls.  Numba leaves them open to be shared:
-    where two that are loaded hold cross_entropy, both run the copy of the first.  Each was
-    optimized within its kernel, with an order of sums of its own, so that last bits would depend on
-    what a process has run before.  Here a kernel runs its own copies; only what other kernels copy
-    stays open.  Functions of others are linked as Numba does it."""
+    """Makes a kernel run its own copies of the functions that it calls.
+    Numba lets kernels share the copies: if two loaded kernels contain cross_entropy, both run the
+    copy of the first.  Each copy was optimized within its kernel and has its own order of sums.
+    The last bits of a result would then depend on what the process ran before.  Here the copies
+    are private to their kernel, and only `_shared_module`, from which other kernels copy, exports
+    its functions.  Functions of other libraries are linked as usual."""
     loaded = self._shared_module is not None             # from the cache
     if bpe.Compiling.depth and not loaded:
         self._shared_module = self._final_module.clone()
@@ -65,7 +70,7 @@ def finalize_alone(self):
                 f.linkage = "internal"
     numbas_finalize(self)
 
-# Numba's own, also where this file is loaded a second time
+# Numba's own method, even if this file is loaded a second time
 numbas_finalize = getattr(CPUCodeLibrary._finalize_final_module, "numbas",
                           CPUCodeLibrary._finalize_final_module)
 finalize_alone.numbas = numbas_finalize
@@ -74,12 +79,12 @@ bpe.Cache._index_key = key_with_width
 bpe.CacheFile.save = save_compiled
 CPUCodeLibrary._finalize_final_module = finalize_alone
 
-# What the cache must hold: a kernel, compiled for an argument, or a field of it, of this dtype.
-# check.py may have left those of float64.
+# An entry that the cache must hold: a kernel, compiled for this dtype of an argument or of a field
+# of an argument.  The dtype matters because check.py may have cached the kernel for float64.
 Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 def dtype_in(kernel, signature, argument):
-    """Of "a", or of "a.b", field b of the named tuple a: the Numba type of its entries"""
+    """The Numba type of the entries of an argument "a", or of field b of a named tuple, "a.b"."""
     name, *fields_of_it = argument.split(".")
     kind = signature[kernel.py_func.__code__.co_varnames.index(name)]
     for name in fields_of_it:
@@ -87,7 +92,8 @@ def dtype_in(kernel, signature, argument):
     return kind.dtype
 
 def in_cache(kernel, argument, dtype):
-    """Whether the cache holds what `Compiled` says, for this processor, and whole."""
+    """Whether the cache holds the entry Compiled(kernel, argument, dtype) for this processor, with
+    an undamaged file."""
     cache, codegen = kernel._cache, kernel.targetctx.codegen()
     file = cache._cache_file
     for key, name in file._load_index().items():
@@ -98,18 +104,19 @@ def in_cache(kernel, argument, dtype):
     return False
 
 def folder_of_program():
-    """The folder of nanoeuler.py, from which this process imported it"""
+    """The folder of the nanoeuler.py that this process imported."""
     return os.path.dirname(os.path.abspath(sys.modules["nanoeuler"].__file__))
 
 def in_another_process(call):
-    """Starts it there.  It reads nothing; what it says on stderr is kept."""
+    """Starts a process that calls a function of nanoeuler.py, for example "compile_speech()".
+    Its standard input is empty, and its stderr is a pipe."""
     here = folder_of_program()
     code = f"import sys; sys.path.insert(0, {here!r}); import nanoeuler; nanoeuler.{call}"
     return subprocess.Popen([sys.executable, "-c", code], cwd=here, stdin=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
 
 def wait_for(process):
-    """Until it has ended.  If that was not well, its last line says why."""
+    """Waits for the end of a process.  If it failed, raises a UserError with its last line."""
     _, said = process.communicate()
     if process.returncode != 0:
         lines = [line for line in said.splitlines() if line.strip()]
@@ -119,10 +126,10 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def fill_cache(parts):
-    """Compiles those of SPEECH or `training_kernels` that Numba's cache lacks, and says so.
-    In other processes, because a process that compiled `run_batch` links its callees differently
-    from one that loads it, which changes last bits: a first run must compute the same as a second.
-    """
+    """Compiles the kernels that the cache lacks.     parts: SPEECH or `training_kernels`
+    A process that compiles `run_batch` links its callees differently from a process that loads it,
+    which changes the last bits.  A first run must be bit-identical to a second one, so other
+    processes compile the kernels."""
     if not bpe.JIT["cache"]:
         return
     calls = [call for call, kernels in parts.items()
@@ -141,7 +148,7 @@ def fill_cache(parts):
         print("note: stopped while the kernels were compiled: nothing else was begun, and the next "
               "start compiles them", file=sys.stderr)
         raise
-    finally:                                 # after Ctrl-C, or if one has failed
+    finally:                                 # after Ctrl-C, or if one process has failed
         for process in processes:
             process.kill()
             process.wait()

@@ -1,4 +1,7 @@
-"""bfloat16 and int8: numbers as they are stored, rounded, and packed into panels."""
+"""bfloat16 and int8: conversion, rounding, and packing into panels.
+
+Section 3 of nanoeuler.py lists these functions, and its kernels call them.
+"""
 import math
 
 import numpy as np
@@ -15,8 +18,8 @@ ONE, HALF = np.float32(1), np.float32(0.5)
 @jit
 def pack(panels, b):
     """panels[i, k, j] = b[k, i * width + j], zeros past N     panels (ceil(N / width), K, width),
-    b (K, N).  A tile reads panels in the order in which they lie in memory.  W^T is packed through
-    a view.  Panels of bfloat16 hold two rows of b in each of theirs: see `pack_row`."""
+    b (K, N).  A tile reads panels in memory order.  To pack W^T, pass the view W.T as b.
+    A row of a bfloat16 panel holds a pair of rows of b (see `pack_row`)."""
     I, n_rows, width = panels.shape
     N = b.shape[1]
     for i in range(I):
@@ -25,19 +28,19 @@ def pack(panels, b):
             pack_row(panels[i, k], columns, k)
 
 def to_bf16(x):
-    """float32 as the bits of bfloat16, to the nearest, ties to even."""
+    """The bfloat16 bits, uint16, of float32 x: rounded to the nearest, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 def from_bf16(x):
-    """float32 of the bits of bfloat16, uint16; anything else as it is"""
+    """float32 from bfloat16 bits, uint16.  Other types are returned unchanged."""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 def value(x):
-    """The number that a stored one stands for: uint16 holds the upper half of a float32."""
+    """The number that a stored x stands for.  A uint16 is the upper half of a float32."""
     return from_bf16(np.asarray(x))[()]
 
-@overload(value, inline="always")            # what compiled code calls, by the type of x
+@overload(value, inline="always")            # compiled code calls a function that _value returns
 def _value(x):
     if x == types.uint16:
         return lambda x: np.int32(int32(x) << int32(16)).view(np.float32)
@@ -46,8 +49,9 @@ def _value(x):
     return lambda x: x
 
 def bf16_bits(x):
-    """The bits of bfloat16, in an int32: of a float32, to the nearest, ties to even, or stored.
-    The NaNs that arithmetic makes stay NaNs; those with other low bits may become inf or zero."""
+    """The bfloat16 bits of x, as an int32.  A float32 is rounded to the nearest, ties to even; a
+    uint16 already holds bfloat16 bits.  The NaNs that arithmetic produces stay NaNs.  A NaN with
+    other low bits may become inf or zero."""
     return int(x if isinstance(x, np.uint16) else to_bf16(x)[0])
 
 @overload(bf16_bits, inline="always")
@@ -62,7 +66,7 @@ def _bf16_bits(x):
     return nearest
 
 def rounded(x, like):
-    """A number as an array of the type of `like` holds it."""
+    """x as the array `like` would store it: bfloat16 bits if `like` is uint16, else unchanged."""
     return np.uint16(bf16_bits(x)) if like.dtype == BF16 else x
 
 @overload(rounded, inline="always")
@@ -72,8 +76,8 @@ def _rounded(x, like):
     return lambda x, like: x
 
 def panel_rows(n, dtype):
-    """Rows of panels of this type that n rows of a matrix fill.  Those of bfloat16 hold two in one,
-    as int32, those of int8 that are multiplied in integers four, as uint32."""
+    """The number of panel rows that n matrix rows fill.  A bfloat16 panel holds two matrix rows
+    per panel row, in an int32.  An int8 panel for integer products holds four, in a uint32."""
     return -(-n // NUMBERS_IN.get(np.dtype(dtype), 1))
 
 NUMBERS_IN = {BF16: 2, np.dtype(np.int32): 2, np.dtype(np.uint32): 4}
@@ -84,7 +88,8 @@ def _panel_rows(n, dtype):
     return lambda n, dtype: (n + each - 1) // each
 
 def pair_of(even, odd, mask, like):
-    """What panels have of two rows, the odd one only if the mask is -1; or of one"""
+    """The panel entry of two matrix rows.  An int32 holds both; mask 0 clears the odd number.
+    Other types hold only the even number."""
     return bf16_bits(even) | (bf16_bits(odd) & mask) << 16 if like.dtype == np.int32 else even
 
 @overload(pair_of, inline="always")
@@ -98,21 +103,22 @@ def _pair_of(even, odd, mask, like):
 
 @bpe.jit(files=FILES, inline="always", **OPTIONS)
 def pack_row(row, columns, k):
-    """Row k of a panel from a matrix's columns (K, n), zeros past n.  Of bfloat16, an int32 is
-    columns[2k, j] in its lower half, and columns[2k + 1, j], or zero past K, in its upper."""
+    """Packs row k of a panel.     row (width,), columns (K, n) of a matrix; zeros past n
+    In bfloat16, an entry is an int32: columns[2k, j] in its lower half, columns[2k + 1, j] in its
+    upper half, or zero there if 2k + 1 is past K."""
     K, n = columns.shape
     step = numbers_in(row)
-    last = step * (k + 1) - 1                # of the rows in row k: 2k + 1 of pairs, else k itself
+    last = step * (k + 1) - 1                # last matrix row in row k: 2k + 1 for pairs, else k
     mask = int32(-1) if last < K else int32(0)
     first, second = columns[step * k], columns[min(last, K - 1)]
-    whole = pack_vectors(row, first, second, mask)       # all of W^T and K^T
+    whole = pack_vectors(row, first, second, mask)       # every column, for W^T and K^T
     for j in range(whole, n):
         row[j] = pair_of(first[j], second[j], mask, row)
     for j in range(n, row.size):
         row[j] = 0
 
 def numbers_in(panel):
-    """Of a matrix, in an entry of a panel"""
+    """How many numbers of a matrix an entry of this panel holds: 1, 2 or 4."""
     return NUMBERS_IN.get(panel.dtype, 1)
 
 @overload(numbers_in, inline="always")
@@ -121,7 +127,8 @@ def _numbers_in(panel):
     return lambda panel: n
 
 def panel_entry(column, k, scale):
-    """The number of row k of a matrix, in a column of its panel"""
+    """Entry k of a matrix column, as float32 or float64, read from its panel column.
+    Numbers of int8 are not scaled: `scale` only supplies the dtype."""
     n = numbers_in(column)
     x, nth = column[k // n], k % n
     if n == 4:
@@ -143,9 +150,9 @@ def _panel_entry(column, k, scale):
     return lambda column, k, scale: dtype(column[k])
 
 def narrowed(x, workspace):
-    """x (M, K) as the left side of a product takes it.  The type of the workspace says in what:
-    uint16, rounded to bfloat16, and a zero makes the last pair of an odd row whole; int32, in 16
-    bits of fixed point, for weights in int8; another, or None: as it is."""
+    """x (M, K) as the left operand of a product.  The dtype of the workspace selects the format.
+    uint16: rounded to bfloat16, and a zero completes the last pair of a row of odd length.
+    int32: 16-bit fixed point, for products with int8 weights.  Otherwise, x is unchanged."""
     dtype = getattr(workspace, "dtype", None)
     if dtype == np.int32:
         return in_fixed_point(workspace, x)
@@ -162,21 +169,24 @@ def _narrowed(x, workspace):
 
 @jit
 def in_bf16(workspace, x):
-    """x (M, K) rounded into the workspace (M, K + 1 or more), uint16"""
+    """x (M, K) rounded to bfloat16 in the workspace (at least M, at least K + 1), uint16."""
     M, K = x.shape
     for m in range(M):
         row, source = workspace[m, :K], x[m]
         for k in range(K):
             row[k] = rounded(source[k], workspace)
-        if K % 2:                            # behind the row that is returned; `tile` reads it
+        if K % 2:                            # `tile` reads this zero after the returned row
             workspace[m, K] = 0
     return workspace[:M, :K]
 
 @jit
 def in_fixed_point(workspace, x):
-    """Numbers of 16 bits, and a scale for each row, as products of int8 take them: upper and lower
-    bytes by fours, then -128 times the sum of each, which takes back the 128 that `in_panels` adds,
-    and the scale.     x (M, K), workspace (M, 2 K / 4 + 3 or more) of int32"""
+    """x (M, K) in 16-bit fixed point: x = scale * (256 upper + lower), with one scale per row.
+    workspace: int32, at least (M, 2 n + 3) with n = ceil(K / 4).  Columns of its row:
+        0 to n, n to 2 n    the upper and the lower bytes, int8, four in each int32
+        2 n, 2 n + 1        -128 times the sum of the upper and of the lower bytes
+        2 n + 2             the bits of the scale, float32
+    `in_panels` adds 128 to each weight; the two sums cancel these 128 in a product."""
     M, K = x.shape
     n = (K + 3) // 4
     for m in range(M):
@@ -200,8 +210,9 @@ def in_fixed_point(workspace, x):
     return workspace[:M, :2 * n + 3]
 
 def narrowed_transpose(x, pairs):
-    """x^T, for x (K, M), as the left side of a product takes it: in bfloat16 rounded and paired up,
-    like panels, in `pairs` (1, K / 2, M or more) of int32"""
+    """x^T (M, K), for x (K, M), as the left operand of a product.     pairs: workspace
+    In bfloat16, x is rounded and packed into `pairs`, int32 (1, K / 2, at least M), like a panel.
+    Otherwise, the result is the view x.T."""
     return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
 
 @overload(narrowed_transpose, inline="always")

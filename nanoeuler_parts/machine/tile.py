@@ -1,6 +1,7 @@
-"""The pieces of a matrix product as LLVM: the tile, the tile of a few rows, the maximum.
+"""The inner loops of matrix products, written in LLVM; nanoeuler.py calls them as intrinsics.
 
-Numba's own loops reach 35 % of a core's peak there, vectors written as LLVM 95 %.
+`tile` is for training and `rows_tile` for inference with few rows.  `larger` is the maximum.
+Numba's own loops reach 35 % of a core's peak here, vectors written as LLVM reach 95 %.
 """
 import itertools
 
@@ -16,7 +17,7 @@ i8 = ir.IntType(8)
 
 # ---- the tile, as LLVM
 def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
-    """The LLVM function of a tile, C = add * base + A B.  In NumPy, each matrix a flat array:
+    """The LLVM function of a tile, C = add * base + A B.  In NumPy, with flat arrays:
 
         sums = np.zeros((MR, width))
         for k in range(K):
@@ -27,18 +28,21 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
             old = base[r * base_row:][:width] if add else 0
             C[r * c_row:][:min(cols, width)] = (sums[r] + old)[:cols]
 
-    width = 2 * lanes; rows and cols are what is left of C, more than a tile or less.  c_row and the
-    like are strides, in entries: from a row to the next.  A transposed A costs nothing.
-    Not inlined: copies cost seconds of JIT.
+    width = 2 * lanes.  rows and cols count the rows and columns of C from the tile's corner on;
+    they may exceed a tile.  c_row, base_row, a_row and b_row are strides from one row to the next,
+    a_column from one column to the next, in entries.  With these strides a transposed A costs
+    nothing.  The function is not inlined, because copies would cost seconds of JIT compilation.
 
-    of_pairs: A and B are bfloat16, and k counts pairs of rows of B: one instruction adds
+    of_pairs: A and B are bfloat16, and k counts pairs of rows of B.  One instruction adds
     A[r, 2k] B[2k, j] + A[r, 2k + 1] B[2k + 1, j].  The two numbers of A are neighbours in memory;
-    a_row and a_column count single ones.  "panels": so are the two of B, packed as one int32.
-    "rows": B is a matrix of b_count rows, and two of them are interleaved here; if b_count is odd
-    the last is taken twice, and A must have a zero there.
+    a_row and a_column count single numbers.
+        "panels"    the two numbers of B are neighbours, too, packed as one int32
+        "rows"      B is a matrix of b_count rows, and this function interleaves two of them; if
+                    b_count is odd, the last row is used twice, and A must have a zero there
+        ""          A and B are not bfloat16
     narrow: C is bfloat16; add and base are ignored."""
     vec, name = ir.VectorType(scalar, lanes), f"nanoeuler_tile_{scalar}"
-    words = ir.VectorType(i32, lanes)        # pairs, or the bits of float32
+    words = ir.VectorType(i32, lanes)        # bfloat16 pairs, or the bits of float32
     a_type = b_type = c_type = scalar
     if of_pairs:
         a_type, name = i16, f"{name}_{of_pairs}"
@@ -52,7 +56,7 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
         return fn
     fn.linkage = "linkonce_odr"
     fn.attributes.add("noinline")
-    fn.attributes.add("optsize")             # unrolled, it spills pointers: 112 -> 76 GF/s
+    fn.attributes.add("optsize")             # unrolling would spill pointers: 112 -> 76 GF/s
     C, base, A, B, c_row, base_row, a_row, a_column, b_row, b_count, K, rows, cols, add = fn.args
     bd = ir.IRBuilder(fn.append_basic_block())
     width, halves = i64(2 * lanes), (i64(0), i64(lanes))
@@ -105,7 +109,8 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
                 module, ir.FunctionType(vec, [vec, words, words]),
                 f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}")
             return bd.call(dot, [total, a, b])
-        # without it: a float32 is a bfloat16 and 16 zero bits; first the even numbers, then the odd
+        # without that instruction: bfloat16 bits and 16 zero bits make a float32; first multiply
+        # the even numbers, which are the lower halves, then the odd ones
         upper, bits = words([0xFFFF0000] * lanes), words([16] * lanes)
         low = [bd.bitcast(bd.shl(x, bits), vec) for x in (a, b)]
         high = [bd.bitcast(bd.and_(x, upper), vec) for x in (a, b)]
@@ -125,7 +130,7 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
                 bd.store(multiply(a, b_half, bd.load(total)), total)
 
     def stored(total):
-        """A vector of sums as C has it: rounded to the nearest bfloat16, ties to even, if narrow"""
+        """A vector of sums as C stores it: if narrow, rounded to bfloat16, ties to even."""
         if not narrow:
             return bd.load(total)
         bits = bd.bitcast(bd.load(total), words)
@@ -133,9 +138,9 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
         nearest = bd.add(bits, bd.add(odd, words([0x7FFF] * lanes)))
         return bd.trunc(bd.lshr(nearest, words([16] * lanes)), ir.VectorType(i16, lanes))
 
-    edge = bd.icmp_signed("<", cols, width)  # what lies in C beyond it is not ours, so there a
-    spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)       # spare tile is written,
-    out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)        # and copied
+    edge = bd.icmp_signed("<", cols, width)  # C ends within this tile: a whole vector would write
+    spare = cgutils.alloca_once(bd, c_type, size=2 * lanes * MR)   # past it, so write a spare tile
+    out, out_row = bd.select(edge, spare, C), bd.select(edge, width, c_row)     # and copy its part
     for r in range(MR):
         with bd.if_then(bd.icmp_signed("<", i64(r), rows)):
             base_start, out_start = bd.mul(base_row, i64(r)), bd.mul(out_row, i64(r))
@@ -160,11 +165,11 @@ def emit_tile(module, scalar, lanes, size, of_pairs, narrow):
 @intrinsic
 def tile(typing, out, base, x, b, m, j, add):
     """out[m:m+MR, j:j+w] = add * base[m:m+MR, j:j+w] + x[m:m+MR, :] @ b[:, j:j+w],  w = tile_width
-    b is a matrix (K, N) with contiguous rows, or panels (N / w, K, w).  All edges are handled; of
-    base and b whole vectors are read, also past the end (see `aligned`).
-    For bfloat16, x (M, K) is uint16 with contiguous rows, or int32 (M, K / 2) of pairs; b is uint16
-    or panels of pairs; out is float32, or uint16 where nothing is added."""
-    def codegen(context, bd, sig, args):     # args: the same seven, as LLVM values
+    b is a matrix (K, N) with contiguous rows, or packed panels (N / w, K, w).  All edges are
+    handled.  Whole vectors of base and b are read, also past the end (`aligned` in nanoeuler.py).
+    For bfloat16, x (M, K) is uint16 with contiguous rows, or int32 (M, K / 2), which holds pairs.
+    Then b is uint16 or panels of pairs, and out is float32, or uint16 if nothing is added."""
+    def codegen(context, bd, sig, args):     # args: the seven arguments, as LLVM values
         narrow = sig.args[0].dtype == types.uint16
         low = sig.args[2].dtype in (types.uint16, types.int32)
         dtype = types.float32 if low else sig.args[2].dtype
@@ -172,7 +177,7 @@ def tile(typing, out, base, x, b, m, j, add):
         lanes = BITS // (8 * size)
 
         def unpacked(i, entry):
-            """Pointer, shape and strides, in entries, of the array that is argument i."""
+            """Pointer, shape and strides (in entries) of the array that is argument i."""
             array = context.make_array(sig.args[i])(context, bd, args[i])
             strides = cgutils.unpack_tuple(bd, array.strides)
             return (array.data, cgutils.unpack_tuple(bd, array.shape),
@@ -184,15 +189,15 @@ def tile(typing, out, base, x, b, m, j, add):
         b_size = sig.args[3].dtype.bitwidth // 8
         b_data, b_shape, b_strides = unpacked(3, b_size)
         at_m, at_j, add_flag = args[4:]
-        first = at_j                         # entry of b
-        if len(b_strides) == 3:              # of the panel that column j begins
+        first = at_j                         # offset in b, in entries
+        if len(b_strides) == 3:              # start of the panel of column j
             first = bd.mul(bd.sdiv(at_j, i64(2 * lanes)), b_strides[0])
         of_pairs, K = "", x_shape[1]
         if low:
             of_pairs = "panels" if len(b_strides) == 3 else "rows"
             x_data = bd.bitcast(x_data, i16.as_pointer())
-            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 pairs side by side; of an odd
-                # K the last ends in whatever follows the row, a finite number: b has a zero for it
+            if sig.args[2].dtype == types.uint16:        # (K + 1) / 2 adjacent pairs.  For odd K,
+                # the last pair includes the number after the row: finite, and 0 in b cancels it
                 K = bd.ashr(bd.add(K, i64(1)), i64(1))
                 x_strides = [x_strides[0], i64(2)]
         base_row = bd.gep(base_data, [bd.add(bd.mul(at_m, base_strides[0]), at_j)])
@@ -202,14 +207,14 @@ def tile(typing, out, base, x, b, m, j, add):
             bd.gep(x_data, [bd.mul(at_m, x_strides[0])]),
             bd.gep(b_data, [first]),
             out_strides[0], base_strides[0], *x_strides,
-            b_strides[-2],                   # from k to k + 1, in a matrix as in a panel
+            b_strides[-2],                   # from k to k + 1, in a matrix and in a panel
             b_shape[-2], K, bd.sub(out_shape[0], at_m), bd.sub(out_shape[1], at_j), add_flag])
         return context.get_dummy_value()
     return types.void(out, base, x, b, types.intp, types.intp, types.intp), codegen
 
 # ---- the tile of a few rows, as LLVM
 def emit_rows_tile(module, kind, R, dots):
-    """The LLVM function of R rows times a panel of weights; in NumPy, with flat arrays:
+    """The LLVM function of R rows of x times a panel of weights.  In NumPy, with flat arrays:
 
         sums = np.zeros((R, width))
         for k in range(K):
@@ -217,12 +222,17 @@ def emit_rows_tile(module, kind, R, dots):
                 sums[r] += x[min(r, rows - 1) * x_row + k] * panel[k]
         y[:rows, :cols] = scale * sums + (y if add else 0)
 
-    kind is the dtype of the panels: float32, float64, int8 (scale, one a column), int32, which
-    holds pairs of bfloat16, those of k = 2i and 2i + 1, or uint32, four numbers of int8, plus 128.
-    k runs in order, and each sum has one chain of multiply-adds, as in `emit_tile`: the bits of a
-    row depend on nothing but the row.
-    dots: x is bfloat16 as well, uint16, and one instruction adds the two products of a pair; or x
-    is int32, as `in_fixed_point` makes it, and one adds four products of int8, in integers."""
+    kind is the dtype of the panels:
+        float32, float64    numbers
+        int8                numbers, multiplied by `scale`, one scale per column
+        int32               pairs of bfloat16, for k = 2i and 2i + 1
+        uint32              four int8 numbers, each plus 128, with `scale` as for int8
+    dots: x is uint16 or int32, and one instruction adds several products.  If x is uint16,
+    bfloat16, it adds the two products of a pair.  If x is int32, made by `in_fixed_point`,
+    it adds four integer products of int8.
+    k runs in order, and each sum is one chain of multiply-adds, as in `emit_tile`.  A row of y is
+    therefore bit-identical whatever the other rows are.
+    steps is the number of rows of the panel: K, K / 2 or K / 4, rounded up."""
     double, pairs, quads = (kind == t for t in (types.float64, types.int32, types.uint32))
     scalar, size = (ir.DoubleType(), 8) if double else (ir.FloatType(), 4)
     lanes = BITS // (8 * size)
@@ -253,21 +263,21 @@ def emit_rows_tile(module, kind, R, dots):
         return bd.shuffle_vector(bd.insert_element(empty, x, i32(0)), empty, lane0)
 
     def both(x):
-        """The two floats in each word of pairs of bfloat16"""
+        """The two float32 vectors in a vector of bfloat16 pairs: even numbers, odd numbers."""
         lower = bd.shl(x, words([16] * lanes))
         return [bd.bitcast(bits, vec) for bits in (lower, bd.and_(x, words([-65536] * lanes)))]
 
     def weights(offset):
-        """What a sum is given of an entry of a panel: one vector, or two of pairs"""
+        """The weights at this offset: one vector, or two, one for each part of `numbers`."""
         raw = load(w, offset, entry)
         if quads:
-            return [raw, raw]                # for the upper bytes of x, and for the lower
+            return [raw, raw]                # for the upper and the lower bytes of x
         if pairs:
             return [raw] if dots and HAS_BF16 else both(raw)
         return [bd.sitofp(bd.sext(raw, words), vec)] if entry == i8 else [raw]
 
     def numbers(row, k):
-        """Those of x that they are multiplied by"""
+        """The numbers of a row of x for step k, broadcast, one vector for each of `weights`."""
         if quads:
             return [broadcast(bd.load(bd.gep(row, [i]))) for i in (k, bd.add(k, steps))]
         if not pairs:
@@ -276,7 +286,7 @@ def emit_rows_tile(module, kind, R, dots):
         if dots:
             pair = broadcast(bd.load(bd.bitcast(bd.gep(row, [first]), i32.as_pointer()), align=2))
             return [pair] if HAS_BF16 else both(pair)
-        second = bd.add(first, i64(1))       # of an odd K the last is 0 times anything
+        second = bd.add(first, i64(1))       # for odd K, the last weight is 0
         second = bd.select(bd.icmp_signed("<", second, K), second, first)
         return [broadcast(bd.load(bd.gep(row, [i]))) for i in (first, second)]
 
@@ -286,7 +296,7 @@ def emit_rows_tile(module, kind, R, dots):
                 module, ir.FunctionType(words, [words] * 3),
                 f"llvm.x86.avx512.vpdpbusd.{32 * lanes}")
             return bd.call(dot, [total, b, a])
-        if quads:                            # the same integers
+        if quads:                            # without that instruction: the same integers
             for byte in range(4):
                 x = bd.ashr(bd.shl(a, words([24 - 8 * byte] * lanes)), words([24] * lanes))
                 weight = bd.and_(bd.lshr(b, words([8 * byte] * lanes)), words([255] * lanes))
@@ -303,7 +313,7 @@ def emit_rows_tile(module, kind, R, dots):
     for r in range(1, R):
         last = x_rows[-1]
         x_rows.append(bd.select(bd.icmp_signed("<", i64(r), rows), bd.gep(last, [x_row]), last))
-    def behind(row, n):                      # what a row of x in fixed point ends with
+    def behind(row, n):                      # entry n after the bytes of `in_fixed_point`
         return bd.load(bd.gep(row, [bd.add(bd.add(steps, steps), i64(n))]))
 
     zeros = [[vec([0.0] * lanes)]] * R
@@ -315,12 +325,12 @@ def emit_rows_tile(module, kind, R, dots):
         start = bd.mul(k, i64(width))
         of_weights = [weights(bd.add(start, i64(half))) for half in halves]
         of_x = [numbers(row, k) for row in x_rows]
-        for part in range(len(of_x[0])):     # first all of 2k: fewer vectors are held at a time
+        for part in range(len(of_x[0])):     # all even k first, so fewer vectors are live
             for r, h in itertools.product(range(R), range(2)):
                 place = sums[r][h][part if quads else 0]
                 bd.store(multiply(of_x[r][part], of_weights[h][part], bd.load(place)), place)
 
-    spare = cgutils.alloca_once(bd, scalar, size=width)  # what is written at the edge
+    spare = cgutils.alloca_once(bd, scalar, size=width)  # written instead of y at the edge
     edge = bd.icmp_signed("<", cols, i64(width))
     count = bd.select(edge, cols, i64(width))
     for r in range(R):
@@ -348,9 +358,9 @@ def emit_rows_tile(module, kind, R, dots):
 
 @intrinsic(prefer_literal=True)
 def rows_tile(typing, y, x, w, scale, r, i, add, R):
-    """y[r:r+R, columns of panel i] = scale * (x[r:r+R] W^T), + y if add; R is a number in the
-    source.     y (.., N), x (.., K) with contiguous rows, w (panels, K, width) of any kind, or
-    (panels, ceil(K / 2), width) of pairs, (.. K / 4 ..) of four; scale: one a column"""
+    """y[r:r+R, columns of panel i] = scale * (x[r:r+R] W^T), + y if add     R: a literal number
+    y (.., N), x (.., K) with contiguous rows, scale (N,), w packed panels (panels, K, width).
+    Panels of pairs are (panels, ceil(K / 2), width), of fours (panels, ceil(K / 4), width)."""
     def codegen(context, bd, sig, args):
         kind, dots = sig.args[2].dtype, sig.args[1].dtype in (types.uint16, types.int32)
         lanes = BITS // max(32, sig.args[0].dtype.bitwidth)
@@ -374,8 +384,9 @@ def rows_tile(typing, y, x, w, scale, r, i, add, R):
 
 @intrinsic
 def larger(typing, x, y):
-    """The larger of two floats, a NaN if one is.  LLVM would not vectorise `max`, which takes ten
-    times as long, and may make anything of a NaN where fastmath says `nnan`."""
+    """The larger of two floats, or a NaN if one of them is a NaN.
+    LLVM does not vectorize `max`, which takes ten times as long.  Under fastmath's `nnan`, it may
+    also turn a NaN into any number."""
     def codegen(context, bd, sig, args):
         t = args[0].type
         fn = cgutils.get_or_insert_function(bd.module, ir.FunctionType(t, [t, t]),
@@ -385,9 +396,10 @@ def larger(typing, x, y):
 
 @intrinsic
 def pack_vectors(typing, row, first, second, mask):
-    """row[j] = pair_of(first[j], second[j], mask, row), for the whole vectors in `first`, if its
-    entries are neighbours in memory.  Returns how many j that were: `pack` does the others.  The
-    rows are too short for what LLVM does with a loop before its first vector."""
+    """row[j] = pair_of(first[j], second[j], mask, row) for j < n, in whole vectors; returns n.
+    n is 0 if the entries of `first` are not adjacent in memory.  `pack_row` does the other j.
+    A vectorized loop of LLVM has a long setup before its first vector; the rows are too short for
+    it."""
     def codegen(context, bd, sig, args):
         to, of = (array.dtype for array in sig.args[:2])
         entry, bits = context.get_value_type(to), to.bitwidth
@@ -406,7 +418,7 @@ def pack_vectors(typing, row, first, second, mask):
             place = bd.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer())
             return bd.load(place, align=kind.width // 8 if kind in (i16, i32) else bits // 8)
 
-        def upper_half(pointer):             # `bf16_bits` those from here on
+        def upper_half(pointer):             # from here on as in `bf16_bits`
             if of == types.uint16:
                 return bd.zext(loaded(pointer, i16), words)
             x = loaded(pointer, i32)
