@@ -83,8 +83,8 @@ def alone(out):
 
 # A log and a checkpoint are two files, and no file system replaces two files at once.  So the
 # checkpoint holds the SHA-256 of the first line of its log.  That line holds the time of the first
-# step, so it differs between runs.  --resume finds its own log by it, and never appends to the log
-# of another run.
+# step, so it differs between runs.  --resume finds the log of its run by this line, and never
+# appends to the log of another run.
 def log_identity(log):
     """SHA-256 of the first line of a log, or "" if the log is missing or the line incomplete."""
     if not os.path.isfile(log):
@@ -128,8 +128,8 @@ def restore_log(log, identity):
     """Gives the log of a run that is resumed the name `log`.     identity: its `log_identity`
     The log is searched among the numbered logs, and another log of the name `log` is kept aside.
     If the identity is "", as in older checkpoints, nothing is renamed.  A copy of the checkpoint
-    has the same log.  So the log is not renamed if it is in use or beside a checkpoint of its name.
-    """
+    has the same log.  For that reason, a log that is in use or beside a checkpoint of its
+    name is not renamed."""
     if identity in ("", log_identity(log)):
         return
     own = [path for path in numbered_logs(log) if log_identity(path) == identity]
@@ -167,8 +167,8 @@ def need_unlocked(f, path):
     need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
 
 def lock(f):
-    """Locks an open file until it is closed; returns False if another process holds the lock.
-    Also returns True if the system does not support locks."""
+    """Locks an open file until it is closed.  Returns False if another process holds the lock, and
+    True otherwise, also if the system does not support locks."""
     try:
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2")
           "BF16": np.dtype("<u2"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4"),
           "I8": np.dtype("i1")}
 TOKEN_KINDS = "U16", "I32"   # dtypes of a token file
-CODES = {dtype: code for code, dtype in DTYPES.items()}         # uint16 becomes U16, the later entry
+CODES = {dtype: code for code, dtype in DTYPES.items()}         # uint16: U16, the later entry
 NO_HASH = "0" * 64           # stands in for the checksum while the checksum is computed
 MAX_HEADER = 100_000_000     # bytes
 

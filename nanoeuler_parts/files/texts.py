@@ -28,7 +28,7 @@ def marks_of_editors(text):
     return " and ".join(found)
 
 def read_text(path):
-    """A training text, memory-mapped.  Invalid UTF-8 is reported and kept, a binary file rejected."""
+    """A training text, memory-mapped.  Invalid UTF-8 is reported and kept.  Binary is rejected."""
     with reading(path, "name a text with --data"):
         with open(path, "rb", opener=regular) as f:
             need(os.fstat(f.fileno()).st_size, "it is empty")        # mmap rejects an empty file
@@ -74,8 +74,8 @@ def encode_cut(tokenizer, text, share, rng):
     if not share:
         return tokenizer.encode(text)
     x = np.frombuffer(text, np.uint8)
-    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # one place per word is the one
-    after_blank = x[at - 1] == 32                                    # after its blank
+    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one place
+    after_blank = x[at - 1] == 32                                    # that is right after a blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
     at = np.unique(at)

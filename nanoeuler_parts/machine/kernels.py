@@ -20,8 +20,8 @@ from nanoeuler_parts.machine.cpu import BITS
 
 # Numba caches compiled kernels on disk: for each function an index, {key: name of a file}, and the
 # files that it names.  The classes that do this are private, and so is the class that links a
-# kernel.  The changes to them are only valid for the version of Numba that nanoeuler.py requires.
-# All changes are in this file and in section 2 of bpe.py, which defines the cache `bpe.Cache`.
+# kernel.  The changes below are only valid for the version of Numba that nanoeuler.py requires.
+# Further changes are in section 2 of bpe.py, which defines `bpe.Cache`, the cache of our functions.
 # nanoeuler_cuda.py uses `save_compiled` for its own kernels.
 def key_with_width(self, signature, codegen):
     """A key of argument types, processor, bytecode, vector width and optimization level.

@@ -169,7 +169,7 @@ def _narrowed(x, workspace):
 
 @jit
 def in_bf16(workspace, x):
-    """x (M, K) rounded to bfloat16 in the workspace (at least M, at least K + 1), uint16."""
+    """x (M, K) rounded to bfloat16 in the workspace, uint16 (M, K + 1) or larger."""
     M, K = x.shape
     for m in range(M):
         row, source = workspace[m, :K], x[m]
@@ -182,7 +182,7 @@ def in_bf16(workspace, x):
 @jit
 def in_fixed_point(workspace, x):
     """x (M, K) in 16-bit fixed point: x = scale * (256 upper + lower), with one scale per row.
-    workspace: int32, at least (M, 2 n + 3) with n = ceil(K / 4).  Columns of its row:
+    workspace: int32 (M, 2 n + 3) or larger, n = ceil(K / 4).  Columns of its row:
         0 to n, n to 2 n    the upper and the lower bytes, int8, four in each int32
         2 n, 2 n + 1        -128 times the sum of the upper and of the lower bytes
         2 n + 2             the bits of the scale, float32
@@ -211,7 +211,7 @@ def in_fixed_point(workspace, x):
 
 def narrowed_transpose(x, pairs):
     """x^T (M, K), for x (K, M), as the left operand of a product.     pairs: workspace
-    In bfloat16, x is rounded and packed into `pairs`, int32 (1, K / 2, at least M), like a panel.
+    In bfloat16, x is rounded and packed into `pairs`, int32 (1, K / 2, M) or larger, like a panel.
     Otherwise, the result is the view x.T."""
     return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
 
