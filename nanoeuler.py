@@ -218,18 +218,22 @@ def setting(default, low, high, text=""):
 @dataclass(frozen=True)
 class Config(Settings):
     """Everything that shapes the model.  A checkpoint stores these fields and no others."""
-    n_embd: int = setting(128, 1, 1 << 16, "C, width of the residual stream")
-    n_head: int = setting(4, 1, 1 << 12, "H, query heads")
-    n_kv_head: int = setting(2, 1, 1 << 12, "G, key/value heads, each for H / G queries")
-    head_dim: int = setting(32, 2, 1 << 12, "D")
-    n_layer: int = setting(4, 1, 1 << 12, "L, each layer is two Euler steps")
-    n_hidden: int = setting(344, 1, 1 << 18, "F, width of the SwiGLU")
-    seq_len: int = setting(128, 1, 1 << 17, "longest context, tokens")
-    vocab_size: int = setting(512, 1, 1 << 20, "V, with 256 bytes and special tokens")
-    n_mtp: int = setting(4, 1, 16, "P, head k predicts token t + 1 + k")
+    n_embd: int = setting(128, 1, 1 << 16, "width of the residual stream (C)")
+    n_head: int = setting(4, 1, 1 << 12, "number of query heads (H), a multiple of the key/value "
+                          "heads")
+    n_kv_head: int = setting(2, 1, 1 << 12, "number of key/value heads (G); each serves H / G "
+                             "query heads")
+    head_dim: int = setting(32, 2, 1 << 12, "size of each attention head (D), an even number")
+    n_layer: int = setting(4, 1, 1 << 12, "number of layers (L); each makes two Euler steps")
+    n_hidden: int = setting(344, 1, 1 << 18, "hidden width of the SwiGLU block (F)")
+    seq_len: int = setting(128, 1, 1 << 17, "longest context of the model, in tokens")
+    vocab_size: int = setting(512, 1, 1 << 20, "largest vocabulary (V), in tokens: 256 bytes, "
+                              "merges and special tokens")
+    n_mtp: int = setting(4, 1, 16, "number of output heads (P); head k predicts token t + 1 + k; "
+                         "1: no auxiliary heads")
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
-    tie_embeddings: bool = setting(False, 0, 0, "head 0 shares the matrix of the embedding")
+    tie_embeddings: bool = setting(False, 0, 0, "share the embedding matrix with output head 0")
 
     def check(self):
         super().check()
@@ -2143,7 +2147,7 @@ class PreferenceLoop(TrainingLoop):
         return weight, measures
 
 # ---- settings
-KEEP_BEST = "keep the model of the best validation, too, in NAME_best.bin"
+KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
 
 @dataclass
 class Optimization(Settings):
@@ -2155,21 +2159,30 @@ class Optimization(Settings):
     # Some subclasses make fields of these.  In all others, the values here apply.
     optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
     # In a setting of type int | None, `Settings` (1) turns the 0 of a flag or a file into None
-    steps: int | None = setting(None, 0, 1 << 40, "length of the run, in steps; 0: by --epochs")
-    batch: int = setting(2048, 1, 1 << 24, "tokens a step, rounded to whole sequences")
-    micro_batch: int | None = setting(None, 0, 65_535, "sequences in memory at once; 0: as fits")
-    lr: float = setting(6e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
-    floor: float = setting(0.02, 0, 1, "the cosine ends at this share of lr")
-    warmup: int = setting(50, 0, 1 << 40, "steps of linear warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
-    beta1: float = setting(0.9, 0, 0.9999, "memory of the gradient")
-    beta2: float = setting(0.95, 0, 0.9999, "memory of its square")
-    clip: float = setting(1.0, 1e-9, 1e9, "largest global gradient norm")
-    eval_every: int = setting(250, 1, 1 << 40, "steps between validations")
-    save_every: int = setting(250, 1, 1 << 40, "steps between checkpoints")
-    seed: int = setting(1, 0, 1 << 60, "of weights and batches")
-    dtype: str = setting("", 0, 0, "f32, or bf16: what only feeds products in bfloat16; empty: "
-                         "the faster one here")
+    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
+                                "--epochs instead")
+    batch: int = setting(2048, 1, 1 << 24, "number of tokens per training step, rounded to whole "
+                         "sequences")
+    micro_batch: int | None = setting(None, 0, 65_535, "number of sequences per forward and "
+                                      "backward pass; 0: as many as fit in memory")
+    lr: float = setting(6e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    floor: float = setting(0.02, 0, 1, "final learning rate of the cosine schedule, as a fraction "
+                           "of the peak; 0: decay to zero")
+    warmup: int = setting(50, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
+                          "rises linearly; 0: no warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    beta1: float = setting(0.9, 0, 0.9999, "decay rate of AdamW's moving average of the gradient")
+    beta2: float = setting(0.95, 0, 0.9999, "decay rate of AdamW's moving average of the squared "
+                           "gradient")
+    clip: float = setting(1.0, 1e-9, 1e9, "gradient-norm clipping: largest global norm of the "
+                          "gradient")
+    eval_every: int = setting(250, 1, 1 << 40, "number of steps between validations")
+    save_every: int = setting(250, 1, 1 << 40, "number of steps between checkpoints")
+    seed: int = setting(1, 0, 1 << 60, "random seed of the batches, and of the weights of a new "
+                        "model")
+    dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
+                         "bfloat16; empty: the faster one on this machine")
 
     given = frozenset()        # names of the settings passed to `chosen`
 
@@ -2194,15 +2207,23 @@ class Optimization(Settings):
 
 @dataclass
 class Options(Optimization):
-    steps: int | None = setting(None, 0, 1 << 40, "length of the run, in steps; 0: by --minutes")
-    data: str = setting("data/shakespeare.txt", 0, 0, "a text, UTF-8")
-    minutes: float = setting(3.0, 0.01, 1e6, "length of the run, all told")
-    holdout: float = setting(0.1, 0.0001, 0.9, "tail of the text kept for validation")
-    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    mtp_until: float = setting(1.0, 0, 1, "share of the run after which the other heads rest")
-    mtp_from: float = setting(1.0, 0, 1, "and from which they learn again")
-    weight_decay: float = setting(0.3, 0, 10, "of matrices only")
-    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, for spelling")
+    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
+                                "--minutes instead")
+    data: str = setting("data/shakespeare.txt", 0, 0, "text file to train on, in UTF-8")
+    minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
+                             "without compilation; used if the number of steps is 0")
+    holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
+                             "validation")
+    mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
+                                "(multi-token prediction); 0: train head 0 only")
+    mtp_until: float = setting(1.0, 0, 1, "fraction of the run after which the auxiliary heads "
+                               "are switched off; 1: never")
+    mtp_from: float = setting(1.0, 0, 1, "fraction of the run after which auxiliary heads that "
+                              "are off are switched on again; 1: never")
+    weight_decay: float = setting(0.3, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
+                          "the model learns their spelling; 0: none")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
 # The defaults of Options were best for AdamW alone, and those of TrainOptions were best with Muon
@@ -2218,18 +2239,26 @@ class TrainOptions(Options):
     """Settings of `train` in this program.  The defaults are for Muon."""
     unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
               "newton_schulz": 5, "embedding_lr": 3.0}
-    lr: float = setting(4e-3, 1e-9, 1, "learning rate of AdamW, times 128 / n_embd")
-    floor: float = setting(0.0, 0, 1, "the cosine ends at this share of lr")
-    warmup: int = setting(25, 0, 1 << 40, "steps of linear warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "of matrices only")
-    optimizer: str = setting("muon", 0, 0, "muon, for the matrices of the layers, or adamw for "
-                             f"all, by default with {ADAMW_DEFAULTS_SHOWN}")
-    muon_lr: float = setting(0.02, 1e-9, 10, "learning rate of Muon, at any width")
-    momentum: float = setting(0.9, 0, 0.9999, "of Muon: its memory of the gradient")
-    newton_schulz: int = setting(3, 1, 20, "of Muon: steps to an orthogonal matrix")
-    embedding_lr: float = setting(4.0, 1e-3, 1e3, "with Muon: the embedding's, times lr")
-    mtp_until: float = setting(0.3, 0, 1, "share of the run after which the other heads rest")
-    mtp_from: float = setting(0.9, 0, 1, "and from which they learn again")
+    lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    floor: float = setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a fraction "
+                           "of the peak; 0: decay to zero")
+    warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
+                          "rises linearly; 0: no warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    optimizer: str = setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW; "
+                             f"adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
+    muon_lr: float = setting(0.02, 1e-9, 10, "peak learning rate of Muon, at any width of the "
+                             "model")
+    momentum: float = setting(0.9, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
+    newton_schulz: int = setting(3, 1, 20, "number of Newton-Schulz iterations by which Muon "
+                                 "orthogonalizes an update")
+    embedding_lr: float = setting(4.0, 1e-3, 1e3, "learning rate of the embedding, as a multiple "
+                                  "of AdamW's; with Muon only")
+    mtp_until: float = setting(0.3, 0, 1, "fraction of the run after which the auxiliary heads "
+                               "are switched off; 1: never")
+    mtp_from: float = setting(0.9, 0, 1, "fraction of the run after which auxiliary heads that "
+                              "are off are switched on again; 1: never")
 
     def check(self):
         super().check()
@@ -2474,23 +2503,31 @@ def guess_logits(logits, final, w, scale, workspace):
 @dataclass
 class Sampling(Settings):
     """How a text is sampled, and how long it may be."""
-    temperature: float = setting(0.8, 0, 100, "0: always the likeliest token")
-    top_k: int = setting(0, 0, 1 << 40, "only the k likeliest; 0: all")
-    top_p: float = setting(1.0, 0, 1, "the fewest that have probability p")
-    min_p: float = setting(0.0, 0, 1, "only those this likely, beside the likeliest")
-    presence_penalty: float = setting(0.0, -100, 100, "off the logit of what was said already")
-    frequency_penalty: float = setting(0.0, -100, 100, "off it, each time that it was said")
-    tokens: int = setting(200, 0, 1 << 40, "longest reply")
+    temperature: float = setting(0.8, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
+    top_k: int = setting(0, 0, 1 << 40, "top-k sampling: sample from the k most probable tokens; "
+                         "0: all")
+    top_p: float = setting(1.0, 0, 1, "nucleus sampling: keep the smallest set of tokens whose "
+                           "total probability is at least p; 1: all")
+    min_p: float = setting(0.0, 0, 1, "min-p sampling: drop tokens less probable than this "
+                           "fraction of the most probable one's; 0: none")
+    presence_penalty: float = setting(0.0, -100, 100, "presence penalty: subtracted from the "
+                                      "logits of tokens that the reply contains; 0: none")
+    frequency_penalty: float = setting(0.0, -100, 100, "frequency penalty: subtracted from a "
+                                       "logit once per occurrence in the reply; 0: none")
+    tokens: int = setting(200, 0, 1 << 40, "largest number of tokens in a reply")
     stop: list = field(default_factory=list, metadata={
-        "help": "a text before which a reply ends; may be given several times"})
-    logprobs: int = setting(0, 0, 1 << 20, "log-probabilities of so many likeliest tokens, too")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    n: int = setting(1, 1, 1 << 16, "answers to a prompt; a line with a number precedes "
-                     "each of several")
-    seed: int = setting(1, 0, 1 << 60, "of the sampling")
-    weights: str = setting("", 0, 0, "in memory: f32, bf16, or on the CPU int8; empty: f32, on a "
-                           "GPU bf16 if it can")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+        "help": "text that ends a reply and is left out of it; may be given several times"})
+    logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
+                            "probable tokens at each position; 0: none")
+    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
+                             "same text; 0: off; -1: as many as save time")
+    n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
+                     "line precedes each of several")
+    seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
+    weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
+                           "int8; empty: f32, on a GPU bf16 if supported")
+    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
 
     def check(self):
         super().check()
@@ -2502,7 +2539,8 @@ class Sampling(Settings):
 class Talking(Sampling):
     """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
     (bench/NOTES.md) but still varies the answers"""
-    temperature: float = setting(0.5, 0, 100, "0: always the likeliest token")
+    temperature: float = setting(0.5, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
     n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
     logprobs: int = setting(0, 0, 0)
 
@@ -4626,34 +4664,39 @@ def model_name(argument):
     return in_box(file_name(argument))
 
 def checkpoint(default):
-    return arg("file", nargs="?", type=model_name, default=default, help="checkpoint")
+    return arg("file", nargs="?", type=model_name, default=default,
+               help=f"checkpoint to read; {BUNDLED}: the bundled model")
 
 def beginning(run):
     """The argument for the checkpoint that a run begins with.  It is absent by default, because
     --resume compares only a checkpoint that is named."""
     return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
-               help=f"checkpoint to begin with (default: {run.begins_with}; {BUNDLED}: the bundled "
-                    f"model)")
+               help=f"checkpoint whose weights the run starts from; {BUNDLED}: the bundled model "
+                    f"(default: {run.begins_with})")
 
 FILE = checkpoint("nanoeuler.bin")
 MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
-            help=f"checkpoint (default: the newest in this folder, or else {BUNDLED}, the bundled "
-                 f"model)")
-TEXT = arg("prompt", type=as_text, help="text to begin with; -: what standard input says")
-FORCE = arg("--force", action="store_true", help="replace what is there")
+            help=f"checkpoint to use; {BUNDLED}: the bundled model (default: the newest model in "
+                 f"this folder, or else {BUNDLED})")
+TEXT = arg("prompt", type=as_text, help="text of the prompt; -: read it from standard input")
+FORCE = arg("--force", action="store_true", help="overwrite existing output files")
 TO_GENERATE = (
     arg("prompt", type=as_text, nargs="?", help=TEXT.options["help"]), MODEL,
-    arg("--file", dest="prompts", type=file_name, help="prompts, a line of JSON each"),
-    arg("--out", type=file_name, help="file of the answers; a second start goes on"),
-    arg("--batch", type=int, default=64, help="answers written at a time"),
-    arg("--truncate", action="store_true", help="cut prompts that are too long from the left"),
+    arg("--file", dest="prompts", type=file_name,
+        help="JSON lines file of prompts: texts, or objects with prompt or messages"),
+    arg("--out", type=file_name,
+        help="JSON lines file for the replies to --file; a repeated call continues it"),
+    arg("--batch", type=int, default=64, help="number of replies to --file generated at once"),
+    arg("--truncate", action="store_true",
+        help="drop the first tokens of prompts in --file that exceed the context"),
     FORCE)
-RESUME = arg("--resume", action="store_true", help="go on with --out")
+RESUME = arg("--resume", action="store_true", help="continue the run saved in --out")
 RUN = RESUME, FORCE
-THREADS = arg("--threads", type=int, default=0, help="0: one a physical core")
+THREADS = arg("--threads", type=int, default=0,
+              help="number of CPU threads; 0: one per physical core")
 
 def out(default):
-    return arg("--out", type=file_name, default=default, help="file to write")
+    return arg("--out", type=file_name, default=default, help="output file to write")
 
 def flag(f, default):
     """A setting as a flag.  A flag that is not given is absent from the result, because --resume
@@ -4806,26 +4849,30 @@ HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
 # Name, the module that declares its arguments (`add_verbs`), help
 VERBS = [
-    ("train", "nanoeuler", "learn a text; writes a checkpoint and a log"),
-    ("sft", "nanoeuler_parts.tuning.sft", "fine-tune a checkpoint: learn to answer"),
-    ("dpo", "nanoeuler_parts.tuning.dpo", "tune a chat checkpoint: learn to prefer"),
-    ("chat", "nanoeuler", "continue or answer what you type"),
-    ("generate", "nanoeuler", "one continuation or answer, or those of a file"),
-    ("lens", "nanoeuler_parts.tools.lens", "the Euler steps of one prompt"),
-    ("serve", "nanoeuler_parts.serve.verb", "answer browsers and OpenAI's clients"),
-    ("plot", "nanoeuler_parts.tools.plot", "loss curves of logs"),
-    ("info", "nanoeuler_parts.tools.info", "what is in a checkpoint"),
+    ("train", "nanoeuler", "pretrain a model on a text; writes a checkpoint and a log"),
+    ("sft", "nanoeuler_parts.tuning.sft",
+     "supervised fine-tuning: train a checkpoint to answer questions"),
+    ("dpo", "nanoeuler_parts.tuning.dpo",
+     "direct preference optimization: train a chat checkpoint on preferred answers"),
+    ("chat", "nanoeuler", "talk to a model in the terminal; a base model continues the text"),
+    ("generate", "nanoeuler", "continue or answer one prompt, or a file of prompts"),
+    ("lens", "nanoeuler_parts.tools.lens",
+     "show how each Euler step changes the prediction of the token after a prompt"),
+    ("serve", "nanoeuler_parts.serve.verb",
+     "serve a model over HTTP: web pages and an OpenAI-compatible API"),
+    ("plot", "nanoeuler_parts.tools.plot", "plot the loss curves of training logs"),
+    ("info", "nanoeuler_parts.tools.info", "print the contents of a checkpoint"),
     ("quantize", "nanoeuler_parts.interchange.quantize",
-     "a checkpoint in int8, a quarter of its size"),
+     "write a checkpoint with int8 matrices, a quarter of its size"),
     ("export", "nanoeuler_parts.interchange.exporting",
-     "a Hugging Face directory, or a GGUF file for llama.cpp"),
+     "convert a checkpoint to a Hugging Face directory or a GGUF file for llama.cpp"),
     ("import", "nanoeuler_parts.interchange.importing",
-     "a Llama of Hugging Face or in a GGUF file becomes a checkpoint"),
-    ("compile", "nanoeuler", "compile the kernels into Numba's cache")]
+     "convert a Llama model from Hugging Face or a GGUF file to a checkpoint"),
+    ("compile", "nanoeuler", "compile the kernels for training and chat into Numba's cache")]
 
 def train_verb(add):
     add(partial(launch, Run),
-        arg("preset", nargs="?", choices=list(PRESETS), help="its size; if none, small"),
+        arg("preset", nargs="?", choices=list(PRESETS), help="size of a new model; omitted: small"),
         out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
 
 def chat_verb(add):
@@ -4835,10 +4882,11 @@ def generate_verb(add):
     add(generate_text, *TO_GENERATE, settings=fields(Sampling))
 
 def compile_verb(add):
-    add(compile_kernels, arg("--dtype", default=DTYPE, help="of the runs to come: f32 or bf16"))
+    add(compile_kernels, arg("--dtype", default=DTYPE,
+                             help="precision of training to compile for: f32 or bf16"))
 
 def main(argv=None):
-    return run_verb(VERBS, "A GPT from scratch", argv)
+    return run_verb(VERBS, "Train, fine-tune and run a GPT from scratch on a CPU", argv)
 
 def main_on_gpu():
     """pip's command nanoeuler-cuda: runs nanoeuler_cuda.py as if the file had been started."""

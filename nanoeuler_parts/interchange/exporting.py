@@ -36,6 +36,9 @@ def export(file, folder, gguf, matrices, force):
         export_folder(c, folder)
 
 def export_verb(add):
-    add(export, FILE, arg("folder", nargs="?", type=file_name, help="directory to write"), FORCE,
-        arg("--gguf", type=file_name, help="GGUF file to write"),
-        arg("--matrices", default="f32", help="of the GGUF file: f32, f16 or q8_0"))
+    add(export, FILE,
+        arg("folder", nargs="?", type=file_name, help="Hugging Face directory to write; "
+            "omitted: none"), FORCE,
+        arg("--gguf", type=file_name, help="GGUF file to write; omitted: none"),
+        arg("--matrices", default="f32",
+            help="format of the matrices in the GGUF file: f32, f16 or q8_0"))

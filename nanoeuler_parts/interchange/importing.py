@@ -47,5 +47,6 @@ def import_llama(source, out, force):
 
 def import_verb(add):
     add(import_llama,
-        arg("source", type=file_name, help="directory, .gguf, or ORG/NAME in the Hub"),
-        arg("out", type=file_name, help="file to write"), FORCE)
+        arg("source", type=file_name,
+            help="Llama model: a directory, a GGUF file, or ORG/NAME in the Hugging Face Hub"),
+        arg("out", type=file_name, help="checkpoint to write"), FORCE)

@@ -43,5 +43,5 @@ def quantize(file, out, force, n_mtp=None):
           f"    {typed(Model.program)} chat {shlex.quote(out)}")
 
 def quantize_verb(add):
-    add(quantize, arg("file", type=model_name, help="checkpoint"),
-        arg("out", type=file_name, help="file to write"), FORCE, shape=HEADS)
+    add(quantize, arg("file", type=model_name, help="checkpoint to quantize"),
+        arg("out", type=file_name, help="checkpoint to write"), FORCE, shape=HEADS)

@@ -9,27 +9,38 @@ from nanoeuler import Decoder, MODEL, model_to_use, PACKAGES, setting, Settings
 @dataclass
 class Serving(Settings):
     """How `serve` listens, and how much it does at once."""
-    host: str = setting("127.0.0.1", 0, 0, "address to listen on; by default this machine alone")
-    port: int = setting(8000, 0, 65_535, "0: one that is free")
-    api_key: str = setting("", 0, 0, "what clients must know, also as NANOEULER_API_KEY")
+    host: str = setting("127.0.0.1", 0, 0, "address to listen on; 127.0.0.1 admits this machine "
+                        "only")
+    port: int = setting(8000, 0, 65_535, "TCP port to listen on; 0: any free port")
+    api_key: str = setting("", 0, 0, "API key that clients must send; empty: $NANOEULER_API_KEY, "
+                           "or no key if that is unset")
     origin: list = field(default_factory=list, metadata={
-        "help": "a site whose pages may ask, as https://example.org; may be given several times"})
+        "help": "web site whose pages may send requests (CORS), such as https://example.org; may "
+                "be given several times"})
     allow_host: list = field(default_factory=list, metadata={
-        "help": "another name by which the server may be called, as mybox.example.org; needed only "
-                "without an API key; may be given several times"})
+        "help": "additional host name that requests may use, such as mybox.example.org; not "
+                "needed with an API key; may be given several times"})
     log: list = field(default_factory=list, metadata={
-        "help": "a log for /training beside those in this folder; may be given several times"})
-    slots: int = setting(8, 1, 1 << 12, "answers written at a time")
-    context: int = setting(0, 0, 1 << 17, "tokens of a slot; 0: the model's, if memory allows")
-    queue: int = setting(256, 0, 1 << 20, "answers that may wait for a slot")
-    tokens: int = setting(4096, 1, 1 << 40, "longest answer that may be asked for")
-    body: int = setting(1 << 20, 1, 1 << 30, "largest request, bytes")
-    seconds: int = setting(600, 1, 1 << 30, "most that a request may take")
-    drain: int = setting(30, 0, 1 << 30, "seconds to finish in at the end")
-    speculate: int = setting(-1, -1, 15, "drafts a step, which change no text; -1: as many as pay")
-    weights: str = setting("", 0, 0, "in memory: f32, bf16, or on the CPU int8; empty: f32, on a "
-                           "GPU bf16 if it can")
-    template: str = setting("", 0, 0, "of a chat: alpaca or chatml; empty: the model's own")
+        "help": "training log to show at /training besides those in this folder; may be given "
+                "several times"})
+    slots: int = setting(8, 1, 1 << 12, "number of replies generated at once; each has a slot in "
+                         "the KV cache")
+    context: int = setting(0, 0, 1 << 17, "context of a slot, in tokens; 0: the model's, or less "
+                           "if the KV cache would be too large")
+    queue: int = setting(256, 0, 1 << 20, "number of replies that may wait for a slot; 0: reject "
+                         "requests while all slots are busy")
+    tokens: int = setting(4096, 1, 1 << 40, "largest number of tokens that a request may ask for "
+                          "in a reply")
+    body: int = setting(1 << 20, 1, 1 << 30, "largest size of a request, in bytes")
+    seconds: int = setting(600, 1, 1 << 30, "time limit of a request, in seconds, including its "
+                           "time in the queue")
+    drain: int = setting(30, 0, 1 << 30, "time for running replies when the server stops, in "
+                         "seconds; 0: end them at once")
+    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
+                             "same text; 0: off; -1: as many as save time")
+    weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
+                           "int8; empty: f32, on a GPU bf16 if supported")
+    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
 
 def need_packages(verb, names):
     """Names all packages that a verb lacks at once."""

@@ -93,4 +93,5 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
         print(f"    {letter}  {path} {key}")
 
 def plot_verb(add):
-    add(plot, arg("logs", nargs="*", default=["nanoeuler.jsonl"]), out("loss.png"), FORCE)
+    add(plot, arg("logs", nargs="*", default=["nanoeuler.jsonl"], help="training logs to plot"),
+        out("loss.png"), FORCE)

@@ -13,11 +13,16 @@ from nanoeuler_parts.tuning.sft import has_chatml, SftRun, TuningOptions
 
 @dataclass
 class DpoOptions(TuningOptions):
-    data: str = setting("data/preferences_sample.jsonl", 0, 0, "data/preferences.jsonl goes first")
-    epochs: float = setting(1.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(3e-5, 1e-9, 1, "learning rate, times 128 / n_embd")
-    beta: float = setting(0.1, 1e-9, 1e9, "how closely the policy keeps to the reference")
-    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) a token, beside the loss shown")
+    data: str = setting("data/preferences_sample.jsonl", 0, 0, "pairs to train on: JSON, JSON "
+                        "lines or Parquet; if data/preferences.jsonl exists, it replaces the "
+                        "default")
+    epochs: float = setting(1.0, 0.001, 1e6, "number of passes over the training pairs; used if "
+                            "the number of steps is 0")
+    lr: float = setting(3e-5, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    beta: float = setting(0.1, 1e-9, 1e9, "strength of the pull towards the reference, the model "
+                          "at step 0; larger: stays closer")
+    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) per token, added to the loss but "
+                         "not to the loss shown; 0: none")
 
 class DpoRun(PreferenceLoop, SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, with `dpo_loss`.

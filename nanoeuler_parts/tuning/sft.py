@@ -22,18 +22,24 @@ from nanoeuler_parts.tuning.examples import (
 @dataclass
 class TuningOptions(Optimization):
     """Settings that `sft` and `dpo` share."""
-    holdout: float = setting(0.02, 0, 0.5, "share of the questions kept for validation")
-    row_len: int = setting(0, 0, 1 << 17, "tokens a row; 0: --seq-len, or what the examples need")
+    holdout: float = setting(0.02, 0, 0.5, "fraction of the questions held out for validation; 0: "
+                             "validate on the training examples")
+    row_len: int = setting(0, 0, 1 << 17, "longest training example, in tokens; 0: --seq-len if "
+                           "given, else as the examples need, up to 2048")
 
 @dataclass
 class SftOptions(TuningOptions):
-    data: str = setting("data/instructions.json", 0, 0, "JSON; data/alpaca.json goes first")
-    epochs: float = setting(3.0, 0.001, 1e6, "length of the run")
-    lr: float = setting(2e-3, 1e-9, 1, "learning rate, times 128 / n_embd")
-    mtp_weight: float = setting(0.3, 0, 10, "of the mean loss of the other heads")
-    cuts: float = setting(0.0, 0, 0.5, "share of words cut off from their space, anew in 16 epochs")
-    template: str = setting("", 0, 0, "alpaca or chatml; empty: the chat model's; of a base "
-                           "model chatml for messages, else alpaca")
+    data: str = setting("data/instructions.json", 0, 0, "examples to train on: JSON, JSON lines "
+                        "or Parquet; if data/alpaca.json exists, it replaces the default")
+    epochs: float = setting(3.0, 0.001, 1e6, "number of passes over the training examples; used "
+                            "if the number of steps is 0")
+    lr: float = setting(2e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
+                                "(multi-token prediction); 0: train head 0 only")
+    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, other "
+                          "words in each of 16 epochs; 0: none")
+    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the chat model's "
+                            "own, or of a base model chatml for messages, else alpaca")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
     def check(self):
