@@ -1,17 +1,18 @@
 """An OpenAI-compatible server for the models of nanoeuler.py, and two pages.
 
     verb.py        the flags of `serve`
-    server.py      makes the parts below work together, from start to shutdown
-    engine.py      continuous batching: who is in which slot, and what is read in a step
-    protocol.py    what a request may say, and the bodies of answers
-    app.py         routes, streams, and who may ask
-    names.py       the hosts and origins that are allowed
-    connections.py time limits of connections, and how many there may be
-    workers.py     threads for work that would hold up the event loop
-    explain.py     rivals of a token, guesses of the heads, the Euler trajectory
+    server.py      starts the modules below, connects them, and shuts them down
+    engine.py      continuous batching: which answer is in which slot, and what each step reads
+    protocol.py    parameters of requests, and bodies of responses
+    app.py         routes, streams, and access control
+    names.py       allowed hosts and origins
+    connections.py time limits for connections, and a limit on their number
+    workers.py     threads for work that would block the event loop
+    explain.py     alternatives to a token, guesses of the heads, the Euler trajectory
     runs.py        logs of training runs
-    metrics.py     what Prometheus reads
-    pages/         /, a chat, and /training, which shows training runs; no build step and no
-                   files from other servers
+    metrics.py     metrics for Prometheus
+    pages/         the chat at / and the training runs at /training.  The pages need no build step
+                   and load no files from other servers.
 
-It needs starlette and uvicorn, the extra `serve`; the engines are independent of it."""
+The server needs starlette and uvicorn, which the extra `serve` installs.  The CPU and GPU engines
+are independent of the server."""

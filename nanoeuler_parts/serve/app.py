@@ -1,4 +1,5 @@
-"""The HTTP side: routes, streams, and who may ask.  Starlette; `Engine` does the work."""
+"""The HTTP side, written with Starlette: routes, streams, and access control.  server.py runs the
+application of `Server`; `Engine` generates the answers."""
 import asyncio
 import contextlib
 import hmac
@@ -24,14 +25,14 @@ from nanoeuler_parts.serve.workers import disconnected, until_gone, Worker
 PAGES = pathlib.Path(__file__).parent / "pages"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
          ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-# Nothing from elsewhere, nothing inline: what a model says cannot become a program.
+# Pages load nothing from other sites and run no inline code: a model's text cannot become a script.
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
           "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
           "require-trusted-types-for 'script'")
 HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff",
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
-BODY_SECONDS = 30            # within which a body must have come
+BODY_SECONDS = 30            # time limit for receiving a body
 
 
 def as_json(body, status=200, headers=None):
@@ -43,10 +44,11 @@ def refused(problem):
 
 
 class Guard:
-    """What every request passes: the page that it comes from, the name by which the server was
-    called, the key, and what is counted.
+    """Checks each request before the application: its Host header, its origin and its API key.
+    `Guard` also adds security headers to the response, and counts the request.
 
-    app: an ASGI application     options: verb.Serving     stats: metrics.Stats"""
+    app: an ASGI application     options: verb.Serving     stats: metrics.Stats
+    paths: the paths that are counted by name"""
 
     def __init__(self, app, options, stats, paths):
         self.app, self.options, self.stats, self.paths = app, options, stats, paths
@@ -89,7 +91,7 @@ class Guard:
             self.stats.request(label, status[0] if status else 499)
 
     def problem(self, scope, path, headers, allowed):
-        """Why it is refused, or None"""
+        """A Refusal if the request must be rejected, otherwise None"""
         host = headers.get("host", "")
         if not self.names.allows_host(host):
             return Refusal(403, f"the server was called {ne.printable(host)[:200]!r}, which is not "
@@ -102,7 +104,7 @@ class Guard:
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not allowed and not (
                 headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"):
             return Refusal(403, "pages of others may not ask here; --origin allows it")
-        if scope["method"] == "OPTIONS" and allowed:     # browsers ask that without the key
+        if scope["method"] == "OPTIONS" and allowed:     # browsers send no key with it
             return None
         key = self.options.api_key
         if key and path not in self.open:
@@ -122,8 +124,8 @@ def urlsplit_netloc(origin):
 
 
 class Talk(Response):
-    """The answers to one request, as they come or when they are there.  A client that leaves gives
-    its slots back within a step."""
+    """The response to one request: its answers as a stream, or whole when all are complete.  If the
+    client leaves, its slots are free again within one step."""
 
     def __init__(self, server, asked, news):
         self.server, self.asked, self.news = server, asked, news
@@ -139,10 +141,10 @@ class Talk(Response):
                                          timeout=self.server.options.seconds + WRITE_SECONDS)
             if tasks[1].done():
                 tasks[1].result()
-            elif not done:                   # the client reads too slowly to be told why
+            elif not done:                   # the client reads too slowly to receive an error
                 scope["state"]["abort"]()
                 await tasks[0]
-        except OSError:                      # it left while we wrote
+        except OSError:                      # the client left during a write
             pass
         finally:
             for task in tasks:
@@ -184,7 +186,8 @@ class Talk(Response):
                        for v in self.voices]
             return encoded(self.writer.whole(choices))
 
-        # Log-probabilities of long prompts make it large: other streams go on meanwhile
+        # Log-probabilities of long prompts make a large body.  A thread encodes it, so that other
+        # streams continue meanwhile.
         await send_whole(send, 200, await asyncio.to_thread(body))
 
     async def stream(self, send):
@@ -205,7 +208,7 @@ class Talk(Response):
                 if first or text or places or voice.finish:
                     await event(self.writer.chunk(
                         [self.writer.choice(voice, text, places, first, True)]))
-                if not self.news.empty():    # `gone` must hear of it where we only lag behind
+                if not self.news.empty():    # let `disconnected` run, though news is queued
                     await asyncio.sleep(0)
             if self.asked.usage or self.asked.tokens:
                 await event(self.writer.chunk([], self.writer.usage()))
@@ -229,7 +232,7 @@ class Server:
         self.options, self.engine, self.stats = options, engine, engine.stats
         self.reader, self.explainer, self.runs, self.card = reader, explainer, runs, card
         self.name, self.began = reader.name, int(time.time())
-        # Each has a thread of its own: none waits for the work of another
+        # One thread for each kind of work, so that no kind waits for another
         self.tokenizer, self.disk, self.weights = map(Worker, ("tokenizer", "disk", "weights"))
         self.weights.begin(explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
@@ -239,7 +242,7 @@ class Server:
         return self.tokenizer, self.disk, self.weights
 
     def ended(self):
-        """Whether no worker computes any more"""
+        """Whether all workers have finished"""
         return not any(worker.busy for worker in self.workers())
 
     def application(self):
@@ -291,12 +294,12 @@ class Server:
         return refused(Refusal(503, str(e), code="overloaded", headers={"retry-after": "1"}))
 
     async def gone(self, request, e):
-        return Response(status_code=499)     # which nobody reads
+        return Response(status_code=499)     # nobody receives this
 
     async def fault(self, request, e):
         return refused(Refusal(500, "an internal error; the server's log has more"))
 
-    # ---- OpenAI's
+    # ---- OpenAI's routes
     async def body(self, request):
         """The bytes that were sent"""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
@@ -362,7 +365,7 @@ class Server:
             "slots": ("Answers that can be written at a time.", len(e.used))}),
             media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    # ---- the pages'
+    # ---- the routes of the pages
     async def page(self, request):
         path = self.files[request.url.path]
         return Response(path.read_bytes(), media_type=TYPES[path.suffix],

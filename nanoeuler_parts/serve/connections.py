@@ -1,17 +1,18 @@
-"""Connections: uvicorn's HTTP/1.1, with a time limit for each state and a limit on their number.
+"""uvicorn's HTTP/1.1 connections, with a time limit for each state and a limit on their number.
+server.py makes uvicorn use `Connection`.
 
     state      limit            what the connection waits for
     idle       HEAD_SECONDS     the line and headers of a first request
-               IDLE_SECONDS     those of a further request
-    reading    in app.py        the body of a request
+               IDLE_SECONDS     the line and headers of a further request
+    reading    BODY_SECONDS     the body of a request; app.py has this limit
     answering  WRITE_SECONDS    a client that reads too slowly, or not at all
 
-If there are more than `most` connections, the one that has been idle or reading for the longest
-time is closed, unless it is younger than GRACE_SECONDS: its request may be on the way.  So sockets
-that stay idle keep no request out, and an answer is never cut off.  A flood of young connections
-can keep requests out while it lasts.
+If there are more than `most` connections, the server closes the one that has been idle or reading
+for the longest time.  It keeps connections that entered this state less than GRACE_SECONDS ago,
+because their requests may be on the way.  So idle sockets cannot keep requests out, and no answer
+is cut off.  A flood of new connections can keep requests out while it lasts.
 
-uvicorn documents no way to do this.  `Connection` uses `cycle`, `connections`, `flow` and
+uvicorn has no documented way to do this.  `Connection` uses `cycle`, `connections`, `flow` and
 `app_state` of uvicorn.protocols.http.h11_impl.H11Protocol as uvicorn 0.38 and 0.54 have them.
 """
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,20 +26,20 @@ class Connection(H11Protocol):
     def __init__(self, most, app_state, **settings):
         super().__init__(app_state={**app_state, "abort": self.abort}, **settings)
         self.most = most
-        self.since = 0.0                     # when its state began, on the loop's clock
+        self.since = 0.0                     # when the current state began, on the loop's clock
         self.head_timer = self.write_timer = None
 
-    # ---- which state it is in
+    # ---- the state of the connection
     def is_idle(self):
         return self.cycle is None or self.cycle.response_complete
 
     def may_be_closed(self):
-        """Whether closing it interrupts no answer"""
+        """Whether it can be closed without interrupting an answer"""
         return not self.transport.is_closing() and (self.is_idle() or self.cycle.more_body)
 
-    # ---- the end
+    # ---- closing
     def abort(self):
-        """Closes it at once.  Bytes that the client has not read are dropped."""
+        """Closes the connection at once.  Bytes that have not been sent are dropped."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -77,10 +78,10 @@ class Connection(H11Protocol):
             self.abort()
 
     def on_response_complete(self):
-        self.wait_for_head(IDLE_SECONDS)     # before uvicorn begins a request that came early
+        self.wait_for_head(IDLE_SECONDS)     # before uvicorn starts a pipelined request
         super().on_response_complete()
 
-    # ---- writing: asyncio calls these when its buffer is too full, and when there is room again
+    # ---- writing: asyncio calls these when its write buffer is full, and when it has drained
     def pause_writing(self):
         super().pause_writing()
         self.write_timer = self.loop.call_later(WRITE_SECONDS, self.abort)

@@ -1,17 +1,18 @@
 """Continuous batching: answers join and leave the decoder's slots between two steps.
 
-One thread owns the decoder.  A step is
-    1. who left, or has no time left, gives its slot back;
-    2. who waits longest takes a free slot; what some slot has of its prompt already is not read
-       again, but copied, or is there;
-    3. every answer whose prompt is read draws its next token, by `next_tokens` of nanoeuler.py;
-       beside them pieces of other prompts are read, so that no prompt stalls another's stream.
+One thread owns the decoder.  A step has three phases:
+    1. An answer whose client has left, or whose time is over, releases its slot.
+    2. Waiting answers take the free slots, first come, first served.  If some slot holds the
+       beginning of the prompt in its KV cache, that beginning is reused or copied, not read again.
+    3. Every answer whose prompt has been read samples its next token with `next_tokens` of
+       nanoeuler.py.  The same step reads pieces of other prompts, so that a long prompt does not
+       stall the streams of other answers.
 
-Each number of a row is summed in one order, which knows nothing of other rows, and each answer has
-random numbers of its own: an answer is the same, to the bit, alone and beside any others.
+Each number of a row is summed in one order, which is independent of the other rows.  Each answer
+has its own random numbers.  So an answer is bit-identical whether it runs alone or in a batch.
 
-Other threads call `submit`, `cancel`, `later` and `close`; news of a step goes to `tell`, which is
-called once a step, in this thread, with [(answer, News)].
+server.py makes the engine.  Other threads call `submit`, `cancel`, `later` and `close`.  The
+engine's thread calls `tell` with the news of each step, a list of (answer, News).
 """
 import contextlib
 import itertools
@@ -27,77 +28,79 @@ from numba import set_num_threads
 
 import nanoeuler as ne
 
-MOST_JOBS = 16               # explanations that may wait
-PIECE_SECONDS = 0.1          # a prompt's piece may hold up the others' streams for so long
-FEWEST_ROWS = 8              # of a piece
-SCORED_ROWS = 64             # of a prompt, whose logits are all wanted
-CACHE_BYTES = 1 << 30        # of keys and values, where --context does not say
+MOST_JOBS = 16               # maximum number of waiting explanations
+PIECE_SECONDS = 0.1          # target time of a step that reads pieces of prompts
+FEWEST_ROWS = 8              # minimum of `Engine.rows`, rows of prompts per step
+SCORED_ROWS = 64             # rows per step of a prompt whose log-probabilities are requested
+CACHE_BYTES = 1 << 30        # size of the KV cache of all slots, if --context is not given
 
 
 def likeliest(p, k):
-    """[(id, p)] of the k largest of p (V,), in their order; of equal ones the first"""
+    """[(id, p)] of the k largest of p (V,), largest first; of equal ones, lower ids first"""
     top = np.flatnonzero(ne.of_the_largest(p, k)) if k else []
     return sorted(((int(i), float(p[i])) for i in top), key=lambda found: -found[1])
 
 
 class Busy(Exception):
-    """Too many wait already, or the server ends."""
+    """Too many requests are waiting, or the server is shutting down."""
 
 
 @dataclass
 class News:
-    """What a step brought for an answer."""
-    tokens: list = field(default_factory=list)           # ids
-    said: bytes = b""                                    # of the text, what may be shown now
-    drafted: list = field(default_factory=list)          # of this step: what had been guessed
+    """The result of one step for one answer."""
+    tokens: list = field(default_factory=list)           # ids of the sampled tokens
+    said: bytes = b""                                    # new text that may be shown now
+    drafted: list = field(default_factory=list)          # draft tokens that this step read
     finish: str = ""                                     # "stop", "length", "timeout" or "error"
     problem: str = ""
 
 
 @dataclass(eq=False)
 class Answer:
-    """A text that somebody asked for."""
-    ids: list                                # the prompt's
+    """A text that a client has requested, and the state of its generation."""
+    ids: list                                # tokens of the prompt
     sampling: ne.Sampling
     rng: object
-    end: int | None                          # the token that ends it
+    end: int | None                          # the token that ends the answer
     vocab: list
-    scored: bool = False                     # are log-probabilities of the prompt wanted?
-    deadline: float = float("inf")           # of time.perf_counter
-    owner: object = None                     # whom `tell` tells
-    index: int = 0                           # among those of its owner
-    reply: ne.Reply = None                   # once it has a slot
-    scores: list = field(default_factory=list)           # (log-probability, likeliest) from ids[1]
-    cached: int = 0                          # tokens of the prompt that were not read again
+    scored: bool = False                     # are log-probabilities of the prompt requested?
+    deadline: float = float("inf")           # on the clock of time.perf_counter
+    owner: object = None                     # receives the News: app.py's queue
+    index: int = 0                           # number among the owner's answers
+    reply: ne.Reply = None                   # set when the answer gets a slot
+    scores: list = field(default_factory=list)           # (log-probability, top k), ids[1] on
+    cached: int = 0                          # prompt tokens reused from the KV cache
     arrived: float = 0.0
-    first: float = 0.0                       # when its first token came
-    left: bool = False                       # nobody waits for it any more
+    first: float = 0.0                       # when its first token was sampled
+    left: bool = False                       # has the client left?
 
 
 class Engine:
     """Runs answers in the slots of a decoder.
-    make: gives the decoder, called in the engine's thread, which is the only one that computes"""
+    make: returns the decoder.  The engine's thread calls it, and alone runs the decoder.
+    queue: maximum number of answers that may wait for a slot     threads: 0: Numba's default
+    """
 
     def __init__(self, make, stats, queue=256, threads=0):
         self.make, self.stats, self.most, self.threads = make, stats, queue, threads
         self.changed = threading.Condition()
         self.waiting, self.jobs = deque(), deque()
-        self.draining = self.closing = False             # nothing new begins; nothing goes on
-        self.active, self.free, self.used = {}, [], {}   # slot -> Answer; slots; slot -> when
+        self.draining = self.closing = False             # accept no new answers; end the thread
+        self.active, self.free, self.used = {}, [], {}   # {slot: Answer}; slots; {slot: last use}
         self.clock, self.rows = itertools.count(), 64
         self.pace, self.reader, self.tell = ne.Pace(), None, lambda news: None
-        self.news = []                                   # (answer, News) that were not told yet
+        self.news = []                                   # (answer, News) for the next `tell`
         self.ready = Future()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
-    # ---- other threads
+    # ---- called by other threads
     def start(self):
-        """Returns the decoder, as soon as it is there."""
+        """Starts the thread, waits until it has made the decoder, and returns the decoder."""
         self.thread.start()
         return self.ready.result()
 
     def submit(self, answers):
-        """All of them, or Busy."""
+        """Puts all of the answers into the queue, or raises Busy."""
         with self.changed:
             if self.draining:
                 raise Busy("the server is about to end")
@@ -116,8 +119,8 @@ class Engine:
             self.changed.notify()
 
     def later(self, function):
-        """A Future of what function() returns, a generator: the engine's thread goes on with it
-        between two steps, so that what takes long holds nobody up for long."""
+        """Returns a Future for the result of function(), a generator.  The engine's thread resumes
+        the generator between steps until it ends, so a long job does not delay a step for long."""
         future = Future()
         with self.changed:
             if self.closing or len(self.jobs) >= MOST_JOBS:
@@ -127,14 +130,14 @@ class Engine:
         return future
 
     def close(self):
-        """Ends the thread after its current step.  Answers that are not complete get an error.
-        Returns at once: see `ended`."""
+        """Ends the thread after its current step.  Incomplete answers get an error.  Returns at
+        once; `ended` waits for the thread."""
         with self.changed:
             self.draining = self.closing = True
             self.changed.notify()
 
     def ended(self, seconds):
-        """Whether the thread has ended, after waiting for it for so long."""
+        """Waits up to `seconds` for the thread to end, and returns whether it has ended."""
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
@@ -142,11 +145,11 @@ class Engine:
         """The number of answers that are being written or wait for a slot"""
         return len(self.active) + len(self.waiting)
 
-    # ---- the engine's thread
+    # ---- called by the engine's thread
     def run(self):
         try:
             if self.threads:
-                set_num_threads(self.threads)            # Numba keeps a number for each thread
+                set_num_threads(self.threads)            # Numba's setting is per thread
             self.reader = self.make()
             self.free = list(range(len(self.reader.texts)))
             self.used = dict.fromkeys(self.free, -1)
@@ -159,7 +162,7 @@ class Engine:
                 self.step()
             except ne.UserError as e:
                 self.fail(str(e))
-            except Exception:                            # a fault of ours: it must not end serving
+            except Exception:                            # a bug must not end the server
                 traceback.print_exc()
                 self.fail("an internal error; the server's log has more")
         with self.changed:
@@ -171,15 +174,15 @@ class Engine:
         self.report()
 
     def wait(self):
-        """Until there is something to do; False: it is to end"""
+        """Waits until there is something to do.  Returns False if the thread must end."""
         with self.changed:
             while not (self.closing or self.waiting or self.active or self.jobs):
                 self.changed.wait()
             return not self.closing
 
     def fail(self, problem):
-        """Whoever was in that step learns it; slots begin anew.  Whose news came before the fault
-        learn those."""
+        """Ends all active answers with an error, and empties their slots.  News from before the
+        error is still delivered."""
         for slot, answer in [*self.active.items()]:
             self.news.append((answer, News(finish="error", problem=problem)))
             self.reader.truncate(0, slot)
@@ -206,7 +209,7 @@ class Engine:
                  if len(a.reply.pending) == 1 or pieces.get(a) == len(a.reply.pending)]
         unread = {a: n for a, n in pieces.items() if n < len(a.reply.pending)}
         for answer in [a for a in ready if a.reply.finish]:
-            ready.remove(answer)             # its prompt was scored, and no token is wanted
+            ready.remove(answer)             # only log-probabilities of the prompt were requested
             self.end(answer, answer.reply.finish)
         self.speak(ready, unread)
         self.report()
@@ -214,7 +217,8 @@ class Engine:
             self.explain()
 
     def explain(self):
-        """Goes on with the job that came first.  Who asked may leave at any moment."""
+        """Resumes the oldest job until its next yield.  Its client may leave at any moment, which
+        cancels the Future."""
         job, future = self.jobs[0]
         with contextlib.suppress(InvalidStateError):     # it was cancelled just now
             try:
@@ -229,7 +233,8 @@ class Engine:
             self.jobs.popleft()
 
     def drop(self):
-        """Who left is told nothing; whose time is over learns that."""
+        """Removes answers whose client has left or whose deadline has passed.  Only the latter get
+        News."""
         now = time.perf_counter()
         with self.changed:
             gone = [a for a in self.waiting if a.left or now > a.deadline]
@@ -242,7 +247,7 @@ class Engine:
         self.news += [(answer, News(finish="timeout")) for answer in gone if not answer.left]
 
     def admit(self):
-        """Free slots take those that wait, in their order."""
+        """Gives the free slots to waiting answers, in the order of arrival."""
         while True:
             with self.changed:
                 if not (self.free and self.waiting):
@@ -250,7 +255,7 @@ class Engine:
                 answer = self.waiting.popleft()
                 source, slot, held = self.best_slot(answer)
                 self.free.remove(slot)
-                self.active[slot] = answer               # from here on a fault is told to it
+                self.active[slot] = answer               # from now on, `fail` includes it
             if source == slot:
                 self.reader.truncate(held, slot)
             else:
@@ -260,15 +265,16 @@ class Engine:
                                     answer.vocab)
             answer.reply.slot = slot
             answer.scored = answer.scored and len(answer.ids) > 1
-            if answer.reply.finish and not answer.scored:            # no token is wanted of it
+            if answer.reply.finish and not answer.scored:            # max_tokens is 0
                 self.end(answer, answer.reply.finish)
             self.stats.count("prompt_tokens", len(answer.ids))
             self.stats.count("cached_tokens", held)
 
     def best_slot(self, answer):
-        """(the slot that holds most of the tokens with which the prompt begins, a free one, how
-        many they are).  Both are the same slot if it is free; else the one that was used longest
-        ago.  The last token is always read: its logits are wanted."""
+        """Returns (source, slot, n): `source` holds the longest beginning of the prompt, n tokens,
+        and `slot` is free.  If such a source is free, slot is the source.  Otherwise slot is the
+        free slot that has been unused for the longest time.  n excludes the prompt's last token,
+        because its logits are needed.  A prompt that is scored is read completely: n = 0."""
         def held(slot):
             n = 0
             for known, token in zip(self.reader.texts[slot], answer.ids[:-1]):
@@ -293,9 +299,9 @@ class Engine:
         self.news.append((answer, News(finish=finish)))
 
     def pieces(self):
-        """{answer: how many tokens of its prompt are read in this step}, of those that have some to
-        read.  Half of the rows are for the one that came first, the rest for those that need
-        least."""
+        """{answer: number of prompt tokens to read in this step}, if the prompt is not read yet.
+        The answer that arrived first gets half of the rows.  The other rows go to the prompts with
+        the fewest unread tokens first."""
         reading = [a for a in self.active.values() if len(a.reply.pending) > 1 and not a.scored]
         left = self.rows if len(reading) < len(self.active) else ne.MOST_ROWS
         found = dict.fromkeys(reading, 0)
@@ -312,8 +318,8 @@ class Engine:
         return {answer: n for answer, n in found.items() if n}
 
     def score_prompts(self):
-        """Reads a piece of each prompt whose log-probabilities are wanted, all but the last token;
-        with the logits of all rows."""
+        """Reads a piece of each prompt whose log-probabilities are requested, with the logits of
+        all rows.  `speak` reads the prompt's last token."""
         for answer in [a for a in self.active.values() if a.scored]:
             pending = answer.reply.pending
             n = min(SCORED_ROWS, len(pending) - 1)
@@ -325,13 +331,13 @@ class Engine:
             answer.scored = len(pending) > 1
 
     def speak(self, answers, unread):
-        """A token, or with drafts some, of each answer.
-        unread: {answer: n}, of whose prompts n tokens are read beside, not to their ends"""
+        """Samples a token of each answer, or several if draft tokens are accepted.
+        unread: {answer: n}, for prompts of which the same step reads n tokens but not the end"""
         if not (answers or unread):
             return
         began, reading = time.perf_counter(), sum(unread.values())
         reading += sum(len(a.reply.pending) - 1 for a in answers)
-        drafts = [a.reply.drafts for a in answers]       # `next_tokens` makes others
+        drafts = [a.reply.drafts for a in answers]       # `next_tokens` replaces them
         offered, accepted = sum(self.pace.offered), sum(self.pace.accepted)
         also = [ne.Part(a.reply.slot, a.reply.pending[:n], 0) for a, n in unread.items()]
         if answers:
@@ -358,8 +364,10 @@ class Engine:
                     self.stats.observe("token", (now - answer.first) / (n - 1))
 
     def suit(self, reading, seconds, speaking):
-        """How many rows of prompts a step reads beside those who speak: what takes PIECE_SECONDS.
-        Of a few rows most of the time is that of reading the weights, and says nothing of more."""
+        """Adapts `rows`, the number of prompt rows per step, so that a step takes PIECE_SECONDS.
+        reading: prompt rows of the last step     speaking: answers that sampled in it
+        A step of few rows spends most of its time on reading the weights.  Its time does not
+        predict the time of a larger step, so it is ignored."""
         if reading >= FEWEST_ROWS:
             wanted = PIECE_SECONDS * (reading + speaking) / max(seconds, 1e-6)
             self.rows = int(min(ne.MOST_ROWS, max(FEWEST_ROWS, (self.rows + wanted) / 2)))

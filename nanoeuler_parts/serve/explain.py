@@ -1,7 +1,7 @@
-"""What stands behind a token: its rivals, what the heads guessed, and the Euler trajectory.
+"""Explains a token: its alternatives, the guesses of the other heads, and the Euler trajectory.
 
-All of it is computed when somebody asks, in the engine's thread, between two steps of those who
-speak.  Each function is a generator, which the engine goes on with: a `yield` lets others speak.
+app.py calls this module for /api/explain.  `rivals` and `trajectory` return generator functions,
+which the engine's thread resumes between two steps.  At each `yield`, the answers take a step.
 """
 import numpy as np
 
@@ -12,15 +12,16 @@ from nanoeuler_parts.serve.protocol import refuse_unless, token_text
 from nanoeuler_parts.tools.lens import euler_steps
 
 RIVALS, PIECE = 10, 64
-LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training reads them at once
+LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training takes them in one call
 
 
 class Explainer:
-    """A slot of its own, so that explanations take back nothing of what is being said."""
+    """Uses a decoder with its own KV cache, so that no explanation truncates the KV cache of an
+    answer.  speaker: nanoeuler.Speaker     file: its checkpoint"""
 
     def __init__(self, speaker, file):
         self.speaker, self.file = speaker, file
-        self.decoder, self.model = None, None            # made when they are first needed
+        self.decoder, self.model = None, None            # created on first use
         self.vocab = speaker.tokenizer.vocab
 
     def check(self, ids, most):
@@ -33,8 +34,8 @@ class Explainer:
         return {"id": token, "text": token_text(self.vocab, token), "bytes": [*self.vocab[token]]}
 
     def rivals(self, length, ids, chosen):
-        """What could have stood where `chosen` does, after ids; and what the other heads guess of
-        the tokens behind it."""
+        """The RIVALS most probable tokens after ids, the probability and rank of `chosen`, and the
+        guesses of the other heads for the tokens after it.  length: tokens of the KV cache"""
         def work():
             if self.decoder is None:
                 self.decoder = self.speaker.decoder.with_slots(1, length)
@@ -59,13 +60,14 @@ class Explainer:
         return work
 
     def prepare(self, gone=None):
-        """Compiles what `trajectory` runs, in another process, unless Numba's cache has it."""
+        """Compiles the kernels of `trajectory` in another process, unless they are in Numba's
+        cache."""
         fill_cache(ne.gradient_kernels("f32"))
 
     def load(self, gone):
-        """Reads the weights for `trajectory`, unless they are there.  This and compiling take a
-        while, so both run beside the engine's thread.  The file may have been replaced since the
-        server started: weights of another model would explain nothing."""
+        """Reads the weights for `trajectory`, unless they are loaded.  Loading and compiling are
+        slow, so a worker runs them and not the engine's thread.  Raises a Refusal if the file now
+        holds another model, since its weights would explain nothing."""
         if self.model is None:
             self.prepare()
             c, mine = ne.read_checkpoint(self.file, moments=False), self.speaker
@@ -75,9 +77,10 @@ class Explainer:
             self.model = ne.Model(c.cfg, c.flat)
 
     def trajectory(self, ids, chosen):
-        """x[s + 1] = x[s] + f(x[s]) at the last of ids: |f| / |x|, the angle between both, and what
-        head 0 would say if the integration stopped there.  In float32, by the forward pass of
-        training.  `load` comes first."""
+        """The Euler steps x[s + 1] = x[s] + f(x[s]) at the last of ids.  Each step has |f| / |x|,
+        the angle between x[s] and x[s + 1] in degrees, and the top 3 tokens of head 0 if the
+        integration stopped there.  The forward pass of training computes them in float32.
+        `load` must have run before."""
         def work():
             yield
             seen = ids[-min(LONGEST_TRAJECTORY, self.model.cfg.seq_len):]

@@ -1,4 +1,5 @@
-"""Counters and histograms, as Prometheus reads them (text format 0.0.4)."""
+"""Counters and histograms in the text format of Prometheus (0.0.4).  The engine and app.py count;
+app.py serves the text at /metrics."""
 import bisect
 import threading
 from collections import Counter
@@ -26,7 +27,8 @@ class Histogram:
 
 
 class Stats:
-    """Two threads count: the engine's, and that of the connections."""
+    """All counters and histograms.  Two threads update them, the engine's and the event loop's, so
+    there is a lock."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -47,12 +49,12 @@ class Stats:
             self.requests[path, status] += 1
 
     def answered(self):
-        """How many requests have been answered"""
+        """Number of requests that have been answered"""
         with self.lock:
             return self.requests.total()
 
     def text(self, gauges):
-        """gauges: {name: (help, value)} of this moment"""
+        """All metrics as text.  gauges: {name: (help, current value)}"""
         lines = []
 
         def family(name, kind, text):

@@ -1,11 +1,12 @@
-"""The names by which the server may be called, and the origins whose pages may ask.
+"""The host names that requests may use, and the origins whose pages may send requests.  app.py
+checks both for each request.
 
-A page of evil.example can make its own name lead to this machine (DNS rebinding).  Its browser then
-takes our answers for those of evil.example and shows them to the page.  Such requests have
-evil.example in their Host header.  So without an API key, which the page does not know, the server
-answers only to names that nobody else can make lead here:
+The owner of evil.example can make this name resolve to this machine (DNS rebinding).  A browser
+that shows a page of evil.example then treats our responses as evil.example's, and the page can read
+them.  Such requests have evil.example in their Host header.  An API key prevents this, because the
+page does not know the key.  Without a key, the server accepts only names that nobody else controls:
     addresses, as 127.0.0.1 or [::1]             localhost, and names that end in .localhost
-    the names of this machine                    those of --allow-host, --origin and --host
+    the names of this machine                    the names in --allow-host, --origin and --host
 """
 import contextlib
 import ipaddress
@@ -19,7 +20,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def address_in(name):
-    """The IP address that a name spells, or None.  ::ffff:127.0.0.1 is 127.0.0.1."""
+    """The IP address if the name is one, otherwise None.  ::ffff:127.0.0.1 becomes 127.0.0.1."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(name)
         return getattr(address, "ipv4_mapped", None) or address
@@ -27,20 +28,20 @@ def address_in(name):
 
 
 def plain(name):
-    """A host name as it is compared"""
+    """A host name in the form used for comparisons: lower case, without a final dot"""
     return name.lower().removesuffix(".")
 
 
 def is_loopback(name):
-    """Whether a host name always means this machine: 127.0.0.0/8, ::1, localhost and below it"""
+    """Whether a host name always means this machine: 127.0.0.0/8, ::1, localhost, *.localhost"""
     if address := address_in(name):
         return address.is_loopback
     return plain(name) == "localhost" or plain(name).endswith(".localhost")
 
 
 def origin_in(text):
-    """An origin as browsers send it: scheme://host, and :port unless it is the scheme's own"""
-    with contextlib.suppress(ValueError):                # of a port or of brackets
+    """An origin as browsers send it: scheme://host, and :port unless it is the scheme's default"""
+    with contextlib.suppress(ValueError):                # a bad port or bad brackets
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
         bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in text)
@@ -59,7 +60,8 @@ def host_in(text):
 
 
 class Names:
-    """options: verb.Serving.  Raises UserError if one of its names is malformed."""
+    """The allowed hosts and origins.
+    options: verb.Serving.  Raises a UserError if one of its names is malformed."""
 
     def __init__(self, options):
         self.origins = {origin_in(text) for text in options.origin}
@@ -69,11 +71,12 @@ class Names:
                       *(urlsplit(origin).hostname for origin in self.origins)}
 
     def allowed_origin(self, origin):
-        """The origin of a request, if --origin allows it, or None"""
+        """The origin of a request if --origin allows it, otherwise None"""
         return origin if origin in self.origins else None
 
     def allows_host(self, host):
-        """host: the Host header.  No browser leaves it out, and others need no protection."""
+        """Whether requests with this Host header are accepted.  A request without the header is not
+        from a browser, and only browsers need this protection."""
         if self.any or not host:
             return True
         with contextlib.suppress(ValueError):

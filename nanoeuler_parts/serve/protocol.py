@@ -1,9 +1,11 @@
-"""OpenAI's protocol: what a request may say, and how it is answered.
+"""OpenAI's protocol: `Reader` checks requests, `Voice` and `Writer` make the responses for app.py.
 
-A parameter that is not known here is refused by its name, as is one that is known and not
-supported, unless it says what would be done anyway.  Beyond OpenAI's there are `top_k`, `min_p`,
-`return_tokens` (with the text, ids and what the drafts were) and `forget` (the oldest exchanges of
-a conversation that is longer than the context), all of which the page uses.
+Unknown parameters are rejected, and the error names them.  OpenAI's parameters that this server
+does not support are rejected too, unless their value asks for the behavior that it has anyway.
+There are four extensions, all of which the chat page uses:
+    top_k, min_p     restrict sampling
+    return_tokens    returns the ids of the tokens and the draft tokens with the text
+    forget           drops the oldest exchanges of a conversation that exceeds the context
 """
 import codecs
 import json
@@ -19,11 +21,11 @@ MOST_CHOICES = 128           # answers to one request
 MOST_LOGPROBS = 20
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_MESSAGES = 2048
-MOST_SCORES = 1 << 18        # log-probabilities in the answers to one request
+MOST_SCORES = 1 << 18        # log-probabilities in the response to one request
 
 
 class Refusal(Exception):
-    """An error that the client is told, in OpenAI's shape."""
+    """An error that is returned to the client, in OpenAI's format."""
 
     def __init__(self, status, message, param=None, code=None, headers=None):
         super().__init__(message)
@@ -43,19 +45,19 @@ def refuse_unless(ok, message, param=None, code=None):
 
 
 class Gone(Exception):
-    """The client has left, so nobody waits for the work that it asked for."""
+    """The client has left, so nobody waits for the work that it requested."""
 
 
 def need_client(gone):
-    """Raises Gone once the client has left.  gone: threading.Event"""
+    """Raises Gone if the client has left.  gone: threading.Event"""
     if gone.is_set():
         raise Gone
 
 
 # ---- JSON
 def encoded(body):
-    """A body as JSON, UTF-8.  Whatever it holds can be sent: NaN and infinities become null, and
-    half a surrogate pair, as in the name of a file that is not UTF-8, becomes its escape."""
+    """A body as JSON in UTF-8.  Every body can be encoded: NaN and infinities become null, and a
+    lone surrogate becomes its escape.  File names that are not UTF-8 contain lone surrogates."""
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:                       # UnicodeEncodeError is one
@@ -73,13 +75,13 @@ def finite(x):
 
 
 def parse(raw):
-    """The object of a request's body"""
+    """The JSON object in a request's body"""
     def no_number(name):
         raise ValueError(f"{name} is not a JSON number")
 
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_number)
-        json.dumps(body, ensure_ascii=False).encode()    # no half of a surrogate pair anywhere
+        json.dumps(body, ensure_ascii=False).encode()    # raises for a lone surrogate
     except UnicodeDecodeError as e:
         raise Refusal(400, f"the body is not UTF-8 at byte {e.start}") from None
     except UnicodeEncodeError:
@@ -93,7 +95,7 @@ def parse(raw):
     return body
 
 
-# ---- parameters: a name, and what its value may be
+# ---- parameters: each function is a check(name, value), or returns one
 def number(low, high, whole=False):
     def check(name, value):
         kinds = (int,) if whole else (int, float)
@@ -131,7 +133,7 @@ def stream_options(name, value):
 
 
 def only(*neutral):
-    """A parameter of OpenAI's that is accepted where it asks for nothing that is not done."""
+    """A check for a parameter that is not supported: accepts only values that change nothing."""
     def check(name, value):
         refuse_unless(any(type(value) is type(x) and value == x for x in neutral),
                       f"{name} is not supported", name, "unsupported_parameter")
@@ -167,7 +169,7 @@ OF_CHAT = {
 
 
 def checked(body, known):
-    """Its parameters, without those that are null"""
+    """The checked parameters of a body, without null ones.  known: {name: check, or None}"""
     found = {}
     for name, value in body.items():
         refuse_unless(name in known, f"there is no parameter {shown(name)}", name[:100],
@@ -180,31 +182,31 @@ def checked(body, known):
 # ---- a request
 @dataclass
 class Asked:
-    """What a request asks for, once it is understood."""
+    """A request after all checks."""
     chat: bool
-    answers: list                            # of all prompts and n: `Answer`s
+    answers: list                            # `Answer`s, n for each prompt
     stream: bool = False
-    usage: bool = False                      # in a stream, too
+    usage: bool = False                      # report the usage in a stream, too?
     echo: bool = False
-    logprobs: int | None = None              # so many beside that of the token itself
-    tokens: bool = False                     # are ids wanted?
-    forgotten: int = 0                       # messages
+    logprobs: int | None = None              # alternatives per token; None: no log-probabilities
+    tokens: bool = False                     # return ids and draft tokens?
+    forgotten: int = 0                       # number of messages left out
 
 
 class Reader:
-    """Understands requests to a model.
-    speaker: nanoeuler.Speaker     length: of the context, tokens     most: tokens of an answer
-    Methods that may take long are given `gone`, a threading.Event: it is set when the client
-    leaves, and they then raise Gone."""
+    """Parses and checks the requests to a model.
+    speaker: nanoeuler.Speaker     length: tokens of the context     most: longest answer, tokens
+    Slow methods take `gone`, a threading.Event that is set when the client leaves.  They then raise
+    Gone."""
 
     def __init__(self, name, speaker, length, most, seconds, speculate):
         self.name, self.speaker, self.length, self.most = name, speaker, length, most
         self.seconds, self.speculate = seconds, speculate
         self.vocab = speaker.tokenizer.vocab
-        self.longest = max(map(len, self.vocab))         # bytes of a token
+        self.longest = max(map(len, self.vocab))         # bytes of the longest token
 
     def completion(self, raw, gone):
-        """Asked of the body of a request to /v1/completions"""
+        """Parses the body of a request to /v1/completions, and returns an Asked."""
         said = checked(parse(raw), OF_COMPLETION)
         refuse_unless("prompt" in said, "there is no prompt", "prompt")
         prompts = self.prompts(said["prompt"], gone)
@@ -214,7 +216,7 @@ class Reader:
         return Asked(False, answers, echo=echo, logprobs=logprobs, **self.how(said))
 
     def chat(self, raw, gone):
-        """Asked of the body of a request to /v1/chat/completions"""
+        """Parses the body of a request to /v1/chat/completions, and returns an Asked."""
         said = checked(parse(raw), OF_CHAT)
         refuse_unless(self.speaker.answers, "this model continues texts and was not taught to "
                       "answer: use /v1/completions, or start with --template", "messages")
@@ -242,7 +244,7 @@ class Reader:
                     tokens=said.get("return_tokens", False))
 
     def answers(self, prompts, said, most, logprobs, scored):
-        """n for each prompt, with the random numbers of `generate --file` and that seed"""
+        """n answers for each prompt, with the random numbers of `generate --file` for that seed"""
         n = said.get("n", 1)
         refuse_unless(len(prompts) * n <= MOST_CHOICES, f"{len(prompts)} prompts with {n} answers "
                       f"each are more than {MOST_CHOICES}", "n")
@@ -265,7 +267,7 @@ class Reader:
 
     # ---- prompts
     def prompts(self, prompt, gone):
-        """Ids of each: a text, ids, or a list of either"""
+        """A list of ids for each prompt.  prompt: a text, a list of ids, or a list of either"""
         wrong = "prompt is neither a text, nor a list of token ids, nor a list of either"
         if isinstance(prompt, str) or (prompt and isinstance(prompt, list) and
                                        all(type(x) is int for x in prompt)):
@@ -289,7 +291,8 @@ class Reader:
         return self.fitting(ids, "prompt")
 
     def need_room(self, characters, name):
-        """Rejects a text that must be too long before it is cut into tokens."""
+        """Rejects a text that is too long even if all its tokens are the longest.  This check comes
+        before tokenization."""
         if characters > self.length * self.longest:
             raise self.too_long(f"{characters:,} characters are more", name)
 
@@ -304,33 +307,34 @@ class Reader:
         return ids
 
     def conversation(self, messages, forget, gone):
-        """(ids, how many messages are left out).  With `forget`, as few of the oldest exchanges
-        are left out as leave a quarter of the context for the answer."""
+        """Returns (ids, number of messages left out).  With `forget`, the oldest exchanges are left
+        out, as few as possible, so that a quarter of the context remains for the answer."""
         said = [self.message(i, m) for i, m in enumerate(self.list_of(messages))]
         refuse_unless(said[-1][0] == "user", "the last message is not the user's; an answer is "
                       "continued by /v1/completions, from its tokens", "messages")
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
             return self.newest_exchanges(system, said[len(system):], gone)
-        if ne.is_alpaca(self.speaker.template):          # it reads the last question alone
+        if ne.is_alpaca(self.speaker.template):          # it uses only the last question
             self.need_room(len(said[-1][1]), "messages")
         else:
             self.need_room(sum(len(content) for _, content in said), "messages")
         return self.fitting(self.ids_of_messages(said), "messages"), 0
 
     def newest_exchanges(self, system, rest, gone):
-        """The same for a conversation that may be cut: (ids, how many messages are left out).
+        """`conversation` with `forget`: returns (ids, number of messages left out).
 
-        An exchange begins at each message of the user.  If not all n of them fit, the last 1, 2,
-        4, ... are tried until they are too long, and bisection finds the most that fit: about
-        2 log2(n) texts are rendered, each at most twice as long as the one that is found.  This
-        assumes that a text with more exchanges is not shorter.  If a template breaks this rule,
-        the result still fits, but it may leave out more than it must."""
+        An exchange begins at each message of the user.  If not all N exchanges fit, the last 1, 2,
+        4, ... are tried until they are too long.  Then bisection finds the largest number that
+        fits.  About 2 log2(N) texts are rendered, with at most twice as many exchanges as the
+        result.  The search assumes that a text with more exchanges is not shorter.  If a template
+        breaks this rule, the result still fits, but it may leave out more than necessary."""
         starts = [0, *(i for i in range(1, len(rest)) if rest[i][0] == "user")]
         room, N, found = self.length - self.length // 4, len(starts), {}
 
         def fits(n):
-            """Renders the last n exchanges.  A text with too many characters is not rendered."""
+            """Whether the last n exchanges fit.  Renders them into `found`, unless their characters
+            alone are too many."""
             need_client(gone)
             kept = system + rest[starts[N - n]:]
             if sum(len(content) for _, content in kept) <= room * self.longest:
@@ -345,7 +349,7 @@ class Reader:
         while too_many - most > 1:
             n = (most + too_many) // 2
             most, too_many = (n, too_many) if fits(n) else (most, n)
-        most = max(1, most)                  # one alone may take all of the context
+        most = max(1, most)                  # a single exchange may fill the context
         if most not in found:
             found[most] = self.last_exchange(system + rest[starts[N - 1]:])
         return self.fitting(found[most], "messages"), starts[N - most]
@@ -361,7 +365,7 @@ class Reader:
         return messages
 
     def message(self, i, m):
-        """(role, text)"""
+        """(role, text) of messages[i]"""
         place = f"messages[{i}]"
         refuse_unless(isinstance(m, dict), f"{place} is no object", "messages")
         for key, value in m.items():
@@ -381,19 +385,20 @@ class Reader:
             raise Refusal(400, str(e), "messages") from None
 
 
-# ---- what is said back
+# ---- responses
 class Voice:
-    """Turns the News of an answer into text: whole characters, and nothing that may yet become a
-    stop text.  Log-probabilities and ids go with the piece in which their token begins."""
+    """Turns the News of an answer into text of whole characters.  An ending that may begin a stop
+    text is held back.  The log-probabilities and ids of a token go with the piece
+    of text in which the token begins."""
 
     def __init__(self, answer):
         self.answer = answer
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.drawn, self.starts, self.length, self.told = 0, [], 0, 0
-        self.marks, self.finish = [], ""     # of a token: (id, was it guessed, drafts of its step)
+        self.marks, self.finish = [], ""     # per token: (id, was it a draft?, drafts of its step)
 
     def take(self, news):
-        """(the text that is new, places of its tokens among those drawn)"""
+        """Returns the new text, and the indices of the tokens that begin in it."""
         for i, token in enumerate(news.tokens):
             drafted = news.drafted[i] if i < len(news.drafted) else None
             self.marks.append((token, drafted == token, news.drafted if i == 0 else []))
@@ -414,14 +419,14 @@ def token_text(vocab, token):
 
 
 class Writer:
-    """The bodies of the answers to one request."""
+    """Makes the bodies of the response to one request.  model: its name"""
 
     def __init__(self, asked, model):
         self.asked, self.model, self.created = asked, model, int(time.time())
         chat = asked.chat
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.vocab = asked.answers[0].vocab
-        self.offsets = {}                    # of completions: characters that came before
+        self.offsets = {}                    # {answer's index: characters so far}
 
     def head(self, stream):
         kind = ("chat.completion" + ".chunk" * stream) if self.asked.chat else "text_completion"
@@ -429,7 +434,8 @@ class Writer:
 
     def usage(self):
         answers = self.asked.answers
-        # n answers share a prompt, and the first of them found in the cache what was there before
+        # The n answers to a prompt share its list of ids, so each prompt is counted once.  The
+        # `cached` of its first answer is what the KV cache held before this request.
         prompts = {id(a.ids): a for a in reversed(answers)}
         prompt = sum(len(a.ids) for a in prompts.values())
         written = sum(len(a.reply.tokens) for a in answers if a.reply)
@@ -440,11 +446,11 @@ class Writer:
 
     # ---- log-probabilities
     def pairs(self, answer, places):
-        """(token, log-probability, likeliest) of drawn tokens"""
+        """(token, log-probability, top alternatives) of the sampled tokens at these indices"""
         return [(answer.reply.tokens[i], *answer.reply.logprobs[i]) for i in places]
 
     def of_prompt(self, answer):
-        """The same of the prompt; nothing is known before its first token."""
+        """The same for the prompt.  Its first token follows nothing, so it has no probability."""
         return [(answer.ids[0], None, None),
                 *((token, *score) for token, score in zip(answer.ids[1:], answer.scores))]
 
@@ -468,7 +474,7 @@ class Writer:
             for i, q in (top or [])[:k]:
                 best.setdefault(token_text(self.vocab, i), q)
             if top is not None:
-                best.setdefault(said, p)     # OpenAI's has the token itself, too
+                best.setdefault(said, p)     # OpenAI includes the token itself
             found["top_logprobs"].append(best if top is not None else None)
             found["text_offset"].append(at)
             at += len(said)
@@ -480,7 +486,7 @@ class Writer:
         return b"".join(self.vocab[i] for i in answer.ids).decode("utf-8", "replace")
 
     def choice(self, voice, text, places, first, stream):
-        """places: of the tokens that go with this text, among those drawn"""
+        """One element of `choices`.  places: the indices of the sampled tokens of this text"""
         asked, answer = self.asked, voice.answer
         body = {"index": answer.index}
         if asked.chat:

@@ -1,26 +1,26 @@
-"""The logs of training runs, for the training page: those of a folder, and those that are named.
+"""The logs of training runs, for the training page: the logs in a folder, and the named ones.
 
-Whatever is in the folder is untrusted.  Only regular files are opened, a bounded part of them is
-read, and only records of the form that a run writes are passed on.  A record says how many steps
-are planned, so no checkpoint is read."""
+The files in the folder are untrusted input.  `Runs` opens only regular files, reads a bounded part
+of each, and returns only records of the form that a training run writes.  A record contains the
+planned number of steps, so no checkpoint has to be read."""
 import os
 import pathlib
 
 from bpe import regular
 from nanoeuler_parts.files.logs import parse_record
 
-MOST_LOGS = 500              # the newest ones
-MOST_BYTES = 1 << 20         # of a log, at a time
+MOST_LOGS = 500              # maximum number of listed logs; the newest are kept
+MOST_BYTES = 1 << 20         # per read of a log
 LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
 
 
 def opened(path):
-    """A regular file, opened to read its bytes; OSError if it is anything else."""
+    """Opens a regular file to read its bytes.  Raises OSError for anything else."""
     return open(path, "rb", opener=regular)
 
 
 def valid(value):
-    """Whether a run writes such a value into its log"""
+    """Whether a training run may write such a value into its log"""
     if isinstance(value, str):
         return len(value) <= LONGEST_TEXT
     if isinstance(value, list):
@@ -29,8 +29,8 @@ def valid(value):
 
 
 def record_in(line):
-    """The record of a step in a line of a log, without anything that no run writes; None if the
-    line holds no record."""
+    """The record of a step in a line of a log, without values that no run writes; None if the line
+    is not a record."""
     record = parse_record(line)
     if record is None or not 0 <= record["step"] < 1 << 53:
         return None
@@ -38,20 +38,20 @@ def record_in(line):
 
 
 class Runs:
-    """The logs that may be read: a name that is not in the list opens no file."""
+    """The logs that may be read.  A name that is not among them opens no file."""
 
     def __init__(self, folder, named=()):
         self.folder = pathlib.Path(folder)
         self.named = [pathlib.Path(path) for path in named]
-        self.known = {}                      # of a file as it is now: is it a log?
+        self.known = {}                      # {(path, inode, size, time): is the file a log?}
 
     def paths(self):
-        """{name: path}, the newest first"""
+        """{name: path} of the logs, the newest first"""
         dated = {}
         for path in (*self.named, *self.folder.glob("*.jsonl")):
             try:
                 dated[self.name_of(path)] = path.stat().st_mtime, path
-            except OSError:                  # it went away
+            except OSError:                  # it was deleted
                 continue
         newest = sorted(dated.items(), key=lambda item: -item[1][0])[:MOST_LOGS]
         files = {path for _, (_, path) in newest}
@@ -59,13 +59,13 @@ class Runs:
         return {name: path for name, (_, path) in newest if self.is_log(path)}
 
     def name_of(self, path):
-        """What the page calls it: text, also where the name of a file is none"""
+        """The name of a log on the page.  Bytes that are not UTF-8 become escapes."""
         here = path.resolve().parent == self.folder.resolve()
         return os.fsencode(path.name if here else path).decode("utf-8", "backslashreplace")
 
     def is_log(self, path):
-        """Whether its first line is the record of a step.  A file of prompts has the same ending.
-        It is read once, until the file changes: the page asks every two seconds."""
+        """Whether the first line is the record of a step.  Files of prompts end in .jsonl, too.
+        The page asks every two seconds, so a file is read again only after it has changed."""
         try:
             with opened(path) as f:
                 s = os.fstat(f.fileno())
@@ -88,8 +88,8 @@ class Runs:
         return found
 
     def read(self, name, start, gone=None):
-        """Records from a byte on, and where the next begin; None: there is no such log.  A log that
-        has become shorter was begun anew, and is read from its start."""
+        """The records from byte `start` on, and the byte at which to read next; None if there is no
+        such log.  A log that is shorter than `start` was started anew, and is read from byte 0."""
         path = self.paths().get(name)
         if path is None:
             return None
@@ -100,10 +100,10 @@ class Runs:
                 start = 0 if anew else start
                 f.seek(start)
                 raw = f.read(MOST_BYTES)
-        except OSError:                      # it went away just now
+        except OSError:                      # it was just deleted
             return None
-        whole = raw[:raw.rfind(b"\n") + 1]   # the last line may be half written
-        if not whole and len(raw) == MOST_BYTES:         # no run writes such a line: it is skipped
+        whole = raw[:raw.rfind(b"\n") + 1]   # the last line may be incomplete
+        if not whole and len(raw) == MOST_BYTES:         # skip a line longer than any record
             whole = raw
         end = start + len(whole)
         records = map(record_in, whole.decode("utf-8", "replace").splitlines())

@@ -1,4 +1,4 @@
-"""The server: one model, one engine, and the sockets on which it listens."""
+"""The server: one model, one engine, and one listening socket.  verb.py calls `run`."""
 import asyncio
 import contextlib
 import os
@@ -24,23 +24,23 @@ from nanoeuler_parts.serve.names import is_loopback, Names
 from nanoeuler_parts.serve.protocol import Reader
 from nanoeuler_parts.serve.runs import Runs
 
-CONNECTIONS = 256            # of pages, beside those that wait for answers
+CONNECTIONS = 256            # for pages, in addition to one per slot and per place in the queue
 
 
 def bytes_a_token(cfg, options):
-    """Of the cache: keys and values of a token in each slot"""
+    """Bytes of the KV cache for one token in every slot: keys and values, 4 bytes per number"""
     return 2 * cfg.n_layer * cfg.n_kv_head * cfg.head_dim * 4 * options.slots
 
 
 def context_of(cfg, options):
-    """Tokens of a slot: what is asked for, or as many as fit into CACHE_BYTES."""
+    """Tokens of a slot: --context, or as many as fit into CACHE_BYTES; at most seq_len."""
     if options.context:
         return min(options.context, cfg.seq_len)
     return max(1, min(cfg.seq_len, CACHE_BYTES // bytes_a_token(cfg, options)))
 
 
 def card_of(name, speaker, options, length):
-    """What the page says of the model"""
+    """The description of the model for the page"""
     cfg, state = speaker.cfg, speaker.state
     template = speaker.template
     spoken = ("alpaca" if ne.is_alpaca(template) else "chatml" if ne.is_chatml(template)
@@ -58,7 +58,7 @@ def card_of(name, speaker, options, length):
 
 
 def build(file, decoder, options):
-    """The Server of a checkpoint, whose engine runs."""
+    """Loads a checkpoint, starts an engine, and returns the Server."""
     speaker = ne.Speaker(file, decoder, ne.Sampling(weights=options.weights,
                                                     template=options.template).check())
     length = context_of(speaker.cfg, options)
@@ -73,20 +73,21 @@ def build(file, decoder, options):
 
 
 def name_of(file):
-    """What clients see as the model's name"""
+    """The name of the model for clients"""
     return ne.BUNDLED if ne.is_bundled(file) else os.path.basename(file).removesuffix(".bin")
 
 
 def listening(options):
-    """The socket, bound before anything is promised"""
+    """The listening socket.  It is bound before the model is loaded, so that a port in use is
+    reported at once."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with contextlib.ExitStack() as undo:
         try:
             s = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             s.bind((options.host, options.port))
-            s.listen(1024)                   # requests wait until the model is loaded
-        except (OSError, ValueError) as e:   # ValueError: a name that no host can have
+            s.listen(1024)                   # connections wait until the model is loaded
+        except (OSError, ValueError) as e:   # ValueError: an impossible host name
             said = getattr(e, "strerror", None) or "not the name of a host"
             raise ne.UserError(f"{ne.printable(options.host)}:{options.port}: {said}; choose "
                                f"another --port or --host") from None
@@ -95,8 +96,8 @@ def listening(options):
 
 
 class Uvicorn(uvicorn.Server):
-    """uvicorn, which ends as this server should: answers have --drain seconds left, and then
-    whatever still runs is cut off."""
+    """uvicorn with this server's shutdown: answers have --drain seconds to finish.  Then the engine
+    is closed, and one second later all remaining connections are closed."""
 
     def __init__(self, server):
         self.engine, self.drain = server.engine, server.options.drain
@@ -108,8 +109,8 @@ class Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self):
-        """SIGINT and SIGTERM begin the end.  uvicorn's own method would raise them once more
-        afterwards, and the program would end by a signal."""
+        """SIGINT and SIGTERM start the shutdown.  uvicorn's own method would raise the signal again
+        afterwards, and the signal would kill the program."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -130,7 +131,7 @@ class Uvicorn(uvicorn.Server):
             print(f"ending: {ne.counted(n, 'answer')} may take {self.drain} s more; Ctrl-C ends "
                   f"now", flush=True)
         loop = asyncio.get_running_loop()
-        timers = [loop.call_later(self.drain, self.engine.close),        # which tells the clients
+        timers = [loop.call_later(self.drain, self.engine.close),        # clients get an error
                   loop.call_later(self.drain + 1, self.cut_off)]
         await super().shutdown(sockets)
         for timer in timers:
@@ -142,8 +143,8 @@ class Uvicorn(uvicorn.Server):
 
 
 def run(file, decoder, options):
-    """The verb `serve`: until Ctrl-C or SIGTERM, when answers that run have --drain seconds left.
-    options: verb.Serving"""
+    """The verb `serve`: runs until Ctrl-C or SIGTERM.  Running answers then have --drain seconds to
+    finish.  options: verb.Serving"""
     key = options.api_key or os.environ.get("NANOEULER_API_KEY", "")
     options.api_key = key
     need_ascii(key)
@@ -175,14 +176,14 @@ def run(file, decoder, options):
 
 
 def end_now():
-    """Ends the process without waiting for a thread that computes or compiles."""
+    """Ends the process without waiting for threads that still compute or compile."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)
 
 
 def need_checkpoint(file):
-    """Before a port is taken: a missing file is named, whether the port is free or not."""
+    """Checks the file before the port is bound, so that a missing file is always reported first."""
     with ne.reading(file, "name a checkpoint that train, sft, dpo or import wrote"):
         map_tensors(file)
 

@@ -1,4 +1,4 @@
-"""`serve`: the flags of the server, and how it is started."""
+"""The verb `serve`: the flags of the server, and the function that starts it."""
 import importlib.util
 import shlex
 from dataclasses import dataclass, field, fields
@@ -8,7 +8,7 @@ from nanoeuler import Decoder, MODEL, model_to_use, PACKAGES, setting, Settings
 
 @dataclass
 class Serving(Settings):
-    """How `serve` listens, and how much it does at once."""
+    """Addresses, access and limits of the server: the flags of `serve`."""
     host: str = setting("127.0.0.1", 0, 0, "address to listen on; 127.0.0.1 admits this machine "
                         "only")
     port: int = setting(8000, 0, 65_535, "TCP port to listen on; 0: any free port")
@@ -43,7 +43,7 @@ class Serving(Settings):
     template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
 
 def need_packages(verb, names):
-    """Names all packages that a verb lacks at once."""
+    """Raises a UserError that names all missing packages of a verb."""
     missing = [name for name in names if not importlib.util.find_spec(name)]
     need(not missing, f"{verb} needs {' and '.join(missing)}, not installed for this Python: pip "
          f"install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "

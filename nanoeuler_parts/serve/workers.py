@@ -1,4 +1,5 @@
-"""Threads for work that takes longer than the event loop may be kept busy."""
+"""Threads for work that would block the event loop for too long.  app.py has one `Worker` for each
+kind of work."""
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from nanoeuler_parts.serve.engine import Busy
 from nanoeuler_parts.serve.protocol import Gone
 
-MOST_WAITING = 64            # requests of one worker
+MOST_WAITING = 64            # maximum number of requests of one worker
 
 
 class Worker:
@@ -14,7 +15,7 @@ class Worker:
 
     def __init__(self, name):
         self.name, self.waiting = name, 0
-        self.busy = False                    # does the thread compute?
+        self.busy = False                    # is the thread working?
         self.pool = ThreadPoolExecutor(1, name)
 
     async def call(self, request, function, *args):
@@ -33,7 +34,7 @@ class Worker:
             self.waiting -= 1
 
     def begin(self, function):
-        """Runs function() in the thread.  Nobody waits for it, so its fault is not told."""
+        """Runs function() in the thread.  Its result and its errors are dropped."""
         self.pool.submit(self.work, function)
 
     def work(self, function, *args):
@@ -44,7 +45,7 @@ class Worker:
             self.busy = False
 
     def close(self):
-        """Returns at once; work that has not begun is dropped."""
+        """Drops the work that has not begun, and returns at once."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
