@@ -155,7 +155,8 @@ class Talk(Response):
                 self.server.stats.count("left", len(left))
 
     async def each(self):
-        """(voice, text, places) until all answers have ended; a Refusal where one could not"""
+        """Yields (voice, text, places) until all answers have ended.  Raises a Refusal if one has
+        failed or timed out."""
         open_voices = len(self.voices)
         while open_voices:
             answer, news = await self.news.get()
@@ -301,7 +302,7 @@ class Server:
 
     # ---- OpenAI's routes
     async def body(self, request):
-        """The bytes that were sent"""
+        """The bytes of the request's body.  Raises a Refusal if they are too many or too late."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise Refusal(415, f"expected the header Content-Type: application/json, found "
@@ -372,15 +373,16 @@ class Server:
                         headers={"cache-control": "no-cache"})
 
     async def moved(self, request):
-        """/learn is the former address of /training.  The location is relative, so that it holds
-        behind a prefix, too."""
+        """/learn is the former address of /training.  The redirect is relative, so that it also
+        works if a proxy adds a prefix to all paths."""
         return RedirectResponse("training", 308)
 
     async def about(self, request):
         return as_json(self.card)
 
     async def explain(self, request):
-        """{"tokens": ids, "chosen": the id behind them, "trajectory": is it wanted, too?}"""
+        """Explains a token.  The body is {"tokens": ids, "chosen": the id after them, "trajectory":
+        true for the Euler trajectory instead of the alternatives}."""
         body = parse(await self.body(request))
         for name in body:
             refuse_unless(name in ("tokens", "chosen", "trajectory"),
@@ -401,7 +403,7 @@ class Server:
         return as_json({"runs": await self.disk.call(request, self.runs.listed)})
 
     async def run(self, request):
-        """The records of log `name` from byte `from` on"""
+        """The records of the log `name`, starting at byte `from`"""
         start = request.query_params.get("from", "0")
         refuse_unless(start.isascii() and start.isdigit() and len(start) < 16,
                       f"from is {start[:40]!r}, expected a number of bytes", "from")

@@ -19,9 +19,9 @@ class Worker:
         self.pool = ThreadPoolExecutor(1, name)
 
     async def call(self, request, function, *args):
-        """Returns function(*args, gone), computed by the thread.  Raises Gone as soon as the client
-        of the request leaves.  Then work that has not begun is dropped, and work that has sees
-        that `gone`, a threading.Event, is set.  Busy: too many wait already."""
+        """Returns function(*args, gone), computed by the thread.  gone: a threading.Event
+        Raises Busy if too many requests are waiting, and Gone as soon as the client leaves.  Then
+        work that has not begun is dropped, and `gone` is set for work that has begun."""
         if self.waiting >= MOST_WAITING:
             raise Busy(f"{self.waiting} requests wait for the {self.name} already")
         gone, self.waiting = threading.Event(), self.waiting + 1
@@ -50,8 +50,8 @@ class Worker:
 
 
 async def until_gone(request, future):
-    """The result of a concurrent future; it is cancelled, and Gone raised, if the client of the
-    request leaves before."""
+    """Waits for the result of a concurrent Future.  If the client leaves first, cancels the Future
+    and raises Gone."""
     answer, left = asyncio.wrap_future(future), asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
@@ -64,6 +64,6 @@ async def until_gone(request, future):
 
 
 async def disconnected(receive):
-    """Returns when the client has left.  receive: ASGI's"""
+    """Returns when the client has left.  receive: the callable of ASGI"""
     while (await receive())["type"] != "http.disconnect":
         pass
