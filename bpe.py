@@ -1,18 +1,25 @@
 r"""Byte-level BPE: text to token ids and back, learned from text, in Python, NumPy and Numba.
+nanoeuler.py imports this tokenizer. It is also a program:
 
     python bpe.py train data/shakespeare.txt --vocab-size 4096 --tokenizer tokenizer.json
     echo "To be, or not to be" | python bpe.py encode | python bpe.py decode
 
-GPT-2's pattern cuts the text into words (section 3). Inside a word, which starts as single bytes,
-the pair of neighbours that was learned first becomes one token, and so on (section 5). Training
-learns the pairs: merge the most frequent pair of all words, and so on (Sennrich et al. 2016).
+GPT-2's pattern splits the text into words (section 3). A word starts as single bytes. Encoding
+repeatedly merges the pair of neighbours that was learned first into one token (section 5). Training
+learns the pairs: it repeatedly merges the most frequent pair of all words (section 4, after
+Sennrich et al. 2016).
 
     1 bytes and classes    3 words       5 encoding    7 the tokenizer, its files
     2 compilation          4 training    6 errors      8 command line
 
-Same merges as Hugging Face `tokenizers`, same ids as it and tiktoken: byte ids in GPT-2's order,
-ties to the smaller pair of ids, an existing string keeps its id, special tokens last and never made
-from text. A byte that is no UTF-8 is a word, so any bytes survive. N bytes, V tokens, M merges.
+Training learns the same merges as Hugging Face `tokenizers`. Encoding gives the same ids as
+`tokenizers` and tiktoken:
+  - Byte ids are in GPT-2's order.
+  - Training puts special tokens last. Encoding never makes them from text.
+  - Among equally frequent pairs, training merges the smaller pair of ids.
+  - A string has one id, even if several merges make it.
+An invalid UTF-8 byte is a word by itself, so any bytes survive encoding and decoding.
+N bytes, V tokens, M merges.
 """
 import argparse
 import collections
@@ -34,9 +41,9 @@ import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-# A process has one LLVM code generator. Numba makes it at the first decorator, at the level of
-# NUMBA_OPT. Our functions need level 1 (section 2). A program that imported Numba earlier keeps the
-# level that it has. Nothing else of its Numba changes.
+# A process has one LLVM code generator. Numba creates it at the first decorator, with the
+# optimization level in NUMBA_OPT. Our functions need level 1 (section 2). A program that imported
+# Numba earlier keeps its level. All other settings of Numba stay unchanged.
 if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
     os.environ["NUMBA_OPT"] = "1"
     import numba
@@ -51,31 +58,30 @@ from numba.core.compiler_lock import global_compiler_lock
 
 # ==== 1 Bytes and classes ====
 # GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
-# themselves, the other 68 (blanks, controls) become U+0100 and up. Byte ids follow the same order.
+# themselves. The other 68 (blanks, controls) become U+0100 and up. Byte ids follow the same order.
 VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]     # ! to ~, ¡ to ¬, ® to ÿ
 HIDDEN = sorted(set(range(256)) - set(VISIBLE))
 BYTE_OF_ID = VISIBLE + HIDDEN
 CHAR_OF_ID = [chr(b) for b in VISIBLE] + [chr(256 + k) for k in range(len(HIDDEN))]
-ID_OF_BYTE = np.argsort(BYTE_OF_ID)     # what sorts a permutation is its inverse
+ID_OF_BYTE = np.argsort(BYTE_OF_ID)     # argsort inverts a permutation
 MAX_VOCAB = 1 << 20                 # ids and ranks of merges have 20 bits (section 5)
 
-# The class of a character, as the pattern in section 3 tells them apart. The order matters there:
-# a blank may join the first three, and whatever comes after SPACE is a word by itself.
+# The pattern in section 3 distinguishes these classes of characters. Their order matters there: a
+# word of the first three may begin with a blank, and a character of the last two is always a word.
 OTHER = 0           # punctuation, marks, symbols, controls, unassigned code points
 LETTER = 1          # \p{L}
 NUMBER = 2          # \p{N}
 SPACE = 3           # \s
-INVALID = 4         # no character: a surrogate, a number above U+10FFFF, a byte that is no UTF-8
-DIGIT = 5           # a number, where each number shall be a word
+INVALID = 4         # not a character: a surrogate, above U+10FFFF, or an invalid UTF-8 byte
+DIGIT = 5           # a number, if the tokenizer makes each number a word
 
-# LETTER, NUMBER and SPACE of Unicode 16.0 as tokenizers 0.23 and tiktoken 0.14 know them: 141,028
-# letters, 1,911 numbers, 25 spaces. Frozen, because str.isalpha and str.isspace differ and change
-# with Python (3.11 lacks 9,272 letters).
-# A text is a list of counts: from U+0000 on, so many code points are outside the class, so many
-# inside, so many outside, and so on. The spaces begin with j f s b 1W b: 9 outside, 5 inside
-# (U+0009 to U+000D), 18 outside, 1 inside (U+0020), 100 outside, 1 inside (U+0085). A count ends
-# with a letter, a to z for 0 to 25, A to Z for 26 to 51; a number before it counts 52s:
-# 1W = 1 * 52 + 48 = 100.
+# LETTER, NUMBER and SPACE of Unicode 16.0, as in tokenizers 0.23 and tiktoken 0.14: 141,028
+# letters, 1,911 numbers, 25 spaces. The classes are fixed here, because str.isalpha and str.isspace
+# differ from them and change with Python (3.11 lacks 9,272 letters).
+# Each string lists run lengths from U+0000 on, alternately outside and inside the class. The spaces
+# begin with j f s b 1W b: 9 outside, 5 inside (U+0009 to U+000D), 18 outside, 1 inside (U+0020),
+# 100 outside, 1 inside (U+0085). A run length ends with a letter, a to z for 0 to 25, A to Z for 26
+# to 51. A number before the letter counts multiples of 52: 1W = 1 * 52 + 48 = 100.
 RUNS = {SPACE: "jfsb1WbAb107Jb46NlDcfbVb76Wb", NUMBER: """
 Wk2qcfbcd27Lk2Ek3Qk7Wk2okeg2ek2ok2okcg2gn2lkih1Zk2ahht2fk1Sk2ok1su5ik1sk13Ru16Xd4Fkgkwk5Ok2yl3jkgk3A
 k1Ik2Ekgk20gbdggk3QZcf13Y1i1Aw12gE26Hb14Xbzjod6Fe2IkEibpGkNp568ak3Gk6ig2YkMk3Qkwk1Ik7Qk409ck9zTm1frc
@@ -100,8 +106,8 @@ gg5b1k2QTkhqb6jEsS9qC4uEcb9Bhbebcbpb3P1h1qhb23iebBbcbbcbbkbebbbbgbebbbbbbdbcbbcb
 bbbkbrfdbfbr85a821CG79Ug4oc110Qo143Lp11Y47w10w28Y94Zf80G"""}
 
 def class_table():
-    """(0x140000,) uint8: the class of each code point that 4 bytes of UTF-8 can spell, which are
-    more than Unicode has. A text touches a few KB of it."""
+    """(0x140000,) uint8: the class of each code point that 4 bytes of UTF-8 can spell. These are
+    more than Unicode has. A text usually reads only a few KB of the table."""
     table = np.full(0x140000, OTHER, np.uint8)
     table[0xD800:0xE000] = INVALID                              # surrogates
     table[0x110000:] = INVALID
@@ -117,8 +123,8 @@ def class_table():
     return table
 
 CLASSES = class_table()
-# The classes if each number is a word of its own, as Hugging Face's step Digits has it. That step
-# knows Unicode 17, where these 13 code points became numbers.
+# The classes if each number is a word, as in Hugging Face's pre-tokenizer Digits. Digits uses
+# Unicode 17, in which these 13 code points became numbers.
 DIGITS = np.where(CLASSES == NUMBER, np.uint8(DIGIT), CLASSES)
 DIGITS[0x11DE0:0x11DEA] = DIGIT
 DIGITS[0x16FF4:0x16FF7] = DIGIT
@@ -126,7 +132,7 @@ DIGITS[0x16FF4:0x16FF7] = DIGIT
 # ==== 2 Compilation ====
 def numba_finds_a_folder():
     """Whether Numba can write compiled kernels to NUMBA_CACHE_DIR, to __pycache__ beside this file
-    or to the user's cache folder. Where it cannot, a decorator with cache=True raises."""
+    or to the user's cache folder. If it cannot, a decorator with cache=True raises an error."""
     try:
         njit(cache=True)(lambda: None)
     except RuntimeError:
@@ -137,19 +143,19 @@ def keep_kernels_in(folder):
     """Sets NUMBA_CACHE_DIR, here and in the processes that this one starts."""
     os.environ["NUMBA_CACHE_DIR"] = folder
     config.CACHE_DIR = folder
-    # else Numba would read all settings anew, and forget those that a program has set in config
+    # otherwise Numba would reload all settings, and lose any that a program has set in config
     config._env_reloader.old_environ["NUMBA_CACHE_DIR"] = folder
 
 def private_folder():
-    """A folder for temporary files that nobody but this user can write, or None. Kernels are
-    programs: who can change them can run anything in this user's name."""
+    """A folder for temporary files that only this user can write, or None. Kernels are programs:
+    anyone who can change them can run any code as this user."""
     if not hasattr(os, "geteuid"):
-        return None                             # Windows: there the user's cache folder will do
+        return None                             # Windows: the user's cache folder is enough
     try:
         folder = os.path.join(tempfile.gettempdir(), f"nanoeuler-cache-{os.geteuid()}")
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        found = os.lstat(folder)                # a link is not followed, and refused below
+        found = os.lstat(folder)                # does not follow a link: rejected below
     except OSError:
         return None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -159,9 +165,9 @@ def private_folder():
     return folder
 
 def settle_cache():
-    """Sees to it that Numba has a folder for compiled kernels; False if none can be written. To be
-    called before the first @njit(cache=True), which would end the program there."""
-    if config.CACHE_DIR:                        # absolute, as a child may start somewhere else
+    """Makes sure that Numba has a folder for compiled kernels; False if it can write to none. Call
+    it before the first @njit(cache=True), which would otherwise end the program."""
+    if config.CACHE_DIR:                        # absolute: a child may start in another folder
         keep_kernels_in(os.path.abspath(config.CACHE_DIR))
     if numba_finds_a_folder():
         return True
@@ -179,17 +185,17 @@ def settle_cache():
           f"{remedy}", file=sys.stderr)
     return False
 
-# Numba's files are pickles: an index of each function, and one for each kernel. A damaged one would
-# end every start until somebody deletes it. These stand in for private methods of Numba 0.68, in
-# classes of our own: the functions of other libraries keep Numba's.
+# Numba's cache files are pickles: one index per function, and one file per kernel. A damaged file
+# would end every start of the program until somebody deletes it. The following functions replace
+# private methods of Numba 0.68, only in classes of our own. Other libraries keep Numba's methods.
 def save_data(self, name, data):
-    """Numba's, with a checksum behind the pickle, whose readers do not look there."""
+    """Numba's `_save_data`, plus a checksum after the pickle. Readers of a pickle ignore it."""
     pickled = self._dump(data)
     with self._open_for_write(self._data_path(name)) as f:
         f.write(pickled + zlib.crc32(pickled).to_bytes(4, "little"))
 
 def pickle_in(path):
-    """The bytes that `save_data` pickled into a file; None if it is not there, or not whole."""
+    """The pickle that `save_data` wrote to a file; None if the file is missing or damaged."""
     try:
         data = pathlib.Path(path).read_bytes()
     except FileNotFoundError:
@@ -198,18 +204,18 @@ def pickle_in(path):
     return pickled if zlib.crc32(pickled).to_bytes(4, "little") == checksum else None
 
 def load_data(self, name):
-    """Numba's; where a file is damaged, as where there is none, Numba compiles and writes it."""
+    """Numba's `_load_data`; a damaged file counts as missing, so Numba compiles and rewrites it."""
     pickled = pickle_in(self._data_path(name))
     if pickled is None:
         raise FileNotFoundError(name)
     return pickle.loads(pickled)
 
 def survive_damage(cache_file):
-    """Makes a class of Numba's cache files, or of numba-cuda's, drop what is damaged."""
+    """Makes a class of cache files, Numba's or numba-cuda's, ignore damaged files."""
     numbas_load_index = cache_file._load_index
 
     def load_index(self):
-        """Numba's; a damaged index is an empty one, and is written anew with the next kernel."""
+        """Numba's, but a damaged index counts as empty. The next kernel rewrites it."""
         try:
             return dict(numbas_load_index(self))
         except OSError:
@@ -236,8 +242,8 @@ def digest(files):
 
 class Cache(caching.FunctionCache):
     """The cache of a function of this project. A kernel contains the code of the functions that it
-    calls, but Numba only notices when the file of the kernel itself is edited. Here, a kernel is
-    also compiled again after an edit of one of `files`."""
+    calls, but Numba notices only edits of the kernel's own file. This cache also recompiles a
+    kernel after an edit of one of `files`."""
     def __init__(self, function, files=()):
         super().__init__(function)
         file = self._cache_file
@@ -246,14 +252,14 @@ class Cache(caching.FunctionCache):
         self.files = {function.__code__.co_filename, *files}
 
 class Compiling:
-    """A block in which Numba compiles functions of this project, at our level of optimization: 1,
-    which is as fast as 3 here and compiled sooner, unless NUMBA_OPT is set."""
+    """A block in which Numba compiles functions of this project at our level of optimization: 1,
+    unless NUMBA_OPT is set. Here level 1 gives code as fast as level 3, and compiles sooner."""
     level = config.OPT if "NUMBA_OPT" in os.environ else type(config.OPT)(1)
-    depth = 0                                   # a kernel compiles the kernels that it calls
+    depth = 0                                   # blocks nest: a kernel compiles those it calls
 
     def __enter__(self):
-        global_compiler_lock.__enter__()        # Numba's: other threads wait for the level
-        config.reload_config()                  # now, as Numba may do it within the block
+        global_compiler_lock.__enter__()        # Numba's lock: all threads share the level
+        config.reload_config()                  # else Numba may reload within the block
         self.before, config.OPT = config.OPT, self.level
         Compiling.depth += 1
 
@@ -263,8 +269,8 @@ class Compiling:
         global_compiler_lock.__exit__(*error)
 
 def jit(files=(), **options):
-    """numba.njit, for a function of this project: compiled in Compiling, kept in a Cache. files:
-    the paths of other files whose functions it may call"""
+    """numba.njit for a function of this project: compiled in Compiling, kept in a Cache.
+    files: the paths of other files whose functions it may call"""
     def decorate(function):
         dispatcher = njit(**options)(function)
         if config.DISABLE_JIT:
@@ -285,8 +291,8 @@ def jit(files=(), **options):
 CACHE = settle_cache()          # for jit(cache=CACHE): whether compiled kernels are kept
 
 JIT = dict(error_model="numpy", nogil=True, cache=CACHE)        # nogil: threads run side by side
-# For small functions: their code is copied to where they are called, and as they allocate nothing,
-# references to their arrays go uncounted (_nrt, an option that Numba 0.68 does not document).
+# For small functions. Their code is inlined into their callers. They allocate nothing, so _nrt (an
+# option that Numba 0.68 does not document) switches off reference counting for their arrays.
 # Counting is an atomic addition at each call, which took a third of the time of encoding.
 INLINE = dict(JIT, forceinline=True, _nrt=False)
 
@@ -294,7 +300,7 @@ INLINE = dict(JIT, forceinline=True, _nrt=False)
 APOSTROPHE = ord("'")
 BLANK = ord(" ")
 AFTER_APOSTROPHE = tuple(b"stmd")                               # 's 't 'm 'd
-# 're 've 'll, two bytes as one number
+# 're 've 'll: the two letters as one number
 TWO_AFTER = tuple(int.from_bytes(two, "big") for two in (b"re", b"ve", b"ll"))
 
 @jit(**INLINE)
@@ -304,7 +310,7 @@ def char_at(text, i, end, classes):
     first = np.int64(text[i])
     if first < 0x80:
         return np.int64(classes[first]), 1
-    if first < 0xC2 or first > 0xF4:                # 10xxxxxx, or all it begins is out of range
+    if first < 0xC2 or first > 0xF4:                # 10xxxxxx, or it begins no valid character
         return INVALID, 1
     if first < 0xE0:
         n, smallest = 2, 0x80
@@ -319,7 +325,7 @@ def char_at(text, i, end, classes):
         if text[k] & 0xC0 != 0x80:                  # not 10xxxxxx
             return INVALID, 1
         point = (point << 6) | (text[k] & 0x3F)
-    if point < smallest:                            # fewer bytes would do
+    if point < smallest:                            # overlong: fewer bytes are enough
         return INVALID, 1
     kind = np.int64(classes[point])
     if kind == INVALID:
@@ -330,55 +336,55 @@ def char_at(text, i, end, classes):
 def word_end(text, i, end, classes):
     r"""End of the word at i: one invalid byte, or the first of GPT-2's alternatives that matches,
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-    With the classes DIGITS the text is cut around each number first.
-    text (N,) uint8, of which text[:end] counts     classes (0x140000,) uint8"""
+    With the classes DIGITS, the text is first split around each number.
+    text (N,) uint8, read up to `end`     classes (0x140000,) uint8"""
     if text[i] == APOSTROPHE and i + 1 < end:
         if text[i + 1] in AFTER_APOSTROPHE:
             return i + 2
         if i + 2 < end and (text[i + 1] << 8 | text[i + 2]) in TWO_AFTER:
             return i + 3
-    # The others are a blank or none, then a run of characters of one class.
+    # The other alternatives are an optional blank, then a run of characters of one class.
     last = i                                # where the last character of the run begins
     if text[i] == BLANK and i + 1 < end:
         last = i + 1
     kind, n = char_at(text, last, end, classes)
-    # SPACE, INVALID and DIGIT join no blank before them: that begins a run of spaces.
+    # A blank does not join a SPACE, INVALID or DIGIT after it. It begins a run of spaces.
     if last > i and kind >= SPACE:
         last = i
         kind = SPACE
         n = 1
     stop = last + n                         # where the run ends
     next_kind = kind                        # class of the character at stop
-    while stop < end and kind < INVALID:    # INVALID, DIGIT: each is a run by itself
+    while stop < end and kind < INVALID:    # an INVALID or a DIGIT is a run by itself
         next_kind, n = char_at(text, stop, end, classes)
         if next_kind != kind:
             break
         last = stop
         stop += n
-    # \s+(?!\S): before a word, spaces leave the last one to it. Not before a DIGIT: there the text
-    # was cut first, so that (?!\S) sees the end of a text.
+    # \s+(?!\S): before a word, a run of two or more spaces ends one space early. Before a DIGIT it
+    # does not: there the text was split first, so (?!\S) sees the end of a text.
     if kind == SPACE and stop < end and next_kind != DIGIT and last > i:
         return last
     return stop
 
-# A word table counts or remembers words: (R, 4) int64, R a power of two, one word a row, its bytes
-# staying in the text. Columns:
+# A word table counts or remembers words: (R, 4) int64, R a power of two, one word per row. The
+# bytes of a word stay in the text. Columns:
 KEY = 0             # the first 8 bytes
 START = 1           # text[START:END] is the word
 END = 2             # 0: the row is free
-VALUE = 3           # what the caller keeps
-# A word stands in the row that its hash names, or in the next that was free. The hash is 20 upper
-# bits of a product with `mix` (no table has more rows).
+VALUE = 3           # the caller's value
+# A word is in the row that its hash names, or in the next free row (linear probing). The hash is
+# the upper 20 bits of a 64-bit product with `mix`. A word table has at most 2^20 rows.
 
 def draw_mix():
-    """A factor for hashes, odd, so that no bit gets lost, and secret: who knew it could write words
-    that all meet in one row, each walking past those before it. No result depends on it.
-    Multiply-shift hashing, Dietzfelbinger et al. 1997"""
+    """A factor for hashes. It is odd, so that no bit gets lost. It is secret: with a known factor,
+    untrusted input could contain words that all collide, and each lookup would walk past all of
+    them. No result depends on it. Multiply-shift hashing, Dietzfelbinger et al. 1997"""
     return secrets.randbits(63) | 1
 
 @jit(**INLINE)
 def same_bytes(text, i, j, other):
-    """Whether text[i:j] is also what begins at `other`."""
+    """Whether text[i:j] equals the bytes that begin at `other`."""
     k = i
     while k < j and text[k] == text[other + k - i]:
         k += 1
@@ -386,8 +392,8 @@ def same_bytes(text, i, j, other):
 
 @jit(**INLINE)
 def row_for_word(table, mix, text, i, j):
-    """The row of text[i:j] in a word table; for a new word a free row, in which KEY is written and
-    the other columns are left to the caller."""
+    """The row of text[i:j] in a word table. For a new word it is a free row, in which this function
+    writes KEY. The caller writes the other columns."""
     key = 0
     for k in range(i, min(i + 8, j)):
         key = (key << 8) | text[k]
@@ -404,20 +410,20 @@ def row_for_word(table, mix, text, i, j):
     table[row, KEY] = key
     return row
 
-PARALLEL = 8 << 20          # bytes; one thread needs 0.1 s for a shorter text: two do not pay
+PARALLEL = 8 << 20          # bytes; a shorter text takes one thread at most 0.1 s: two do not pay
 
 def next_cut(text, i):
-    """Where text may be cut, at or behind i, and each part encoded by itself: a word ends where a
-    visible ASCII character meets a blank or a line's end. The text's end if there is no such place.
-    """
+    """The first position after i where text may be split into parts that are encoded separately. It
+    is between a visible ASCII character and a blank or newline, because a word always ends there.
+    Without such a position it is the end of the text."""
     found = CUT.search(text, i)
     return found.end() if found else len(text)
 
 CUT = re.compile(rb"[!-~](?=[ \n])")
 
 def of_parts(text, work):
-    """[work(start, end)] of the parts of a text (N,) uint8, each in a thread of its own, one part
-    if N is small."""
+    """[work(start, end)] for the parts of a text (N,) uint8, each part in its own thread. A text
+    below PARALLEL bytes is one part."""
     if len(text) < PARALLEL:
         return [work(0, len(text))]
     n = get_num_threads()
@@ -428,7 +434,7 @@ def of_parts(text, work):
         return list(pool.map(work, starts, ends))
 
 def as_array(text):
-    """(N,) uint8 of str or bytes. A lone surrogate of a str is three invalid bytes."""
+    """(N,) uint8 of str or bytes. A lone surrogate in a str becomes three invalid bytes."""
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
     return np.frombuffer(text, np.uint8)
@@ -436,9 +442,9 @@ def as_array(text):
 # ==== 4 Training ====
 @jit(**JIT)
 def count_words(table, mix, text, i, end, classes):
-    """Counts words of text[i:end] in a word table until that is half full; returns the position
-    it stopped at.
-    VALUE: how often     START, END: the latest, whose bytes are likely in the processor's cache"""
+    """Counts the words of text[i:end] in a word table until the table is half full; returns the
+    position where it stopped.     VALUE: number of occurrences
+    START, END: the latest occurrence, because its bytes are probably in the processor's cache"""
     used = 0
     while i < end and 2 * used < len(table):
         j = word_end(text, i, end, classes)
@@ -452,7 +458,7 @@ def count_words(table, mix, text, i, end, classes):
     return i
 
 def unique_words(text):
-    """Counter of the words of text, bytes -> how often; a thread for each part."""
+    """Counter of the words of text, bytes -> number of occurrences; one thread per part."""
     text = as_array(text)
     mix = draw_mix()
 
@@ -468,13 +474,13 @@ def unique_words(text):
 
     return sum(of_parts(text, count), collections.Counter())
 
-MERGED = -2         # in place of an id: the token to the left has taken this one in
+MERGED = -2         # in place of an id: this token was merged into the token to its left
 BORDER = -1         # between two words
 
 def push_pairs(heap, ids, weight, after, p):
-    """Pushes (-count, pair, positions) of each pair that begins at one of the positions p (K,),
-    ascending. A pair is the number left << 32 | right: in order, that is by left, then right."""
-    p = p[(ids[p] >= 0) & (ids[after[p]] >= 0)]                 # two tokens of one word
+    """Pushes (-count, pair, positions) for each pair that begins at one of the ascending positions
+    p (K,). A pair is the number left << 32 | right, so pairs sort by left, then by right."""
+    p = p[(ids[p] >= 0) & (ids[after[p]] >= 0)]                 # both are tokens of one word
     pairs = ids[p] << 32 | ids[after[p]]
     order = np.argsort(pairs, kind="stable")                    # equal pairs come together
     pairs = pairs[order]
@@ -483,13 +489,13 @@ def push_pairs(heap, ids, weight, after, p):
     counts = np.add.reduceat(weight[p], first).tolist()
     groups = np.split(p, first[1:])
     for count, pair, positions in zip(counts, pairs[first].tolist(), groups):
-        # a pair is in the heap once, so that two entries never differ in their positions alone
+        # A pair is in the heap only once, so comparing two entries never compares their positions.
         heapq.heappush(heap, (-count, pair, positions))
 
 def pop_pair(heap, ids, weight, after):
     """(left, right, positions) of the most frequent pair, or None. The count of an entry was right
-    when it was pushed; if other merges took some of its positions since, it goes back with the
-    count that is right now."""
+    when it was pushed. If later merges took some of its positions, the entry is pushed again with
+    its present count."""
     while heap:
         minus_count, pair, p = heapq.heappop(heap)
         left = pair >> 32
@@ -503,19 +509,20 @@ def pop_pair(heap, ids, weight, after):
     return None
 
 def every_second(p, after):
-    """Of the positions p (K,) of a pair (a, a) those that merge: it begins four times in aaaaa, but
-    that becomes [aa][aa]a. So in each run of neighbours the first, the third and so on."""
+    """Selects the positions p (K,) of a pair (a, a) that merge: in each run of neighbours the
+    first, the third and so on. The pair begins four times in aaaaa, but aaaaa becomes [aa][aa]a."""
     first = np.flatnonzero(np.append(True, after[p[:-1]] != p[1:]))     # where in p a run begins
     length = np.diff(first, append=len(p))
     place = np.arange(len(p)) - np.repeat(first, length)                # in its run, from 0
     return p[place % 2 == 0]
 
 def learn_merges(ids, weight, M):
-    """The first M merges [(left, right)], fewer if the pairs run out; merge m makes token 256 + m.
+    """The first M merges [(left, right)], fewer if no pairs are left. Merge m makes token 256 + m.
     ids (P,) int64: the unique words one after another, BORDER between words and at both ends
     weight (P,) int64: how often the word of a position occurs
-    A pair is born in one step, which makes its younger token, and then its count only falls: the
-    next merge is the first in the heap of (-count, pair, positions) whose count still holds."""
+    New occurrences of a pair appear only in the step that makes its newer token. After that step
+    its count can only fall. So the next merge is the first entry of the heap whose count is still
+    right. An entry is (-count, pair, positions)."""
     before = np.arange(-1, len(ids) - 1)            # (P,) position of the token to the left
     after = np.arange(1, len(ids) + 1)              # (P,) position of the token to the right
     heap = []
@@ -528,7 +535,7 @@ def learn_merges(ids, weight, M):
         left, right, p = found
         if left == right:
             p = every_second(p, after)
-        q = after[p]                                # the right tokens, which go
+        q = after[p]                                # the right tokens, which disappear
         ids[p] = 256 + len(merges)
         ids[q] = MERGED
         after[p] = after[q]
@@ -538,20 +545,20 @@ def learn_merges(ids, weight, M):
     return merges
 
 def lay_out(words):
-    """ids and weight, as `learn_merges` takes them, of a Counter of words. Of "to" 7 times and
-    "be" twice, | being BORDER:    ids    | t o | b e |
-                                   weight 0 7 7 7 2 2 2"""
+    """ids and weight for `learn_merges`, from a Counter of words. For example, with "to" 7 times,
+    "be" twice and | for BORDER:    ids    | t o | b e |
+                                    weight 0 7 7 7 2 2 2"""
     ids = ID_OF_BYTE[as_array(b" ".join([b"", *words, b""]))]
-    sizes = np.array([1] + [len(word) + 1 for word in words])   # the first border; word and border
+    sizes = np.array([1] + [len(word) + 1 for word in words])   # first border, then word and border
     ids[np.cumsum(sizes) - 1] = BORDER
     weight = np.repeat([0, *words.values()], sizes)
     return ids, weight
 
-# What ends a text; in ChatML, what begins a message of a conversation, and what ends it
+# The end of a text; in ChatML, the beginning and the end of a message
 SPECIALS = "</s>", "<|im_start|>", "<|im_end|>"
 
 def train(text, vocab_size, specials=SPECIALS[:1]):
-    """Tokenizer of vocab_size tokens, or fewer if text has few pairs: bytes, merges, specials."""
+    """Tokenizer of vocab_size tokens: bytes, merges, specials. Fewer if text has too few pairs."""
     fixed = 256 + len(specials)
     need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
          f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
@@ -559,23 +566,23 @@ def train(text, vocab_size, specials=SPECIALS[:1]):
     names = CHAR_OF_ID.copy()
     merges = []
     for left, right in learn_merges(ids, weight, vocab_size - fixed):
-        # No merge makes a string that is there already. Equal bytes with ends of tokens on both
-        # sides have always been merged alike, so the first merge that made the string of them made
-        # it wherever they stood, and no pair that spells it is left.
+        # A merge never makes a string that already is a token. Equal bytes between two token
+        # boundaries are always merged alike. So the first merge that made the string made it
+        # everywhere, and no pair that spells it is left.
         merges.append(f"{names[left]} {names[right]}")
         names.append(names[left] + names[right])
     names.extend(specials)
     return Tokenizer({name: k for k, name in enumerate(names)}, merges, specials)
 
 # ==== 5 Encoding ====
-# A pair table holds merges: (R,) int64, R a power of two, left << 40 | right << 20 | rank in a row,
-# -1 if that is free. A pair stands in the row that its hash of 24 bits names, a product with `mix`
-# like a word's, or in the next that was free.
-NO_RANK = 0xFFFFF           # higher than any rank; all of its 20 bits are set, as those of -1 are
+# A pair table contains the merges: (R,) int64, R a power of two. A row is
+# left << 40 | right << 20 | rank, or -1 if it is free. A pair is in the row that its hash names, or
+# in the next free row. The hash is the upper 24 bits of a 64-bit product with `mix`.
+NO_RANK = 0xFFFFF           # higher than any rank; equals the lower 20 bits of -1, a free row
 
 @jit(**INLINE)
 def find_pair(table, mix, left, right):
-    """The row of a pair of ids in a pair table, or the free row it may take."""
+    """The row of a pair of ids in a pair table, or the free row for it."""
     pair = (np.int64(left) << 20) | right
     row = (pair * mix >> 40) & (len(table) - 1)
     while table[row] >= 0 and table[row] >> 20 != pair:
@@ -587,12 +594,13 @@ def rank_of(table, mix, left, right):
     """Rank of the merge of a pair of ids, or NO_RANK: the lower 20 bits of its row, free or not."""
     return table[find_pair(table, mix, left, right)] & NO_RANK
 
-# A tournament of the pairs at n positions: (2n,) int64. tree[n + p] is rank << 40 | p, and tree[k]
-# the smaller of tree[2k] and tree[2k + 1], so that tree[1] is the lowest rank, then the leftmost.
+# A tournament tree over n positions finds the next pair to merge: (2n,) int64. The leaf tree[n + p]
+# is rank << 40 | p. A node tree[k] is the smaller of tree[2k] and tree[2k + 1]. So tree[1] is the
+# pair of the lowest rank, and the leftmost of equal ranks.
 
 @jit(**INLINE)
 def set_rank(tree, p, rank):
-    """Sets the rank at a position, and the nodes above it as far as they change."""
+    """Sets the rank at a position, then updates the nodes above it until one does not change."""
     k = len(tree) // 2 + p
     tree[k] = rank << 40 | p
     while k > 1:
@@ -604,9 +612,9 @@ def set_rank(tree, p, rank):
 
 @jit(**JIT)
 def merge_by_tree(ids, rank, table, mix, made):
-    """What `merge_word` does, in n log n steps whatever the merges are. A token made keeps the
-    position of its left one, as in training.
-    rank (n,) int64: of the pair of a token and the next     others: as `merge_word` has them"""
+    """Gives the same result as `merge_word`, in n log n steps for any merges. A new token keeps the
+    position of its left token, as in training.
+    rank (n,) int64: of the pair of a token and the next     others: as in `merge_word`"""
     n = len(ids)
     before = np.empty(n, np.int64)          # position of the token to the left
     after = np.empty(n, np.int64)           # position of the token to the right
@@ -620,7 +628,7 @@ def merge_by_tree(ids, rank, table, mix, made):
     while tree[1] >> 40 != NO_RANK:
         p = tree[1] & ((1 << 40) - 1)
         ids[p] = made[tree[1] >> 40]
-        set_rank(tree, after[p], NO_RANK)   # the right token goes
+        set_rank(tree, after[p], NO_RANK)   # the right token disappears
         after[p] = after[after[p]]
         new_right = NO_RANK
         if after[p] < n:
@@ -632,20 +640,21 @@ def merge_by_tree(ids, rank, table, mix, made):
             set_rank(tree, before[p], new_left)
     p = 0
     write = 0
-    while p < n:                            # the tokens that stay move to the front
+    while p < n:                            # the remaining tokens move to the front
         ids[write] = ids[p]
         write += 1
         p = after[p]
     return write
 
-PASSES = 16         # over one word: nearly all need fewer, and those that do not are faster so
+PASSES = 16         # limit per word: nearly all words need fewer, and a tree is faster for the rest
 
 @jit(**JIT)
 def merge_word(ids, table, mix, made):
     """Merges the ids (n,) of a word in place, lowest rank first, then leftmost; returns how many
-    stay. A pass merges every pair of the lowest rank, until one of a lower rank comes up: about as
-    many passes as different merges, and few for a megabyte of one letter. What is left after PASSES
-    goes to a tree, as a pass may also merge a single pair, and n of them take n^2 steps.
+    remain. A pass merges every pair of the lowest rank, until a merge creates a pair of lower rank.
+    So there are about as many passes as different merges, and few for a megabyte of one letter. But
+    a pass may merge only one pair, and n such passes take n^2 steps. So `merge_by_tree` finishes
+    the word after PASSES passes.
     table, mix: pair table     made (M,) int32: the token that the merge of a rank makes"""
     n = len(ids)
     rank = np.full(n, NO_RANK)              # of the pair of a token and the next
@@ -653,7 +662,7 @@ def merge_word(ids, table, mix, made):
         rank[k] = rank_of(table, mix, ids[k], ids[k + 1])
     for _ in range(PASSES):
         lowest = NO_RANK
-        first = 0                           # where the lowest rank stands first
+        first = 0                           # the leftmost position of the lowest rank
         for k in range(n):
             if rank[k] < lowest:
                 lowest = rank[k]
@@ -661,8 +670,8 @@ def merge_word(ids, table, mix, made):
         if lowest == NO_RANK:
             return n
         read = first
-        write = first                       # tokens move from read to write, which falls behind
-        merging = True                      # else this pass only moves the rest
+        write = first                       # tokens move from read to write, which lags
+        merging = True                      # if not, the pass only moves the other tokens
         while read < n:
             ids[write] = ids[read]
             rank[write] = rank[read]
@@ -670,7 +679,7 @@ def merge_word(ids, table, mix, made):
             if merging and rank[write] == lowest:
                 ids[write] = made[lowest]
                 read += 1                   # past the right token of the pair
-                new_right = NO_RANK         # ranks of the token made and its neighbours
+                new_right = NO_RANK         # ranks of the new token and its neighbours
                 new_left = NO_RANK
                 if read < n:
                     new_right = rank_of(table, mix, ids[write], ids[read])
@@ -685,13 +694,13 @@ def merge_word(ids, table, mix, made):
 
 @jit(**JIT)
 def encode_range(out, text, start, end, classes, byte_id, table, mix, made):
-    """Ids of text[start:end] into out[start:]; returns where they end. A word seen before is copied
-    from where its ids stand in out: `seen` is a word table, VALUE = where << 8 | how many, for
-    words of less than 256 bytes.
+    """Writes the ids of text[start:end] to out[start:]; returns where they end. The ids of a word
+    seen before are copied from their earlier position in out. `seen` is a word table for words of
+    less than 256 bytes, with VALUE = position << 8 | number of ids.
     out (N,) int32     text (N,) uint8     byte_id (256,) int32, -1 for a byte without an id
-    classes: as `word_end` has it     table, mix, made: as `merge_word` has them"""
-    bits = int(np.log2(end - start + 1)) - 1        # of rows: one for each two to four bytes,
-    rows = 1 << min(17, max(9, bits))               # but 512 to 131,072
+    classes: as in `word_end`     table, mix, made: as in `merge_word`"""
+    bits = int(np.log2(end - start + 1)) - 1        # log2 of rows: one row per two to four bytes,
+    rows = 1 << min(17, max(9, bits))               # but 512 to 131,072 rows
     seen = np.zeros((rows, 4), np.int64)
     used = 0
     i = start                               # where the next word begins in text
@@ -723,19 +732,19 @@ def encode_range(out, text, start, end, classes, byte_id, table, mix, made):
 
 # ==== 6 Errors ====
 class UserError(ValueError):
-    """Something the user can mend. Printed as one line: what is wrong, both values, the remedy."""
+    """An error that the user can fix. It is printed as one line: expected, found, remedy."""
 
 def need(ok, message):
     if not ok:
         raise UserError(message)
 
 def printable(text):
-    """A text in one line that commands no terminal: what is not printed is shown by its code."""
+    """The text as one line that cannot control a terminal: unprintable characters are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 @contextlib.contextmanager
 def reading(source, remedy):
-    """Whatever is wrong with a file that others made becomes one line that names it."""
+    """Turns an error from reading untrusted input into a UserError with source and remedy."""
     try:
         yield
     except (OSError, ArithmeticError, AttributeError, LookupError, NotImplementedError,
@@ -748,18 +757,18 @@ def reading(source, remedy):
         raise UserError(f"{path}: {what}; {remedy}") from None
 
 def regular(path, flags):
-    """The `opener` of `open` that rejects all but regular files.  A pipe would be waited for, and a
-    device read without an end."""
+    """An `opener` for `open` that rejects all but regular files. `open` would wait for the other
+    end of a pipe, and reading a device may never end."""
     kind = "no regular file"
     try:
-        fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)      # Windows has no pipes
+        fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)      # Windows lacks it
         mode = os.fstat(fd).st_mode
         if stat.S_ISREG(mode):
             return fd
         os.close(fd)
         kind = "a directory" if stat.S_ISDIR(mode) else kind
     except OSError as error:
-        if error.errno != errno.ENXIO:       # of a pipe that nobody reads
+        if error.errno != errno.ENXIO:       # a pipe that nobody reads
             raise
     raise OSError(errno.EINVAL, f"it is {kind}", str(path))
 
@@ -769,14 +778,14 @@ def read_bytes(path):
         return f.read()
 
 # ==== 7 The tokenizer, its files ====
-# The two parts of pre_tokenizer in a tokenizer.json that this file knows: GPT-2's pattern, and what
-# may stand before it.
+# The two steps of pre_tokenizer in a tokenizer.json that this file supports: GPT-2's pattern, and
+# an optional step before it.
 GPT2_WORDS = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
 EACH_DIGIT = dict(type="Digits", individual_digits=True)
 
 def cuts_digits(cutting):
-    """Whether the pre_tokenizer of a tokenizer.json has EACH_DIGIT before GPT-2's pattern. Any but
-    these two are refused."""
+    """Whether the pre_tokenizer of a tokenizer.json has EACH_DIGIT before GPT-2's pattern. Rejects
+    all other steps."""
     steps = [cutting]
     if isinstance(cutting, dict):
         steps = cutting.get("pretokenizers", steps)
@@ -788,8 +797,8 @@ def cuts_digits(cutting):
     return len(steps) == 2
 
 def adds_nothing(processor):
-    """Whether a post_processor leaves the ids of a text as they are: ByteLevel moves offsets only,
-    and save_pretrained of transformers writes a TemplateProcessing of the text A alone."""
+    """Whether a post_processor leaves the ids of a text unchanged. ByteLevel moves only offsets.
+    save_pretrained of transformers writes a TemplateProcessing that contains only the text A."""
     kind = processor.get("type", "ByteLevel")
     if kind == "Sequence":
         return all(map(adds_nothing, processor["processors"]))
@@ -799,13 +808,13 @@ def adds_nothing(processor):
     return kind == "ByteLevel"
 
 def check_model(root, model):
-    """Refuses a tokenizer.json with a setting that would make other ids than this file does."""
-    kind = model.get("type", "BPE")                     # older files leave it out
+    """Rejects a tokenizer.json with a setting that gives other ids than this file gives."""
+    kind = model.get("type", "BPE")                     # older files omit it
     need(kind == "BPE", f"model type {kind}, expected BPE")
     settings = ["normalizer", "dropout", "ignore_merges", "continuing_subword_prefix",
                 "end_of_word_suffix"]
     if not set(CHAR_OF_ID) <= set(model["vocab"]):
-        settings.append("unk_token")                    # of a byte without an id
+        settings.append("unk_token")                    # for a byte without an id
     both = {**root, **model}
     found = {name: both[name] for name in settings if both.get(name)}
     after = root.get("post_processor")
@@ -815,12 +824,12 @@ def check_model(root, model):
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
-    specials: dict name -> id     digits: each number is a word of its own"""
+    specials: dict name -> id     digits: whether each number is a word"""
 
     def __init__(self, ids, merges, specials=(), digits=False):
         """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
-        A name that is neither a byte nor a merge is special, and `specials` must be such names.
-        A byte may lack an id; `encode` leaves it out, as Hugging Face does."""
+        A name that is neither a byte nor a merge is special. `specials` may contain only such
+        names. `encode` skips a byte without an id, as Hugging Face does."""
         names = sorted(ids, key=ids.get)
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         ordinary = set(CHAR_OF_ID).union(left + right for left, right in pairs)
@@ -847,21 +856,21 @@ class Tokenizer:
         self.digits = digits
         self._ids = id_of
         self._lines = [f"{left} {right}" for left, right in pairs]
-        # what `encode_range` takes
+        # arguments of `encode_range`
         self._classes = DIGITS if digits else CLASSES
         in_gpt2_order = np.array([id_of.get(c, -1) for c in CHAR_OF_ID], np.int32)
         self._byte_id = in_gpt2_order[ID_OF_BYTE]       # (256,) by byte
         self._mix = draw_mix()
-        self._table = np.full(4 << len(pairs).bit_length(), -1)         # a quarter full at most
+        self._table = np.full(4 << len(pairs).bit_length(), -1)         # at most a quarter full
         for rank, (left, right) in enumerate(self.merges):
             row = find_pair(self._table, self._mix, left, right)
             self._table[row] = left << 40 | right << 20 | rank
         self._made = np.array([id_of[left + right] for left, right in pairs], np.int32)
 
     def encode(self, text):
-        """Ids, int32, of str or bytes. Ordinary text only: "</s>" becomes three tokens or so."""
+        """Ids, int32, of str or bytes. It makes no special tokens: "</s>" gives about three ids."""
         text = as_array(text)
-        ids = np.empty(len(text), np.int32)             # a byte or more for each id
+        ids = np.empty(len(text), np.int32)             # an id is at least one byte
 
         def encode_part(start, end):
             return start, encode_range(ids, text, start, end, self._classes, self._byte_id,
@@ -870,20 +879,20 @@ class Tokenizer:
         n = 0
         for start, stop in of_parts(text, encode_part):
             count = stop - start
-            ids[n:n + count] = ids[start:stop]          # moves to the left, behind the part before
+            ids[n:n + count] = ids[start:stop]          # moves left, to where the part before ends
             n += count
-        ids.resize(n, refcheck=False)                   # gives back the memory behind
+        ids.resize(n, refcheck=False)                   # frees the unused end
         return ids
 
     def decode(self, ids):
-        """The bytes of ids; a special token gives its name."""
+        """The bytes of ids; a special token becomes its name."""
         ids = np.asarray(ids).ravel().tolist()
         bad = [k for k in ids if not 0 <= k < self.vocab_size]
         need(not bad, f"ids {bad[:3]} are not 0 to {self.vocab_size - 1}: decode with what encoded")
         return b"".join([self.vocab[k] for k in ids])
 
     def hash(self):
-        """SHA-256 in hex of what makes a tokenizer: the same through any file."""
+        """SHA-256 in hex of the content of a tokenizer. It is the same for all file formats."""
         form = [list(self._ids), self._lines, list(self.specials)]
         if self.digits:
             form.append("digits")
@@ -903,7 +912,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text):
-        """Of Hugging Face's tokenizer.json. Errors are of any kind: wrap it in `reading`."""
+        """Tokenizer from a tokenizer.json. Errors may be of any kind: call it in `reading`."""
         root = json.loads(text)
         digits = cuts_digits(root["pre_tokenizer"])
         model = root["model"]
@@ -917,7 +926,7 @@ class Tokenizer:
         return cls({**model["vocab"], **added}, model["merges"], added, digits)
 
     def save(self, path):
-        """A tokenizer.json if path ends in .json, else a directory with vocab.json, merges.txt."""
+        """Writes a tokenizer.json if path ends in .json, else vocab.json and merges.txt in path."""
         files = {str(path): self.to_json()}
         if not str(path).endswith(".json"):
             need(not self.digits, f"{path}: each digit is a word, which only a .json file can say")
@@ -925,19 +934,19 @@ class Tokenizer:
             files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
                      f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}
         for name, content in files.items():
-            part = f"{name}.{os.getpid()}.part"         # of this process alone
+            part = f"{name}.{os.getpid()}.part"         # unique to this process
             pathlib.Path(part).write_text(content, encoding="utf-8", newline="\n")
             os.replace(part, name)                      # a reader sees the old file or the new one
 
     @classmethod
     def load(cls, path):
-        """Reads what `save` writes, and such files of GPT-2 and of Hugging Face."""
+        """Reads the files that `save` writes, and such files by GPT-2 and Hugging Face."""
         file = pathlib.Path(path)
         with reading(path, "give a byte-level tokenizer.json, or vocab.json and merges.txt"):
             need(file.stat().st_size < 1 << 28, f"{file.stat().st_size} bytes, over {1 << 28}")
             if not file.is_dir():
                 return cls.from_json(read_bytes(file).decode())
-            # not splitlines: U+0085 and others that it takes for a line's end may be in a merge
+            # not splitlines, which also splits at U+0085 and others that may be in a merge
             text = read_bytes(file / "merges.txt").decode()
             lines = text.replace("\r\n", "\n").split("\n")
             merges = [line for line in lines if line and not line.startswith("#version")]
@@ -946,8 +955,8 @@ class Tokenizer:
 
 # ==== 8 Command line ====
 def need_no_tokenizer(path, text, force):
-    """Texts are encoded with the one that is there: it is not replaced unasked.  The text that is
-    learned is never replaced."""
+    """Rejects a path where a tokenizer exists, unless `force`: texts may be encoded with it. The
+    training text is never replaced."""
     names = [path] if path.endswith(".json") else [f"{path}/vocab.json", f"{path}/merges.txt"]
     need(os.path.realpath(text) not in map(os.path.realpath, names),
          f"{path} would replace {text}, from which it is learned; choose another --tokenizer")
@@ -969,13 +978,13 @@ def parser():
     return parser
 
 def main():
-    args = parser().parse_intermixed_args()  # the file may stand behind the flags
+    args = parser().parse_intermixed_args()  # the file may come after the flags
     if args.verb == "train":
         need_no_tokenizer(args.tokenizer, args.file, args.force)
     if args.file == "-" and sys.stdin and sys.stdin.isatty():
         print("note: reading standard input; Ctrl-D ends it", file=sys.stderr)
     if args.file == "-":
-        with open(0, "rb") as f:             # the number of standard input
+        with open(0, "rb") as f:             # file descriptor 0: standard input
             data = f.read()
     else:
         with reading(args.file, "name a file, or - for standard input"):

@@ -1,34 +1,41 @@
-"""Every gradient of nanoeuler.py against central differences of its loss, in float64.
+"""Compares every gradient of nanoeuler.py with central differences of the loss, in float64.
 
     python check.py [--seed N] [--quick]
 
-Small models with random weights and everything on: grouped queries, several output heads whose
-targets run past the end, masked targets (-1), gradients accumulated over micro-batches of unequal
-masks.  The analytic gradient comes from the code that trains, compiled for float64; the loss is put
-together here from its definition, over the whole batch at once:
+The models are small and have random weights.  They cover
+  - grouped queries,
+  - several output heads, whose targets run past the end,
+  - masked targets (-1),
+  - gradients accumulated over micro-batches of unequal masks.
+
+The analytic gradient comes from the training code, compiled for float64.  The loss is computed
+here from its definition, over the whole batch at once:
 
     loss = CE_0 + 0.3 * mean_{k > 0} CE_k,    CE_k = mean of -log softmax over its targets
 
-and for preferences, with r = log pi - log ref of a whole response, the mean over pairs of
+For preferences, with r = log pi - log ref of a whole response, it is the mean over pairs of
 
     loss = -log sigmoid(0.1 (r(chosen) - r(rejected))),    log pi = -CE_0, summed
 
-A tensor is moved along a direction u by s = -2h, -h, h, 2h; with f(s) the loss there,
+A tensor is moved along a direction u by s = -2h, -h, h, 2h.  With f(s) the loss there,
 
     n = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h  =  df/ds + O(h^4)
 
-Truncation, h^4 f''''' / 30, and rounding, 1e-16 * 1.5 f / h, balance where both are 1e-12 or so:
-near h = 1e-3 for the usual curvature and 2e-4 for the sharpest of 280 random cases, so h = 2e-4.
-With two points they balance near h = 1e-5, at 1e-10: too much beside a gradient of 1e-4.
+The truncation error is h^4 f''''' / 30, the rounding error 1e-16 * 1.5 f / h.  They balance at
+about 1e-12: near h = 1e-3 for the usual curvature, near 2e-4 for the sharpest of 280 random cases.
+So h = 2e-4.  With two points they balance near h = 1e-5, at 1e-10, which is too large compared
+with a gradient of 1e-4.
 
-The error is |a - n| / (|a| + |n| + rms), a = <g, u> the analytic value, rms the root mean square of
-the tensor's gradient g.  For values of the usual size and above this is a relative error; near zero
-it is the error in units of the usual value, because the noise of n does not shrink with a.  The
-directions u are those of single entries, all of them or ENTRIES random ones, and DIRECTIONS random
-unit vectors through the whole tensor, where an error in any entry shows; <g, u> is of the size of
-an entry of g in both.
+The error is |a - n| / (|a| + |n| + rms), where a = <g, u> is the analytic value and rms the root
+mean square of the tensor's gradient g.  For values of the usual size and above, this is a relative
+error.  Near zero it is the error in units of the usual value, because the noise of n does not
+shrink with a.
 
-Exit code 0 if every tensor of every case stays below 1e-6, else 1.
+Some directions u are single entries of the tensor: all entries, or ENTRIES random ones.  If not all
+entries are tested, DIRECTIONS random unit vectors through the whole tensor follow, where an error
+in any entry shows.  In both kinds of direction, <g, u> is of the size of an entry of g.
+
+The exit code is 0 if the error of every tensor in every case is below 1e-6, else 1.
 """
 import argparse
 import math
@@ -42,7 +49,7 @@ from numba import set_num_threads
 
 try:
     import nanoeuler as ne
-except ValueError as e:          # what the environment sets: a UserError
+except ValueError as e:          # a UserError about the environment
     print(f"check.py: {e}", file=sys.stderr)
     sys.exit(2)
 
@@ -53,8 +60,11 @@ ENTRIES, DIRECTIONS, SEEDS = 24, 4, 2
 
 BASE = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=4, n_layer=2, n_hidden=9, seq_len=7,
                  vocab_size=13, n_mtp=4)
-# What is special, the fields of Config that differ from BASE, the tokens of a sequence, how many
-# sequences each micro-batch has, and whether they are pairs of responses
+# title     what is special about the case
+# changes   the fields of Config that differ from BASE
+# T         tokens per sequence
+# sizes     number of sequences in each micro-batch
+# pairs     whether the sequences are pairs of responses
 Case = namedtuple("Case", "title changes T sizes pairs", defaults=(False,))
 CASES = [
     Case("two query heads a key/value head, four output heads", {}, 7, (2, 1, 1)),
@@ -72,7 +82,8 @@ CASES = [
 
 
 def random_params(cfg, rng):
-    """A flat buffer at which nothing is nearly linear: products of unit size, gains around 1."""
+    """A flat buffer of random weights: products have unit size, gains are around 1.  At this point
+    no function of the model is nearly linear."""
     flat = ne.aligned((ne.n_params(cfg),), np.float64)
     table = ne.param_table(cfg)
     for view, x in zip(ne.views(flat, table), table):
@@ -88,13 +99,13 @@ def random_batch(cfg, B, T, rng):
     stream[:, :T + 1] = rng.integers(0, cfg.vocab_size, (B, T + 1))
     targets = np.stack([stream[:, k + 1:k + 1 + T] for k in range(cfg.n_mtp)])
     masked = rng.random((B, T)) < np.linspace(0.1, 0.9, B)[:, None]
-    masked[0, 0] = False                     # one target at least
+    masked[0, 0] = False                     # at least one target
     return stream[:, :T].copy(), np.where(masked, np.int32(-1), targets)
 
 
 def loss_of(model, tokens, targets, reference):
-    """The definitions above, from the summed cross-entropies (B, P) of the forward pass.
-    reference (B,): -log ref of the responses, which are pairs; None if they are not"""
+    """The loss as defined above, from the summed cross-entropies (B, P) of the forward pass.
+    reference (B,): -log ref of each response; None if the sequences are not pairs"""
     ce = model.run(ne.LOSS, tokens, targets)
     if reference is not None:
         chosen, rejected = (reference - ce[:, 0]).reshape(-1, 2).T
@@ -104,7 +115,7 @@ def loss_of(model, tokens, targets, reference):
 
 
 def gradient(model, tokens, targets, sizes, reference):
-    """The engine's gradient of all parameters, accumulated over micro-batches."""
+    """The analytic gradient of all parameters, accumulated over micro-batches."""
     weight = np.zeros((len(tokens), len(targets)))
     if reference is None:
         weight[:] = ne.loss_weights(targets, MTP_WEIGHT)
@@ -120,7 +131,7 @@ def gradient(model, tokens, targets, sizes, reference):
 
 
 def derivative(model, view, u, *batch):
-    """d loss / ds at view + s * u, s = 0.  Leaves the model as it was."""
+    """n above: d loss / ds at view + s * u, s = 0.  Afterwards the model is unchanged."""
     before = view.copy()
 
     def f(s):
@@ -136,7 +147,7 @@ def derivative(model, view, u, *batch):
 
 
 def directions(shape, rng):
-    """Entries of a tensor, all or ENTRIES of them, as unit vectors, and if not all, others."""
+    """Unit vectors u: all entries of a tensor, or ENTRIES of them and DIRECTIONS random ones."""
     size = math.prod(shape)
     units = []
     for i in rng.choice(size, min(ENTRIES, size), replace=False):
@@ -149,27 +160,27 @@ def directions(shape, rng):
 
 
 def check_case(case, seed):
-    """Tensor name -> the largest error of its gradient."""
+    """dict: tensor name -> the largest error of its gradient."""
     cfg = replace(BASE, **case.changes)
     rng = np.random.default_rng(seed)
     model = ne.Model(cfg, random_params(cfg, rng))
     tokens, targets = random_batch(cfg, sum(case.sizes), case.T, rng)
     reference = None
-    if case.pairs:                           # margins of 2, where the sigmoid has a slope
+    if case.pairs:                           # margins of about 2: the sigmoid is not flat
         reference = rng.normal(model.losses(tokens, targets[0]), 2 / BETA)
     grads = ne.views(gradient(model, tokens, targets, case.sizes, reference), ne.param_table(cfg))
     errors = {}
     for (name, shape, *_), view, g in zip(ne.param_table(cfg), model.p, grads):
-        if g.size == 0:                      # lm_head, if there is one head and it is tied
+        if g.size == 0:                      # lm_head, if the only head is tied
             continue
         rms = math.sqrt((g * g).mean())
         worst = 0.0
         for u in directions(shape, rng):
             a = (g * u).sum()
             n = derivative(model, view, u, tokens, targets, reference)
-            worst = np.maximum(worst, abs(a - n) / (abs(a) + abs(n) + rms + 1e-30))   # keeps a NaN
+            worst = np.maximum(worst, abs(a - n) / (abs(a) + abs(n) + rms + 1e-30))   # keeps NaN
         errors[name] = float(worst)
-    if case.pairs:                           # they learn nothing: 0, or it is wrong
+    if case.pairs:                           # auxiliary heads: no gradient, so 0 is right
         errors["heads 1.."] = float(grads.lm_head[1:].any())
     return errors
 
@@ -181,7 +192,7 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true", help="the first case and one seed only")
     args = parser.parse_args(argv)
     began = time.perf_counter()
-    set_num_threads(1)                       # a pass takes 50 us: no work for two
+    set_num_threads(1)                       # a pass takes 50 us: too short for two
     print("the first start compiles the kernels for float64: about 20 seconds", flush=True)
     seeds = [args.seed] if args.quick else range(args.seed, args.seed + SEEDS)
     all_errors = []
@@ -196,7 +207,7 @@ def main(argv=None):
             all_errors += errors
             print(f"  {name:<10}: max rel err {np.max(errors):.2e}", flush=True)
     worst = np.max(all_errors)
-    ok = worst < TOLERANCE                   # false for a NaN
+    ok = worst < TOLERANCE                   # false if `worst` is NaN
     print(f"\nmax relative error: {worst:.2e}   ({len(all_errors)} gradients, "
           f"{time.perf_counter() - began:.0f} s)")
     verdict = "OK (error <" if ok else "WRONG (error not <"
