@@ -825,16 +825,19 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert process.stderr.read() == b"" and process.wait(timeout=60) == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
 def test_ctrl_c_is_quiet(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
+    """While it waits for text at a terminal, of which it has printed a note."""
+    leader, follower = os.openpty()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)   # a background job ignores
-    process = subprocess.Popen([sys.executable, ROOT / "bpe.py", "train", tmp_path / "pipe"],
+    process = subprocess.Popen([sys.executable, ROOT / "bpe.py", "encode"], stdin=follower,
                                stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path)
     signal.signal(signal.SIGINT, before)                # it, and a child inherits that
-    with open(tmp_path / "pipe", "wb"):                     # opens when the program does
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+    assert b"reading standard input" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    os.close(leader)
+    os.close(follower)
     assert process.returncode == 130 and stderr == b""
 
 
