@@ -45,8 +45,8 @@ Names   p parameters, g their gradients, a activations, d gradients of activatio
         backward is dx = dy W.
         SFT is supervised fine-tuning, DPO is direct preference optimization (section 8).
 Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
-        Inputs of matrix products may also be bfloat16, stored as uint16.  value(), rounded() and
-        narrowed() convert bfloat16 and leave float32 and float64 unchanged (section 3).
+        Inputs of matrix products may also be bfloat16, stored as uint16.  value() and rounded()
+        convert bfloat16 and leave float32 and float64 unchanged (section 3).
 Threads Forward and backward of one sequence are one task.  A block of rows of a weight gradient is
         one task, too.  If there are more threads than sequences, several threads share a sequence
         (section 3).  Each number is written by one thread, in one order.  So the result depends
@@ -156,8 +156,8 @@ if nanoeuler_parts:
     )
     from nanoeuler_parts.machine.kernels import Compiled, fill_cache
     from nanoeuler_parts.machine.numbers import (
-        from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, rounded, to_bf16,
-        value,
+        from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, quantized, rounded,
+        to_bf16, value,
     )
     from nanoeuler_parts.machine.threads import use_threads
     from nanoeuler_parts.machine.tile import larger, rows_tile, tile
@@ -369,15 +369,14 @@ Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_
 LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qkv att mlp_in mlp_rstd gate_up "
                                     "swiglu")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
-Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels "
-                                "workspace pairs")
+Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
-MuonScratch = namedtuple("MuonScratch", "y other gram square workspace small_workspace pairs")
+MuonScratch = namedtuple("MuonScratch", "y other gram square like")
 
 # A run in bfloat16 stores the activations that enter matrix products in bfloat16, and also copies
-# of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and are
-# rounded when a product reads them.  Parameters, moments, the residual stream, sums and losses also
-# stay float32.
+# of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and
+# `matmul` rounds them when it reads them.  Parameters, moments, the residual stream, sums and
+# losses also stay float32.
 BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 if not nanoeuler_parts:
@@ -386,9 +385,8 @@ if not nanoeuler_parts:
 # NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (4.1),
 # whose entries, in int32, are pairs of bfloat16 numbers.
 NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"datt", "workspace"}, MuonScratch: {"workspace", "small_workspace"}}
-PAIRED = {Panels: set(Panels._fields),
-          Scratch: {"kt", "vt", "dy_panels", "x_panels", "pairs"}, MuonScratch: {"pairs"}}
+          Scratch: {"datt"}, MuonScratch: {"like"}}
+PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy_panels", "x_panels"}}
 
 def act_shapes(cfg, B, T):
     """Shapes of the activations that backward reads.  The residual stream is kept as a
@@ -428,10 +426,6 @@ def scratch_shapes(cfg, n, T, dtype):
     panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
     rows_of_KC = panel_rows(KC, dtype)
     longest = max(size.C, size.F, size.HD)   # row length of the widest matrix
-    workspace = pairs = 0
-    if dtype == BF16:                        # room for the widest matrix that is `narrowed`, plus
-        workspace = max(size.C, size.V, size.QKV, T) + 1     # a zero that pads a row of odd length
-        pairs = T
     return Scratch(dnorm=(n, T, size.C),     # gradient of an RMSNorm's output
                    datt=(n, T, size.HD),     # gradient of attention's output
                    dswiglu=(n, T, size.F),   # gradient of SwiGLU's output
@@ -441,9 +435,7 @@ def scratch_shapes(cfg, n, T, dtype):
                    vt=(n, panels, rows_of_D, width),
                    # operands of a weight gradient, packed
                    dy_panels=(n, 1, rows_of_KC, DY_COLUMNS),
-                   x_panels=(n, -(-longest // width), rows_of_KC, width),
-                   workspace=(n, T, workspace),      # for `narrowed`, in bfloat16 only
-                   pairs=(n, 1, panel_rows(BR, dtype), pairs))       # for `narrowed_transpose`
+                   x_panels=(n, -(-longest // width), rows_of_KC, width))
 
 def panel_shapes(cfg, dtype, transposed):
     """Shapes of packed weights (4.1): W (N, K) is ceil(K / width) panels (N, width).
@@ -500,16 +492,15 @@ def parts_of(memory, shapes):
 # Kernels are written once for all types.  In float32 and float64, the following functions change no
 # number, and a reader may ignore them:
 #
-#     name                             float32, float64    bfloat16
-#     value(x)                         x                   the number that a stored x stands for
-#     rounded(x, a)                    x                   x as the array a holds it
-#     narrowed(x, workspace)           x                   the matrix x, rounded into the workspace
-#     narrowed_transpose(x, pairs)     x.T                 x.T, rounded into pairs
-#     panel_rows(K, dtype)             K                   K / 2: packed panels hold pairs of rows
+#     name                         float32, float64    bfloat16
+#     value(x)                     x                   the number that a stored x stands for
+#     rounded(x, a)                x                   x as the array a holds it
+#     narrowed(x, b)               x                   a copy of x, rounded for a product with b
+#     narrowed_transpose(x, b)     x.T                 a copy of x.T, rounded for a product with b
+#     panel_rows(K, dtype)         K                   K / 2: packed panels hold pairs of rows
 #
-# The results of `narrowed` and `narrowed_transpose` are left operands of products.  The dtype of
-# the workspace selects what `narrowed` does: uint16 means bfloat16; int32 means 16-bit fixed point,
-# for products with int8 weights (section 9).
+# The matmul (4.1) calls `narrowed` for its left operand.  So forward and backward (section 5) do
+# not mention precision: the dtypes of their arrays decide it.
 BR = 32              # query rows that attention processes at once: their scores stay in L1
 KC = 64              # rows of a batch that a weight gradient sums in registers
 NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
@@ -650,12 +641,16 @@ if not nanoeuler_parts:
         return x
 
     @jit
-    def narrowed(x, workspace):
+    def narrowed(x, b):
         return x
 
     @jit
-    def narrowed_transpose(x, pairs):
+    def narrowed_transpose(x, b):
         return x.T
+
+    @jit
+    def quantized(x, w):
+        return x
 
     @jit
     def panel_rows(n, dtype):
@@ -731,13 +726,15 @@ if not nanoeuler_parts:
 @jit
 def matmul(out, x, b):
     """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64
-    x, b and out may also be bfloat16, in the layouts that `tile` accepts."""
+    x, b and out may also be bfloat16, in the layouts that `tile` accepts.  If b is bfloat16 and x
+    is float32, x is rounded to bfloat16."""
     M, N = out.shape
     width = TILE_BYTES // max(4, out.itemsize)
     for i in range(0, M, ROWS):
+        rows, left = out[i:i + ROWS], narrowed(x[i:i + ROWS], b)
         for j in range(0, N, width):         # a panel of b stays in L1 while ROWS rows use it
-            for m in range(i, min(i + ROWS, M), MR):
-                tile(out, out, x, b, m, j, 0)
+            for m in range(0, len(rows), MR):
+                tile(rows, rows, left, b, m, j, 0)
 
 @jit
 def matmul_add(out, base, x, b):
@@ -747,14 +744,21 @@ def matmul_add(out, base, x, b):
     M, N = out.shape
     width = TILE_BYTES // out.itemsize
     for i in range(0, M, ROWS):
+        rows, added, left = out[i:i + ROWS], base[i:i + ROWS], narrowed(x[i:i + ROWS], b)
         for j in range(0, N, width):
-            for m in range(i, min(i + ROWS, M), MR):
-                tile(out, base, x, b, m, j, 1)
+            for m in range(0, len(rows), MR):
+                tile(rows, added, left, b, m, j, 1)
+
+@jit
+def add_transposed_product(out, x, b):
+    """out += x^T b     out (M, N), x (K, M), b (K, N)"""
+    matmul_add(out, out, narrowed_transpose(x, b), b)
 
 @jit
 def symmetric_product(out, x, b):
     """out = x b, if that is symmetric, like Y^T Y     out (N, N), x (N, K) of any strides, b (K, N)
-    Entries below the diagonal are copied from above it, which saves almost half of the tiles."""
+    Entries below the diagonal are copied from above it, which saves almost half of the tiles.  In
+    bfloat16, the caller rounds both x and b."""
     N = len(out)
     width = TILE_BYTES // out.itemsize
     for j in range(0, N, width):
@@ -900,7 +904,7 @@ def row_max(row):
 def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt for packed K^T; in bfloat16 also workspace, for P"""
+    scratch: scores (BR, T), kt for packed K^T"""
     scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -933,7 +937,7 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
                 norm = scores.dtype.type(1) / total
                 for j in range(t1):
                     row[j] *= norm
-            matmul(o[t0:t1, h * D:h * D + D], narrowed(P, s.workspace), qkv[:t1, v:v + D])
+            matmul(o[t0:t1, h * D:h * D + D], P, qkv[:t1, v:v + D])
 
 @jit
 def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
@@ -941,8 +945,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is recomputed
     For key/value heads g0 to g1 and the query heads h that share them.
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
-    scratch: scores, dscores (BR, T), kt, vt for packed K^T, V^T; in bfloat16 also workspace, for
-    dS, and pairs, for P^T and dS^T"""
+    scratch: scores, dscores (BR, T), kt, vt for packed K^T, V^T"""
     scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -973,9 +976,9 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
                         P_row[j] = 0
                         dS_row[j] = 0
                 dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], narrowed(dS, s.workspace), qkv[:t1, k:k + D])
-                matmul_add(dk, dk, narrowed_transpose(dS, s.pairs), qkv[t0:t1, q:q + D])
-                matmul_add(dv, dv, narrowed_transpose(P, s.pairs), do[t0:t1, q:q + D])
+                matmul(dqkv[t0:t1, q:q + D], dS, qkv[:t1, k:k + D])
+                add_transposed_product(dk, dS, qkv[t0:t1, q:q + D])
+                add_transposed_product(dv, P, do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
 # SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
@@ -1106,7 +1109,8 @@ def backward(team, batch, net, a, d, s):
         dx[:] = 0                            # the residual path ends here
         dy[:] = 0
         for k in range(batch.outputs):
-            matmul_add(dy, dy, narrowed(a.logits[b, k, t0:t1], s.workspace), w.lm_head[k])
+            dlogits = a.logits[b, k, t0:t1]  # `loss` has replaced the logits by their gradients
+            matmul_add(dy, dy, dlogits, w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
         gain_gradient(d.final_norm[b, c0:c1], s.dnorm, a.x[b, 2 * L], a.final_rstd[b], c0)
@@ -1114,12 +1118,12 @@ def backward(team, batch, net, a, d, s):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
-            matmul(s.dswiglu[t0:t1], narrowed(dx2, s.workspace), w.down[l])
+            matmul(s.dswiglu[t0:t1], dx2, w.down[l])
             swiglu_backward(r.gate_up, s.dswiglu[t0:t1])
             dgate_up = r.gate_up             # now holds its gradient
             matmul(s.dnorm[t0:t1], dgate_up, w.gate_up[l])
             rmsnorm_backward(dx1, dx2, s.dnorm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
-            matmul(s.datt[t0:t1], narrowed(dx1, s.workspace), w.attn_proj[l])
+            matmul(s.datt[t0:t1], dx1, w.attn_proj[l])
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.mlp_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
@@ -1129,7 +1133,7 @@ def backward(team, batch, net, a, d, s):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
             rope(dqkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
-            matmul(s.dnorm[t0:t1], narrowed(dqkv, s.workspace), w.qkv[l])
+            matmul(s.dnorm[t0:t1], dqkv, w.qkv[l])
             rmsnorm_backward(dx, dx1, s.dnorm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
@@ -1175,8 +1179,7 @@ def scratch_of(i, leader, s):
     dnorm, datt and dswiglu belong to the sequence, so all of its threads use the leader's."""
     return Scratch(dnorm=s.dnorm[leader], datt=s.datt[leader], dswiglu=s.dswiglu[leader],
                    scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i],
-                   dy_panels=s.dy_panels[i], x_panels=s.x_panels[i], workspace=s.workspace[i],
-                   pairs=s.pairs[i])
+                   dy_panels=s.dy_panels[i], x_panels=s.x_panels[i])
 
 @jit_parallel
 def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
@@ -1452,7 +1455,7 @@ class Model:
         """Muon on the matrices of the layers, AdamW on the other tensors, as `param_table` says."""
         if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
-            self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads(), self.dtype))
+            self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads()))
         of_embedding = hyper._replace(       # its own rate; lr * weight_decay stays the same
             lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
         for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
@@ -1665,19 +1668,15 @@ def muon_matrices(cfg):
     matrices = [(x.start, *x.shape) for x in llama_tensors(cfg) if x.optimizer == "muon"]
     return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
 
-def muon_shapes(cfg, n, dtype):
+def muon_shapes(cfg, n):
     """Shapes of the scratch memory of n threads.  Each thread has room for the largest matrix."""
     _, rows, columns = muon_matrices(cfg).T
-    longest, side = np.maximum(rows, columns).max(), np.minimum(rows, columns).max()
-    size = (rows * columns).max()
-    low = dtype == BF16                      # only then are operands rounded into a workspace
+    size, side = (rows * columns).max(), np.minimum(rows, columns).max()
     return MuonScratch(y=(n, size),          # the matrix, transposed if it is wide
                        other=(n, size),      # the result of a Newton-Schulz step
                        gram=(n, side * side),
                        square=(n, side * side),
-                       workspace=(n, longest, low * (side + 1)),
-                       small_workspace=(n, side, low * (side + 1)),
-                       pairs=(n, 1, low * (longest + 1) // 2, side))
+                       like=(n, 0, 0))       # empty: its dtype is that of the products' operands
 
 @jit
 def nesterov(y, g, m, scale, momentum):
@@ -1713,23 +1712,23 @@ def normalize(y):
             row[j] *= factor
 
 @jit
-def orthogonalize(y, other, steps, gram, square, workspace, small_workspace, pairs):
+def orthogonalize(y, other, steps, gram, square, like):
     """Y <- Y (a I + b G + c G G),   G = Y^T Y,   in each step: Y becomes nearly U V^T
     Y (l, s), l >= s.  Returns the array that holds the result: y or other.
-    scratch: gram, square (s, s), and in bfloat16 memory for `narrowed` operands"""
+    scratch: gram, square (s, s).  like: an array with the dtype of the products' operands"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
     for _ in range(steps):
-        low = narrowed(y, workspace)
-        symmetric_product(gram, narrowed_transpose(y, pairs), low)
-        low_gram = narrowed(gram, small_workspace)
+        low = narrowed(y, like)
+        symmetric_product(gram, narrowed_transpose(y, like), low)
+        low_gram = narrowed(gram, like)
         symmetric_product(square, low_gram, low_gram)
         for i in range(len(gram)):
             row, of_gram = square[i], gram[i]
             for j in range(row.size):
                 row[j] = b * of_gram[j] + c * row[j]
             row[i] += a
-        matmul(other, low, narrowed(square, small_workspace))
+        matmul(other, low, narrowed(square, like))
         y, other = other, y
     return y
 
@@ -1745,8 +1744,7 @@ def muon_matrix(p, g, m, hyper, scale, s):
     gram, square = s.gram[:n].reshape(side, side), s.square[:n].reshape(side, side)
     nesterov(y, g, m, p.dtype.type(scale), hyper.momentum)
     normalize(y)
-    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, s.workspace,
-                      s.small_workspace, s.pairs)
+    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, s.like)
     keep = p.dtype.type(1 - hyper.muon_lr * hyper.weight_decay)
     rate = p.dtype.type(hyper.muon_lr * math.sqrt(max(1.0, N / K)))
     for i in range(N):
@@ -1766,8 +1764,7 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     taken = counters(1)
     for i in prange(len(scratch.y)):
         s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
-                        square=scratch.square[i], workspace=scratch.workspace[i],
-                        small_workspace=scratch.small_workspace[i], pairs=scratch.pairs[i])
+                        square=scratch.square[i], like=scratch.like[i])
         n = fetch_add(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
@@ -2316,8 +2313,7 @@ Cache = namedtuple("Cache", "k v")
 # The scale of each row of the matrices: only int8 needs one, other types have 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
 # The buffers of a step; q, scores and out hold the AttentionScratch of each thread
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu workspace q scores out final logits "
-                          "guesses")
+Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu q scores out final logits guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes up to 256 rows; longer prompts take several steps
 SMALL_PRODUCT = 1 << 14      # multiply-adds; with fewer, one thread is done before two have
@@ -2353,14 +2349,16 @@ def product_parallel(y, x, w, scale, add):
 def product(y, x, w, scale, add):
     """y = x W^T, + y if add     y (R, N), x (R, K), w packed panels of W (N, K) by `in_panels`
     Row n of an int8 matrix is scale[n] times its stored numbers; for other types the scale is 1.
+    Only products of int8 convert x, to fixed point (`quantized`).
     The threads share the panels, because one core cannot use the whole memory bandwidth.  A panel
     stays in L2 while ROWS rows are multiplied by it."""
+    left = quantized(x, w)
     if len(y) * w.size < SMALL_PRODUCT:
         for n in range(len(w)):
-            panel_product(y, x, w, scale, n, add)
+            panel_product(y, left, w, scale, n, add)
     else:
         for r in range(0, len(y), ROWS):
-            product_parallel(y[r:r + ROWS], x[r:r + ROWS], w, scale, add)
+            product_parallel(y[r:r + ROWS], left[r:r + ROWS], w, scale, add)
 
 @jit
 def embed(x, tokens, w, scale):
@@ -2425,7 +2423,7 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
         start = (g * per_key + i % per_key) * D
         source, to = s.out[i], att[r0 + i // per_key, start:start + D]
         for j in range(D):
-            to[j] = source[j]
+            to[j] = rounded(source[j], to)
 
 @jit_parallel
 def attention_parallel(att, qkv, rows, kv, s):
@@ -2470,34 +2468,29 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
     embed(x, rows.tokens, p.wte, scales.wte)
     for l in range(len(cache.k)):
         rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
-        product(qkv, narrowed(y, s.workspace), p.qkv[l], scales.qkv[l], no)
+        product(qkv, y, p.qkv[l], scales.qkv[l], no)
         for r in range(R):
             t = rows.positions[r]
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
         remember(kv, rows, qkv)
         attention(att, qkv, rows, kv, AttentionScratch(s.q, s.scores, s.out))
-        product(x, narrowed(att, s.workspace), p.attn_proj[l], scales.attn_proj[l], add)
+        product(x, att, p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
-        product(gate_up, narrowed(y, s.workspace), p.gate_up[l], scales.gate_up[l], no)
+        product(gate_up, y, p.gate_up[l], scales.gate_up[l], no)
         swiglu_forward(swiglu, gate_up)
-        product(x, narrowed(swiglu, s.workspace), p.down[l], scales.down[l], add)
+        product(x, swiglu, p.down[l], scales.down[l], add)
     n = len(rows.wanted)
     for i in range(n):
         r = rows.wanted[i]
         rmsnorm_forward(s.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, eps)
-    head_logits(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, s.workspace)
+    product(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, no)
 
 @jit
-def head_logits(logits, final, w, scale, workspace):
-    """logits (n, V) of one head, for n rows of s.final"""
-    product(logits, narrowed(final, workspace), w, scale, np.int64(0))
-
-@jit
-def guess_logits(logits, final, w, scale, workspace):
+def guess_logits(logits, final, w, scale):
     """logits (P - 1, 1, V) of all further heads, for one row of s.final"""
     for k in range(len(w)):
-        head_logits(logits[k], final, w[k], scale[k], workspace)
+        product(logits[k], final, w[k], scale[k], np.int64(0))
 
 # ---- sampling
 @dataclass
@@ -3004,7 +2997,8 @@ class Weights:
         matrices, scales = zip(alone[0], *layers, alone[1])
         self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
         self.scales = Scales(*scales)
-        self.rounds = (weights == "bf16" and HAS_BF16) or quads      # is x rounded, too?
+        # Where the CPU multiplies bfloat16, x is rounded to bfloat16, too
+        self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else flat.dtype
 
 # ---- slots
 class Decoder:
@@ -3040,20 +3034,17 @@ class Decoder:
         def new(*shape, dtype=dtype):
             return aligned(shape, dtype)
 
-        # The dtype of the workspace tells `narrowed` how to round x: int32 means fixed point, for
-        # int8 weights, and BF16 means bfloat16.  With workspace None, x stays as it is.
-        longest, workspace = max(size.C, size.F, size.HD), None
-        if self.weights.rounds and self.weights.p.wte.dtype == np.uint32:
-            workspace = new(M, 2 * -(-longest // 4) + 3, dtype=np.int32)
-        elif self.weights.rounds:
-            workspace = new(M, longest + 1, dtype=BF16)
+        def new_input(*shape):               # for the left operands of products
+            return new(*shape, dtype=self.weights.input_dtype)
+
         self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
                            new(size.L, slots, size.G, T, size.D))
-        self.work = Work(x=new(M, size.C), y=new(M, size.C), rstd=new(M), qkv=new(M, size.QKV),
-                         att=new(M, size.HD), gate_up=new(M, 2 * size.F), swiglu=new(M, size.F),
-                         workspace=workspace, q=new(threads, queries, size.D),
-                         scores=new(threads, queries, line), out=new(threads, queries, size.D),
-                         final=new(M, size.C), logits=new(M, size.V),
+        self.work = Work(x=new(M, size.C), y=new_input(M, size.C), rstd=new(M),
+                         qkv=new(M, size.QKV), att=new_input(M, size.HD),
+                         gate_up=new(M, 2 * size.F), swiglu=new_input(M, size.F),
+                         q=new(threads, queries, size.D), scores=new(threads, queries, line),
+                         out=new(threads, queries, size.D), final=new_input(M, size.C),
+                         logits=new(M, size.V),
                          guesses=new(self.heads, 1, size.V))
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
@@ -3175,8 +3166,7 @@ class Decoder:
 
     def guesses(self, row):
         self.work.final[0] = self.final[row]             # a product may read past the row there
-        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others,
-                     self.work.workspace)
+        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others)
         return self.work.guesses[:, 0]
 
 def steps_of(pieces):
@@ -4616,6 +4606,7 @@ SPEECH = {"compile_speech()": [Compiled(decode_step, "p.wte", types.float32),
                                Compiled(bpe.encode_range, "byte_id", types.int32)]}
 
 PANELS = {"f32": types.float32, "bf16": types.int32}     # Numba's type of packed matrices
+PRODUCTS = {"f32": types.float32, "bf16": types.uint16}  # and of the operands of products
 
 def gradient_kernels(dtype):
     """The kernels of the forward and backward pass in this dtype, a key of PRECISIONS"""
@@ -4625,7 +4616,7 @@ def training_kernels(dtype):
     """The kernels of a run in this dtype, and of a chat with its model"""
     return {**gradient_kernels(dtype),
             f"compile_rest({dtype!r})": [Compiled(adamw_update, "p", types.float32),
-                                         Compiled(muon, "scratch.pairs", PANELS[dtype]),
+                                         Compiled(muon, "scratch.like", PRODUCTS[dtype]),
                                          *SPEECH["compile_speech()"]]}
 
 def compile_kernels(dtype=DTYPE):

@@ -10,7 +10,7 @@ from models import TINY_CONFIGS, tokens_of
 
 import nanoeuler as ne
 from nanoeuler_parts.machine.cpu import HAS_BF16, HAS_VNNI
-from nanoeuler_parts.machine.numbers import in_fixed_point
+from nanoeuler_parts.machine.numbers import in_fixed_point, quantized
 
 pytestmark = pytest.mark.unit
 
@@ -105,10 +105,12 @@ def decoder_of(weights, flat, monkeypatch, slots=1, cfg=LONG):
     monkeypatch.setattr(ne, "QUADS", bool(rounded))
     decoder = ne.Decoder(cfg, flat, kind, slots)
     if kind == "bf16":
-        decoder.weights.rounds = bool(rounded)
+        decoder.weights.input_dtype = np.dtype(np.uint16 if rounded else np.float32)
         decoder.allocate()
-    dtype = {"bf16 rounded": np.uint16, "int8 rounded": np.int32}.get(weights)
-    assert getattr(decoder.work.workspace, "dtype", None) == dtype
+    w = decoder.weights.p.qkv[0]
+    kinds = {"bf16 rounded": (np.uint16, np.uint16), "int8 rounded": (np.float32, np.int32)}
+    stored, read = kinds.get(weights, (np.float32, np.float32))          # as `product` reads it
+    assert decoder.work.y.dtype == stored and quantized(decoder.work.y[:1], w).dtype == read
     return decoder
 
 
@@ -133,8 +135,11 @@ def test_where_the_processor_multiplies_such_numbers_x_is_rounded(weights, least
                       for kind in (weights, f"{weights} rounded"))
     assert least < np.abs(exact - rounded).max() / np.abs(exact).max() < most
     monkeypatch.undo()
-    assert ne.Decoder(cfg, flat, weights).weights.rounds == (
-        HAS_BF16 if weights == "bf16" else HAS_VNNI)
+    used = ne.Decoder(cfg, flat, weights).weights
+    if weights == "bf16":
+        assert (used.input_dtype == np.uint16) == HAS_BF16
+    else:
+        assert (used.p.qkv.dtype == np.uint32) == HAS_VNNI
 
 
 @pytest.mark.parametrize("R", [1, 2, 3, 4, 7, 8, 19])
@@ -148,7 +153,7 @@ def test_products_in_integers(R, K):
     panels, scales = ne.in_panels(w[None], "int8", quads=True)
     q, scale = ne.stored(w, "int8")
     quads = -(-K // 4)
-    fixed = in_fixed_point(ne.aligned((R, 2 * quads + 3), np.int32), x)
+    fixed = in_fixed_point(x)
     upper, lower = (np.ascontiguousarray(part).view(np.int8)[:, :K].astype(np.int64)
                     for part in (fixed[:, :quads], fixed[:, quads:2 * quads]))
     row_scale = np.ascontiguousarray(fixed[:, -1]).view(np.float32)[:, None]
@@ -158,7 +163,7 @@ def test_products_in_integers(R, K):
     want = (units @ q.T.astype(np.int64)) * np.float64(row_scale) * scale
     for base in (0.0, 1.0):
         y = np.full((R, N), base, np.float32)
-        ne.product(y, fixed, panels[0], scales[0], int(base))
+        ne.product(y, x, panels[0], scales[0], int(base))
         limit = 4 * 2.0 ** -24 * (np.abs(want) + base)
         assert np.all(np.abs(y - (want + base)) <= limit)
 

@@ -149,48 +149,57 @@ def _panel_entry(column, k, scale):
     dtype = np.dtype(str(scale.dtype)).type
     return lambda column, k, scale: dtype(column[k])
 
-def narrowed(x, workspace):
-    """x (M, K) as the left operand of a product.  The dtype of the workspace selects the format.
-    uint16: rounded to bfloat16, and a zero completes the last pair of a row of odd length.
-    int32: 16-bit fixed point, for products with int8 weights.  Otherwise, x is unchanged."""
-    dtype = getattr(workspace, "dtype", None)
-    if dtype == np.int32:
-        return in_fixed_point(workspace, x)
-    return in_bf16(workspace, x) if dtype == BF16 else x
+def narrowed(x, b):
+    """x (M, K) as the left operand of a product with b, a matrix or its packed panels.
+    If b is bfloat16 and x is float32, the result is a copy of x, rounded to bfloat16.  Otherwise,
+    x is returned unchanged."""
+    return in_bf16(x) if x.dtype == np.float32 and b.dtype in (BF16, np.int32) else x
 
 @overload(narrowed, inline="always")
-def _narrowed(x, workspace):
-    dtype = getattr(workspace, "dtype", None)
-    if dtype == types.int32:
-        return lambda x, workspace: in_fixed_point(workspace, x)
-    if dtype == types.uint16:
-        return lambda x, workspace: in_bf16(workspace, x)
-    return lambda x, workspace: x
+def _narrowed(x, b):
+    if x.dtype == types.float32 and b.dtype in (types.uint16, types.int32):
+        return lambda x, b: in_bf16(x)
+    return lambda x, b: x
 
 @jit
-def in_bf16(workspace, x):
-    """x (M, K) rounded to bfloat16 in the workspace, uint16 (M, K + 1) or larger."""
+def in_bf16(x):
+    """x (M, K) rounded to bfloat16.  A zero follows each row of odd length, because `tile` reads
+    the entries of a row in pairs."""
     M, K = x.shape
+    copy = np.empty((M, K + 1), np.uint16)
     for m in range(M):
-        row, source = workspace[m, :K], x[m]
+        row, source = copy[m, :K], x[m]
         for k in range(K):
-            row[k] = rounded(source[k], workspace)
-        if K % 2:                            # `tile` reads this zero after the returned row
-            workspace[m, K] = 0
-    return workspace[:M, :K]
+            row[k] = rounded(source[k], copy)
+        if K % 2:
+            copy[m, K] = 0
+    return copy[:, :K]
+
+def quantized(x, w):
+    """x (R, K) as the left operand of a product with W, given by its packed panels w.
+    If w holds int8 numbers for integer products, a float32 x is converted to 16-bit fixed point.
+    Otherwise, x is returned unchanged."""
+    return in_fixed_point(x) if x.dtype == np.float32 and w.dtype == np.uint32 else x
+
+@overload(quantized, inline="always")
+def _quantized(x, w):
+    if x.dtype == types.float32 and w.dtype == types.uint32:
+        return lambda x, w: in_fixed_point(x)
+    return lambda x, w: x
 
 @jit
-def in_fixed_point(workspace, x):
+def in_fixed_point(x):
     """x (M, K) in 16-bit fixed point: x = scale * (256 upper + lower), with one scale per row.
-    workspace: int32 (M, 2 n + 3) or larger, n = ceil(K / 4).  Columns of its row:
+    Returns int32 (M, 2 n + 3), n = ceil(K / 4).  Columns of a row:
         0 to n, n to 2 n    the upper and the lower bytes, int8, four in each int32
         2 n, 2 n + 1        -128 times the sum of the upper and of the lower bytes
         2 n + 2             the bits of the scale, float32
     `in_panels` adds 128 to each weight; the two sums cancel these 128 in a product."""
     M, K = x.shape
     n = (K + 3) // 4
+    copy = np.empty((M, 2 * n + 3), np.int32)
     for m in range(M):
-        source, row, largest = x[m], workspace[m], float32(1e-30)
+        source, row, largest = x[m], copy[m], float32(1e-30)
         for k in range(K):
             largest = larger(largest, larger(source[k], -source[k]))
         scale = largest / float32(127 * 256)
@@ -207,23 +216,23 @@ def in_fixed_point(workspace, x):
             upper[k] = lower[k] = 0
         row[2 * n], row[2 * n + 1] = -128 * of_upper, -128 * of_lower
         row[2 * n + 2] = np.float32(scale).view(np.int32)
-    return workspace[:M, :2 * n + 3]
+    return copy
 
-def narrowed_transpose(x, pairs):
-    """x^T (M, K), for x (K, M), as the left operand of a product.     pairs: workspace
-    In bfloat16, x is rounded and packed into `pairs`, int32 (1, K / 2, M) or larger, like a panel.
-    Otherwise, the result is the view x.T."""
-    return in_pairs(pairs, x) if getattr(pairs, "dtype", None) == np.int32 else x.T
+def narrowed_transpose(x, b):
+    """x^T (M, K), for x (K, M), as the left operand of a product with b.
+    If b is bfloat16, the result is a rounded copy, packed in pairs like a panel.  Otherwise, it is
+    the view x.T."""
+    return in_pairs(x) if b.dtype in (BF16, np.int32) else x.T
 
 @overload(narrowed_transpose, inline="always")
-def _narrowed_transpose(x, pairs):
-    if getattr(pairs, "dtype", None) != types.int32:
-        return lambda x, pairs: x.T
-    return lambda x, pairs: in_pairs(pairs, x)
+def _narrowed_transpose(x, b):
+    if b.dtype in (types.uint16, types.int32):
+        return lambda x, b: in_pairs(x)
+    return lambda x, b: x.T
 
 @jit
-def in_pairs(pairs, x):
+def in_pairs(x):
     K, M = x.shape
-    n = panel_rows(K, pairs.dtype)
-    pack(pairs[:, :n, :M], x)
-    return pairs[0, :n, :M].T
+    pairs = np.empty((1, (K + 1) // 2, M), np.int32)
+    pack(pairs, x)
+    return pairs[0].T
