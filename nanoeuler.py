@@ -1889,8 +1889,8 @@ class DataSet:
 
 # ==== 8 Training ====
 # This section trains a model: loss, validation, the training loop, and the settings of a run.  A
-# first reader may read `TrainingLoop.advance`, one training step, and skip fine-tuning, preferences
-# and settings.
+# first reader may read `TrainingLoop.train`, the training loop, and skip fine-tuning, preferences and
+# settings.
 
 # ---- loss and validation
 def loss_weights(targets, mtp_weight):
@@ -1929,67 +1929,92 @@ class TrainingLoop:
     learning rate at this width"""
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     R = 1                                    # rows that stay together in a batch; 2 in DPO
+    steps_here = 0                           # in this process; a resumed run has earlier steps
+    has_validated = False                    # in this process
 
-    def learn(self, caught):
+    def train(self, caught):
         """The training loop.  It ends after the last step, or after a step in which a signal came.
         caught: a list of the signals so far"""
-        o, s, told = self.options, self.state, self.elapsed()
-        done, validated = 0, False           # in this process; a resumed run has earlier steps
+        s, o, model, batches = self.state, self.options, self.model, self.data.batches
+        self.told = self.elapsed()
         while s.step < (s.n_steps or math.inf) and not caught:
-            r = self.advance()
-            self.record(**r)
-            done += 1
-            if done == 1:                    # it may include compilation: used until the next one
-                step_time, counted_from = r["ms"] / 1e3, self.elapsed()
-            else:                            # the mean, with the time between two steps
-                step_time = (self.elapsed() - counted_from) / (done - 1)
-            is_due = done == 5 or (done > 5 and s.step % 20 == 0)
-            in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-            if is_due and not self.data.steps and not in_last_tenth:
-                self.plan(step_time)
-            if is_due or self.elapsed() - told > MOST_SILENT:
-                told = self.elapsed()
-                self.report(r, step_time)
-            if s.step != s.n_steps:          # after the last step, `Run.go` validates and saves
+            began = time.perf_counter()
+            tokens, targets = self.next                  # (B, T), (P, B, T)
+
+            # The gradient of the loss: a forward and a backward pass for each micro-batch
+            weight, measures = self.ce_weights(tokens, targets)          # (B, P)
+            for b in range(0, self.B, s.micro_batch):
+                rows = slice(b, b + s.micro_batch)
+                model.gradient(tokens[rows], targets[:, rows], weight[rows])
+            self.next = batches.take((s.step + 1) * self.B, self.B)      # a GPU computes meanwhile
+
+            # The update: clip the gradient, then AdamW or Muon
+            hyper = self.hyper()
+            self.updating = True             # from here on, parameters may be those of step + 1
+            losses, norm = model.update(hyper)
+            ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,)
+            self.stop_if_not_finite(ce, norm)
+            s.step, self.updating = s.step + 1, False    # step and parameters agree again
+
+            # The log, and sometimes a printed line
+            r = self.log_entry(ce, norm, hyper, weight, time.perf_counter() - began)
+            self.record(**r, **measures)
+            self.report_progress(r | measures)
+
+            # Validation and checkpoints; after the last step, `Run.go` makes both
+            if s.step != s.n_steps:
                 if s.step % o.eval_every == 0:
-                    began = self.elapsed()
-                    estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
-                    if not validated:        # the first may include compilation: excluded
-                        counted_from += self.elapsed() - began
-                    validated = True
-                    self.record(step=s.step, sample=sample)
-                    print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}",
-                          flush=True)
-                    self.compare(s.bits_per_byte)
+                    self.validate_midway()
                 if s.step % o.save_every == 0:
                     self.save_if_possible()
 
-    def advance(self):
-        """One step: gradient, clip, update.  Returns its log record."""
-        began, s, model = time.perf_counter(), self.state, self.model
-        tokens, targets = self.next
-        hyper = self.hyper()
-        weight, measures = self.ce_weights(tokens, targets)
-        micro = s.micro_batch
-        for b in range(0, self.B, micro):
-            part = slice(b, b + micro)
-            model.gradient(tokens[part], targets[:, part], weight[part])
-        t = s.step + 1
-        self.next = self.data.batches.take(t * self.B, self.B)           # a GPU computes meanwhile
-        self.updating = True                 # from here on, parameters may be those of step t
-        losses, norm = model.update(hyper)
-        ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))
+    def stop_if_not_finite(self, ce, norm):
+        """Ends the run if a loss or the norm of the gradient is not finite."""
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {t}: {model.first_bad_tensor()}; stopped before the update, "
-                            f"{self.out} is as it was; start with a lower --lr and another --out")
-        s.step, self.updating = t, False     # step and parameters agree again
+            raise UserError(f"step {self.state.step + 1}: {self.model.first_bad_tensor()}; stopped "
+                            f"before the update, {self.out} is as it was; start with a lower --lr "
+                            f"and another --out")
+
+    def log_entry(self, ce, norm, hyper, weight, seconds):
+        """The log record of the step that has just ended.
+        ce (P,): mean loss of each head; weight (B, P), from `ce_weights`"""
+        s, data = self.state, self.data
+        s.tokens_seen = s.step * self.B * self.T
+        n_read = data.batches.n_read((s.step - 1) * self.B, self.B)      # without padding
         trained = weight.any(0)              # (P,): heads with a weight
-        s.tokens_seen, seconds = t * tokens.size, time.perf_counter() - began
-        n_read = self.data.batches.n_read((t - 1) * self.B, self.B)      # without padding
-        return {"step": t, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
-                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / self.data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps,
-                **measures}
+        return {"step": s.step, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
+                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / data.bytes_per_token,
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps}
+
+    def report_progress(self, r):
+        """Runs after each step: plans the length of a run in minutes, and prints the log record r
+        when a line is due, at the latest after MOST_SILENT seconds.
+        step_time is the mean of the steps in this process, with the time between them.  Step 1 may
+        include compilation, so it counts only until step 2 is done."""
+        s = self.state
+        self.steps_here += 1
+        if self.steps_here == 1:
+            step_time, self.timed_from = r["ms"] / 1e3, self.elapsed()
+        else:
+            step_time = (self.elapsed() - self.timed_from) / (self.steps_here - 1)
+        is_due = self.steps_here == 5 or (self.steps_here > 5 and s.step % 20 == 0)
+        in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
+        if is_due and not self.data.steps and not in_last_tenth:
+            self.plan(step_time)
+        if is_due or self.elapsed() - self.told > MOST_SILENT:
+            self.told = self.elapsed()
+            self.report(r, step_time)
+
+    def validate_midway(self):
+        """Estimates the loss of held-out text, samples a text, and prints and records both."""
+        s, began = self.state, self.elapsed()
+        estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
+        if not self.has_validated:           # the first may include compilation: not counted
+            self.timed_from += self.elapsed() - began
+            self.has_validated = True
+        self.record(step=s.step, sample=sample)
+        print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}", flush=True)
+        self.compare(s.bits_per_byte)
 
     def hyper(self):
         """The Hyper of the next step."""
@@ -2008,10 +2033,10 @@ class TrainingLoop:
 
     def ce_weights(self, tokens, targets):
         """d loss / d (summed CE of head k of sequence b), (B, P), and more values for the log."""
-        mtp_weight = 0.0 if self.heads_rest() else self.options.mtp_weight
+        mtp_weight = 0.0 if self.heads_are_off() else self.options.mtp_weight
         return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
 
-    def heads_rest(self):
+    def heads_are_off(self):
         """Are the auxiliary heads 1.. switched off in the next step?  They help at the beginning.
         A final tenth of the run (mtp_from = 0.9) lets them catch up with the finished model."""
         o, s = self.options, self.state
@@ -2107,7 +2132,7 @@ def dpo_loss(ce, reference, beta):
     accuracy: the share of pairs with m > 0; a tie counts half.  kl: log ref(y)/pi(y), nats per
     response.  It would estimate KL(ref || pi) if ref had sampled y.  It needs no sampling, and may
     be negative."""
-    with np.errstate(invalid="ignore"):      # for a NaN in ce; `advance` then reports the step
+    with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
         log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
         margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
         slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
@@ -3762,7 +3787,7 @@ class Run(TrainingLoop):
         with contextlib.ExitStack() as self.closing_log, signals_caught() as caught:
             self.open_log(self.choose_log())
             try:
-                self.learn(caught)
+                self.train(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
                 overdone = self.compare_last() if complete and self.by_heart else ""

@@ -3448,9 +3448,9 @@ def of_ranks(run, ranks):
                 ranks.agree("", "the data")
             return data
 
-        def learn(self, caught):
+        def train(self, caught):
             self.model.stopping = Stopping(caught)
-            super().learn(self.model.stopping)
+            super().train(self.model.stopping)
 
         def plan(self, step_time):
             super().plan(step_time)

@@ -36,6 +36,18 @@ class Start(ne.Run):
     def print_settings(self):
         pass
 
+    def record(self, **values):              # there is no log
+        pass
+
+    def validate_midway(self):
+        pass
+
+    def save_if_possible(self, best=False):
+        pass
+
+    def report_progress(self, r):
+        pass
+
 
 def bits_per_byte(options, k):
     """Of the held-out tail, after a run from start k, by one thread."""
@@ -44,8 +56,7 @@ def bits_per_byte(options, k):
     start = ne.Checkpoint(ne.PRESETS["small"], None, ne.State(n_steps=options.steps), None, ())
     with tempfile.TemporaryDirectory() as folder:
         run = Start(str(pathlib.Path(folder, "run.bin")), start, options)
-    for _ in range(options.steps):
-        run.advance()
+    run.train([])
     return ne.evaluate(run.model, *run.data.validation)
 
 

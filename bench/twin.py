@@ -223,11 +223,14 @@ def side_of(side, Run, follow, Model, args):
 
     follow: n_steps of each step, as another side's log has them, or None.  Model: ours."""
     class Side(Run):
-        def advance(self):
+        def ce_weights(self, tokens, targets):           # at the beginning of a step
             s = self.state
             if follow:
                 s.n_steps = follow[s.step] or None
-            record = {"n_steps": s.n_steps, **super().advance()}
+            return super().ce_weights(tokens, targets)
+
+        def log_entry(self, *step):
+            record = super().log_entry(*step)
             if side == "lockstep":
                 record["apart"] = self.model.apart
             return record

@@ -87,6 +87,29 @@ def may_stay_idle(function):
     return function
 
 
+def before_each_step(patch, act):
+    """Calls act(run) at the beginning of each step of ne.Run.train."""
+    ce_weights = ne.Run.ce_weights
+
+    def acting(run, *batch):
+        act(run)
+        return ce_weights(run, *batch)
+
+    patch.setattr(ne.Run, "ce_weights", acting)
+
+
+def after_each_step(patch, act):
+    """Calls act(run) after each update of ne.Run.train, before it is logged."""
+    log_entry = ne.Run.log_entry
+
+    def acting(run, *step):
+        entry = log_entry(run, *step)
+        act(run)
+        return entry
+
+    patch.setattr(ne.Run, "log_entry", acting)
+
+
 def modules():
     """All modules of nanoeuler_parts that can be loaded here: one that is first loaded while a test
     replaces a function would keep the replacement."""

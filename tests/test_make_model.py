@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, TEXT, run, told
+from helpers import ROOT, TEXT, after_each_step, run, told
 from servers import until
 
 import nanoeuler as ne
@@ -107,15 +107,8 @@ def test_from_texts_to_a_model_and_its_card(recipe, capsys):
 
 def test_a_stage_goes_on_where_its_time_was_up(recipe, monkeypatch, capsys):
     """Ctrl-C, as the clock sends it, after two of four steps."""
-    advance = ne.Run.advance
-
-    def advance_and_signal(self):
-        r = advance(self)
-        if r["step"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return r
-
-    monkeypatch.setattr(ne.Run, "advance", advance_and_signal)
+    after_each_step(monkeypatch, lambda run: (
+        run.state.step == 2 and os.kill(os.getpid(), signal.SIGINT)))
     assert recipe("pretrain", "--limit", 0) == 3
     assert "the same command goes on" in capsys.readouterr().out
     base = recipe.folder / "base.bin"

@@ -6,7 +6,7 @@ import signal
 import numba
 import numpy as np
 import pytest
-from helpers import FAST, needs, outcome, refused, run, told
+from helpers import FAST, before_each_step, needs, outcome, refused, run, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -219,15 +219,13 @@ def test_a_run_goes_on_to_the_same_bits(dtype, elsewhere, text, tmp_path, capsys
     flags = ("--data", text, "--steps", 12, "--dtype", dtype, *FAST)
     said = told("train", "--out", "whole.bin", "--optimizer", "muon", *flags)
     assert "Muon             lr 0.02, momentum 0.9" in said
-    advance = ne.Run.advance
 
-    def interrupted(run):
+    def interrupt(run):
         if run.state.step == 5:
             os.kill(os.getpid(), signal.SIGINT)          # this step is the last
-        return advance(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ne.Run, "advance", interrupted)
+        before_each_step(patch, interrupt)
         run("train", "--out", "parts.bin", "--optimizer", "muon", *flags)
     assert ne.read_checkpoint("parts.bin").state.step == 6
     refused(capsys, "train", "--resume", "--out", "parts.bin", "--muon-lr", 0.1,
@@ -280,19 +278,19 @@ def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
             words=["momentum is a setting of Muon"])
 
 
-def test_the_other_heads_rest():
+def test_when_the_auxiliary_heads_are_off():
     """From 0.3 to 0.9 of the run; not before it has a length."""
     class Part(ne.Run):
         def __init__(self):
             self.options, self.state = ne.TrainOptions(), ne.State()
 
     run = Part()
-    assert not run.heads_rest()
+    assert not run.heads_are_off()
     run.state.n_steps = 10
-    resting = []
+    off = []
     for run.state.step in range(10):
-        resting.append(run.heads_rest())
-    assert resting == [False] * 3 + [True] * 6 + [False]
+        off.append(run.heads_are_off())
+    assert off == [False] * 3 + [True] * 6 + [False]
 
 
 @pytest.mark.parametrize("weight", [[1.0, 0.0], [0.0, 0.0], [0.5, 0.25]])

@@ -13,6 +13,7 @@ import pytest
 from helpers import (
     FAST,
     ROOT,
+    before_each_step,
     command,
     complains,
     nanoeuler,
@@ -129,17 +130,16 @@ def test_two_runs_do_not_write_one_output_at_a_time(more, text, copy, monkeypatc
     """The second one is refused while the first is at work, and disturbs nothing."""
     pytest.importorskip("fcntl", reason="locks of POSIX")
     monkeypatch.chdir(copy)
-    advance, seen = ne.Run.advance, []
+    seen = []
 
-    def advance_beside_another(self):
+    def start_another(run):
         if not seen:
             log = (copy / "nanoeuler.jsonl").read_bytes()
             seen.append(ne.main(["train", "--steps", "30", "--threads", "1", *more, "--data",
                                  str(text), *(FAST[:-4] if "--force" in more else [])]))
             assert (copy / "nanoeuler.jsonl").read_bytes() == log
-        return advance(self)
 
-    monkeypatch.setattr(ne.Run, "advance", advance_beside_another)
+    before_each_step(monkeypatch, start_another)
     run("train", "--resume", "--steps", 22)
     assert not (copy / ".nanoeuler.bin.lock").exists()
     said = capsys.readouterr().err.splitlines()
@@ -158,17 +158,16 @@ def test_no_way_around_the_lock(way, copy, monkeypatch, capsys):
     (copy / "folder").symlink_to(".")
     out = {"a link": "link.bin", "a link to its folder": "folder/nanoeuler.bin"}.get(
         way, "nanoeuler.bin")
-    advance, codes = ne.Run.advance, []
+    codes = []
 
-    def advance_beside_another(self):
+    def start_another(run):
         if not codes:
             if way == "no log":
                 (copy / "nanoeuler.jsonl").unlink()
             codes.append(ne.main(["train", "--resume", "--steps", "30", "--threads", "1", "--out",
                                   out]))
-        return advance(self)
 
-    monkeypatch.setattr(ne.Run, "advance", advance_beside_another)
+    before_each_step(monkeypatch, start_another)
     run("train", "--resume", "--steps", 22)
     said = capsys.readouterr()
     assert codes == [2] and f"another run writes {out}" in said.err

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import (FAST, ROOT, STARTED, TINY, command, hyper, ok, outcome, random_flat, refused,
-                     run, told)
+from helpers import (FAST, ROOT, STARTED, TINY, after_each_step, before_each_step, command, hyper,
+                     ok, outcome, random_flat, refused, run, told)
 from oracles import naive
 
 import bpe
@@ -248,15 +248,14 @@ def test_a_finished_run_can_be_made_longer(copy, monkeypatch):
 def test_a_second_ctrl_c_kills_and_later_ones_are_not_ours(copy, monkeypatch):
     """The first is remembered until the step is done; what heard them before, hears them again."""
     monkeypatch.chdir(copy)
-    advance, during = ne.Run.advance, []
+    during = []
 
-    def interrupted(self):
+    def interrupt(run):
         signal.raise_signal(signal.SIGINT)
         during.append(signal.getsignal(signal.SIGINT))
-        return advance(self)
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(ne.Run, "advance", interrupted)
+    before_each_step(monkeypatch, interrupt)
     run("train", "--resume", "--steps", 25)
     assert during == [signal.SIG_DFL]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
@@ -342,9 +341,8 @@ def test_a_few_held_out_rows_say_little(holdout, rows, measured, text, elsewhere
 
 def test_the_best_validation_is_known_after_a_break(measured, text, elsewhere, monkeypatch, capsys):
     """Without the log, too."""
-    advance = ne.Run.advance
-    monkeypatch.setattr(ne.Run, "advance", lambda self: (
-        advance(self), self.state.step == 3 and signal.raise_signal(signal.SIGINT))[0])
+    after_each_step(monkeypatch, lambda run: (
+        run.state.step == 3 and signal.raise_signal(signal.SIGINT)))
     measured[:] = [1.5, 1.7, 1.8]
     run("train", "--data", text, *VALIDATED)
     os.remove("nanoeuler.jsonl")
@@ -526,9 +524,8 @@ def test_the_same_length_again_is_no_other_length(clock, text, elsewhere):
 
 def test_a_run_that_stops_before_it_has_a_plan(clock, text, elsewhere, monkeypatch):
     """--minutes is made steps after the fifth; the checkpoint of an earlier stop knows of none."""
-    advance = ne.Run.advance
-    monkeypatch.setattr(ne.Run, "advance", lambda self: (
-        advance(self), self.state.step == 2 and signal.raise_signal(signal.SIGINT))[0])
+    after_each_step(monkeypatch, lambda run: (
+        run.state.step == 2 and signal.raise_signal(signal.SIGINT)))
     said = told("train", "--data", text, "--minutes", 0.05, *FAST, "--save-every", 1)
     state = ne.read_checkpoint("nanoeuler.bin").state
     assert (state.step, state.n_steps) == (2, None) and "step 2 of ?" in said

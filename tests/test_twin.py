@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 from examples import ADD, LITTLE, PAIRS, copy_of
-from helpers import ROOT, TINY, needs, random_flat
+from helpers import ROOT, TINY, before_each_step, needs, random_flat
 from numba import set_num_threads
 
 torch = needs("torch")
@@ -247,10 +247,9 @@ def test_the_twin_follows_a_schedule_planned_by_minutes(base, bench, text, monke
     r, v = result_of(base, "out_pretrain")
     log, half = base / "twin_pretrain/twin.jsonl", ("--stage", "pretrain", "--half", "twin")
     os.remove(log)
-    advance = ne.Run.advance
     with monkeypatch.context() as patch:     # Ctrl-C in its third step
-        patch.setattr(ne.Run, "advance", lambda run: (
-            run.state.step == 2 and signal.raise_signal(signal.SIGINT), advance(run))[1])
+        before_each_step(patch, lambda run: (
+            run.state.step == 2 and signal.raise_signal(signal.SIGINT)))
         bench(*half, "--preset", "small", "--data", text, "--seq-len", 16, "--vocab-size", 280,
               "--batch", 64)
     assert read_log(log)[-1]["step"] == 3
