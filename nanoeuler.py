@@ -24,16 +24,18 @@ Contents
     1    Configuration                        6    Optimizer
     2    Memory: flat buffers and views       7    Batches: from a text, from examples
     3    Building blocks                      8    Training: the loop, fine-tuning, preferences
-    4.1  Matmul                               9    Inference: KV cache, sampling, draft tokens
-    4.2  Embedding                            10.1 Checkpoint
-    4.3  RMSNorm                              10.2 Runs on disk: log, lock, --resume
-    4.4  RoPE                                 11   Conversation
+    4.1  Matmul                               9    Inference: sampling, KV cache, draft tokens
+    4.2  Embedding                            10   Conversation: templates, chat, Python
+    4.3  RMSNorm                              11.1 Checkpoint
+    4.4  RoPE                                 11.2 Runs on disk: settings, log, --resume
     4.5  Attention                            12   Kernels to compile
     4.6  SwiGLU                               13   Command line
-    4.7  Cross-entropy
+    4.7  Cross-entropy                        14   Without nanoeuler_parts
     5    Model: forward, backward, threads
 
-    To understand the model, read sections 1 to 9.  The others handle files and the terminal.
+    To understand the model, read sections 1 to 9.  The others handle conversations, files and the
+    terminal.  One page shows the training loop: `TrainingLoop.train` in section 8.  Ten lines show
+    how a model generates text: `generate` at the beginning of section 9.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
@@ -49,7 +51,7 @@ Types   Functions take their dtype from their arguments: float32, or float64 for
         convert bfloat16 and leave float32 and float64 unchanged (section 3).
 Threads Forward and backward of one sequence are one task.  A block of rows of a weight gradient is
         one task, too.  If there are more threads than sequences, several threads share a sequence
-        (section 3).  Each number is written by one thread, in one order.  So the result depends
+        (section 5).  Each number is written by one thread, in one order.  So the result depends
         neither on the number of threads nor on which thread takes which task.
 """
 import argparse
@@ -129,7 +131,7 @@ import bpe
 from bpe import UserError, need, printable, reading
 
 # Everything but the model, its training and the chat is in the folder nanoeuler_parts.  Without the
-# folder, this file needs only bpe.py and uses plain versions: see sections 3, 4.1 and 10.
+# folder, this file needs only bpe.py and uses the plain versions of sections 4.1 and 14.
 try:
     import nanoeuler_parts
 except ModuleNotFoundError as e:
@@ -167,6 +169,10 @@ else:
                    nogil=True, cache=bpe.CACHE)
     jit = bpe.jit(**OPTIONS)
     jit_parallel = bpe.jit(parallel=True, **OPTIONS)
+    MR, TILE_BYTES = 8, 64                   # rows and bytes of a row of a tile (4.1)
+    ROWS = DY_COLUMNS = 8 * MR
+    DTYPE, HAS_BF16, QUADS = "f32", False, False
+    Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 # ==== 1 Configuration ====
 # This section defines the settings of a model and the presets, from "small" to "xl".  A first
@@ -471,21 +477,8 @@ def parts_of(memory, shapes):
                           for x, shape in zip(memory, shapes)))
 
 # ==== 3 Building blocks ====
-# This section defines what the kernels of section 4 share: the tile of a matrix product, bfloat16
-# storage, the division of work among threads, exp and silu.  A first reader needs the formula of
-# `tile` and the loop over `shared`, and may skip the rest.
-#
-# Nearly all of the time goes into matrix products, and each product consists of calls of one
-# function:
-#
-#     def tile(out, base, x, b, m, j, add):
-#         rows, columns = slice(m, m + MR), slice(j, j + width)
-#         out[rows, columns] = x[rows] @ b[:, columns] + add * base[rows, columns]
-#
-# The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
-# takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
-# peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
-# LLVM, and also larger(x, y), the maximum.
+# This section defines what the kernels of section 4 share: bfloat16 storage, exp and silu.  A first
+# reader needs the table of functions, and may skip the rest.
 #
 # The inputs of products may be stored as bfloat16, the upper half of a float32, in a uint16.  This
 # halves their memory.  Products are up to twice as fast if the CPU supports bfloat16 products.
@@ -506,55 +499,6 @@ KC = 64              # rows of a batch that a weight gradient sums in registers
 NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
 COLUMNS = 16         # threads share columns in multiples of 16: a cache line of float32
 PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
-
-# If a batch has fewer sequences than threads, several threads share a sequence.  Each of them runs
-# through `forward` and `backward`.  Consider one of their loops:
-#
-#     for t0, t1 in shared(team, T, MR):
-#         matmul(y[t0:t1], x[t0:t1], w)
-#
-# The T rows are cut into parts.  A free thread takes the next part.  No thread leaves the loop
-# before all parts are done.  Products and norms are shared by rows, attention by heads, and sums
-# over rows by columns.  One thread computes each number, in the order of a single-threaded run.
-# A thread waits only for parts that other threads have begun, so any number of threads may join, at
-# any time.
-#
-# A Team is one thread's view of the sequence b that it works on:
-#     share       the number of parts into which a loop is cut; a short loop has fewer
-#     progress    counters that all threads of the sequence share
-#     passed      passed[0] is the number of parts in all loops that this thread has entered
-# Parts are numbered through all loops of a sequence.  For example, two loops of 4 parts have the
-# parts 0 to 3 and 4 to 7, and a thread enters the second loop with passed[0] = 4.
-#
-# progress[TAKEN] and progress[DONE] count the parts that are taken and done.  progress[LEADER] is
-# the thread that began the sequence, and progress[BEGUN] is 1 from then on.  progress[OVER] counts
-# the threads that have finished the sequence.
-Team = namedtuple("Team", "b share progress passed")
-TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
-
-@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
-def shared(team, n, step):
-    """The parts (i0, i1) of n items that this thread takes.  Their lengths are multiples of step,
-    except for the last part.  After the loop, all n items are done."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]                  # number of this loop's first part
-    end = before + (n + size - 1) // size    # number of the next loop's first part
-    team.passed[0] = end
-    part = next_below(team.progress, TAKEN, end)
-    while part < end:
-        i0 = (part - before) * size
-        yield i0, min(n, i0 + size)
-        fetch_add(team.progress, DONE)
-        part = next_below(team.progress, TAKEN, end)
-    wait_until(team.progress, DONE, end)
-
-# Threads count the parts that are taken and done in arrays of integers:
-#     fetch_add(counter, i)            counter[i]++; returns the old value
-#     next_below(counter, i, end)      the same if counter[i] < end; otherwise only returns it
-#     seen(counter, i)                 returns counter[i]; all that other threads wrote before
-#                                      they counted is then visible
-#     wait_until(counter, i, least)    waits until counter[i] >= least
 
 # Cephes' expf splits x = n ln 2 + r, |r| <= ln 2 / 2, so that e^x = 2^n e^r.  A polynomial in r
 # gives e^r, and the exponent's bits give 2^n.  The relative error is 3e-7 on [-87, 88].  The
@@ -593,93 +537,21 @@ def _silu(x):
     one = np.dtype(str(x)).type(1)
     return lambda x: x / (one + exp(-x))
 
-# ---- without nanoeuler_parts
-# Plain versions of the functions described above, for one thread, in float32 and float64
-if not nanoeuler_parts:
-    MR, TILE_BYTES = 8, 64
-    ROWS = DY_COLUMNS = 8 * MR
-    DTYPE, HAS_BF16, QUADS = "f32", False, False
-
-    def use_threads(asked):
-        print("note: without the folder nanoeuler_parts there is one thread, and float32 alone",
-              file=sys.stderr)
-        set_num_threads(1)
-
-    def tile_width(dtype):
-        return TILE_BYTES // np.dtype(dtype).itemsize
-
-    @jit
-    def fetch_add(counter, i):
-        counter[i] += 1
-        return counter[i] - 1
-
-    @jit
-    def next_below(counter, i, end):
-        old = counter[i]
-        if old < end:
-            counter[i] = old + 1
-        return old
-
-    @jit
-    def seen(counter, i):
-        return counter[i]
-
-    @jit
-    def wait_until(counter, i, least):
-        pass                                 # the only thread has already done it
-
-    @jit
-    def counters(n):
-        return np.zeros((n, 16), np.int64)
-
-    @jit
-    def value(x):
-        return x
-
-    @jit
-    def rounded(x, like):
-        return x
-
-    @jit
-    def narrowed(x, b):
-        return x
-
-    @jit
-    def narrowed_transpose(x, b):
-        return x.T
-
-    @jit
-    def quantized(x, w):
-        return x
-
-    @jit
-    def panel_rows(n, dtype):
-        return n
-
-    @jit
-    def panel_entry(column, k, scale):
-        return column[k]
-
-    @jit
-    def larger(x, y):
-        return x if x > y or x != x else y               # NaN if x or y is NaN
-
-    def from_bf16(x):
-        return x
-
-    def to_bf16(x):
-        raise UserError("bfloat16 needs the folder nanoeuler_parts beside nanoeuler.py; choose "
-                        "--weights f32")
-
-    Compiled = namedtuple("Compiled", "kernel argument dtype")
-
-    def fill_cache(parts):
-        """Does nothing: Numba compiles each kernel at its first call."""
-
 # ==== 4.1 Matmul ====
 # Every matrix product is a loop over tiles, and `plain_tile` shows a tile as plain loops.  A first
-# reader may skip all but `plain_tile`, `matmul`, `matmul_add` and `weight_gradient`.  If the folder
-# nanoeuler_parts is there, its vectorized versions replace the plain ones (machine/tile.py).
+# reader may skip all but `plain_tile`, `matmul`, `matmul_add` and `weight_gradient`.
+#
+# Nearly all of the time goes into matrix products, and each product consists of calls of one
+# function:
+#
+#     def tile(out, base, x, b, m, j, add):
+#         rows, columns = slice(m, m + MR), slice(j, j + width)
+#         out[rows, columns] = x[rows] @ b[:, columns] + add * base[rows, columns]
+#
+# The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
+# takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
+# peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
+# LLVM, and also larger(x, y), the maximum.  Without nanoeuler_parts, the plain versions are used.
 @jit
 def plain_tile(out, base, x, b, m, j, add):
     """out[m:m + MR, j:j + width] = x[m:m + MR] @ b[:, j:j + width], + the same block of base if add
@@ -718,10 +590,6 @@ def plain_pack(panels, b):
             for j in range(width):
                 n = i * width + j
                 panels[i, k, j] = b[k, n] if n < b.shape[1] else 0
-
-if not nanoeuler_parts:
-    tile, rows_tile, pack = plain_tile, plain_rows_tile, plain_pack
-
 
 @jit
 def matmul(out, x, b):
@@ -1037,7 +905,11 @@ def cross_entropy(nll, logits, targets, weight):
 # ==== 5 Model ====
 # This section joins the kernels into the forward pass, the loss and the backward pass, lets threads
 # share them, and wraps them in `Model`.  A first reader may read `forward`, `loss`, `backward` and
-# `matrix_gradient` alone, and read each loop over `shared` as a single pass over everything.
+# `matrix_gradient` alone.
+#
+#     for t0, t1 in shared(team, T, MR):     read it as t0, t1 = 0, T: all rows at once
+#
+# Several threads may share such a loop.  "---- threads" below explains how.
 @jit
 def layer_rows(a, b, l, t0, t1):
     """Rows t0 to t1 of the activations of layer l in sequence b.  x, x1 and x2 are the residual
@@ -1172,6 +1044,57 @@ def matrix_gradients(team, batch, tasks, g, a, d, s):
             matrix_gradient(kind, l, n0, n1, g, a, d, s)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # after head 0, which may be wte
         embedding_backward(g.wte, d.x[:, 0], batch.tokens, c0, c1)
+
+# ---- threads
+# A thread usually computes a whole sequence, and then `shared` yields a single part: all items.  If
+# a batch has fewer sequences than threads, several threads share a sequence.  Each of them runs
+# through `forward` and `backward`.  Consider one of their loops:
+#
+#     for t0, t1 in shared(team, T, MR):
+#         matmul(y[t0:t1], x[t0:t1], w)
+#
+# The T rows are cut into parts.  A free thread takes the next part.  No thread leaves the loop
+# before all parts are done.  Products and norms are shared by rows, attention by heads, and sums
+# over rows by columns.  One thread computes each number, in the order of a single-threaded run.
+# A thread waits only for parts that other threads have begun, so any number of threads may join, at
+# any time.
+#
+# A Team is one thread's view of the sequence b that it works on:
+#     share       the number of parts into which a loop is cut; a short loop has fewer
+#     progress    counters that all threads of the sequence share
+#     passed      passed[0] is the number of parts in all loops that this thread has entered
+# Parts are numbered through all loops of a sequence.  For example, two loops of 4 parts have the
+# parts 0 to 3 and 4 to 7, and a thread enters the second loop with passed[0] = 4.
+#
+# progress[TAKEN] and progress[DONE] count the parts that are taken and done.  progress[LEADER] is
+# the thread that began the sequence, and progress[BEGUN] is 1 from then on.  progress[OVER] counts
+# the threads that have finished the sequence.
+Team = namedtuple("Team", "b share progress passed")
+TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
+
+@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
+def shared(team, n, step):
+    """The parts (i0, i1) of n items that this thread takes.  Their lengths are multiples of step,
+    except for the last part.  After the loop, all n items are done."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    before = team.passed[0]                  # number of this loop's first part
+    end = before + (n + size - 1) // size    # number of the next loop's first part
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        i0 = (part - before) * size
+        yield i0, min(n, i0 + size)
+        fetch_add(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+# Threads count the parts that are taken and done in arrays of integers:
+#     fetch_add(counter, i)            counter[i]++; returns the old value
+#     next_below(counter, i, end)      the same if counter[i] < end; otherwise only returns it
+#     seen(counter, i)                 returns counter[i]; all that other threads wrote before
+#                                      they counted is then visible
+#     wait_until(counter, i, least)    waits until counter[i] >= least
 
 @jit
 def scratch_of(i, leader, s):
@@ -1567,7 +1490,7 @@ Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 corre
 def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    muon_settings: the fields in MUON_SETTINGS (8); without them AdamW updates all tensors"""
+    muon_settings: the fields in MUON_SETTINGS (11.2); without them AdamW updates all tensors"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
                     correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
@@ -1652,7 +1575,7 @@ def adamw(p, g, m, v, n_decay, hyper):
 # model any further (bench/NOTES.md).
 #
 # One matrix holds q, k and v, and one holds gate and up, so that a single product computes them.
-# Each is still a map of its own, so Muon updates each separately, as `llama_tensors` (10.1) lists
+# Each is still a map of its own, so Muon updates each separately, as `llama_tensors` (11.1) lists
 # them.  The embedding, whose rows are read one at a time, the heads and the gains stay with AdamW.
 #
 # A run with Muon also starts from other parameters (`initial`, section 8).  The embedding starts
@@ -1888,9 +1811,8 @@ class DataSet:
     rows: list                 # lines of the table printed at the start: (name, value)
 
 # ==== 8 Training ====
-# This section trains a model: loss, validation, the training loop, and the settings of a run.  A
-# first reader may read `TrainingLoop.train`, the training loop, and skip fine-tuning, preferences and
-# settings.
+# This section trains a model: loss, validation, the training loop, fine-tuning and preferences.  A
+# first reader may read `TrainingLoop.train`, the training loop, and skip what follows it.
 
 # ---- loss and validation
 def loss_weights(targets, mtp_weight):
@@ -1920,12 +1842,12 @@ FEWEST = 8           # rows; a validation on fewer rows says little
 WORSE = 1.01         # times the best validation; a worse one means that the model overfits
 
 class TrainingLoop:
-    """The steps of a training run.  The subclass `Run` (10.2) prepares the run.  `Run` also has
+    """The steps of a training run.  The subclass `Run` (11.2) prepares the run.  `Run` also has
     three methods that are called here: `record` writes to the log, `sample_text` generates a
     sample, `save_if_possible` writes a checkpoint.
 
-    model: an Engine (5), data: a DataSet (7), options: Options below, state: the State of a
-    checkpoint (10.1); B, T: rows of a batch and tokens per row; next: the next batch; lr: the
+    model: an Engine (5), data: a DataSet (7), options: TrainOptions (11.2), state: the State of a
+    checkpoint (11.1); B, T: rows of a batch and tokens per row; next: the next batch; lr: the
     learning rate at this width"""
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     R = 1                                    # rows that stay together in a batch; 2 in DPO
@@ -2106,7 +2028,7 @@ class TrainingLoop:
 
 # ---- fine-tuning
 # Fine-tuning uses the same loop and the same loss.  A row is an example, and only the tokens of its
-# answers are targets: see `Examples` (7).  Section 11 defines how a conversation becomes text.
+# answers are targets: see `Examples` (7).  Section 10 defines how a conversation becomes text.
 def chatml_row(messages, learned_from, tokenizer, encode):
     """These messages in ChatML, as `chat_ids` encodes them: [asked, answered, asked, ...], ids
     Assistant messages from index learned_from on are answers, each with the token that ends it.
@@ -2168,140 +2090,106 @@ class PreferenceLoop(TrainingLoop):
         weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
         return weight, measures
 
-# ---- settings
-KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
-
-@dataclass
-class Optimization(Settings):
-    """Settings that all runs share; the subclasses below add their own.  A checkpoint stores them
-    for --resume."""
-    # Attributes without a type are not dataclass fields: they have no flag, and no file stores them
-    dtypes = tuple(PRECISIONS)
-    unsaid = {"dtype": "f32"}  # values of settings that older checkpoints do not store
-    # Some subclasses make fields of these.  In all others, the values here apply.
-    optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
-    # In a setting of type int | None, `Settings` (1) turns the 0 of a flag or a file into None
-    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
-                                "--epochs instead")
-    batch: int = setting(2048, 1, 1 << 24, "number of tokens per training step, rounded to whole "
-                         "sequences")
-    micro_batch: int | None = setting(None, 0, 65_535, "number of sequences per forward and "
-                                      "backward pass; 0: as many as fit in memory")
-    lr: float = setting(6e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.02, 0, 1, "final learning rate of the cosine schedule, as a fraction "
-                           "of the peak; 0: decay to zero")
-    warmup: int = setting(50, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
-                          "rises linearly; 0: no warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    beta1: float = setting(0.9, 0, 0.9999, "decay rate of AdamW's moving average of the gradient")
-    beta2: float = setting(0.95, 0, 0.9999, "decay rate of AdamW's moving average of the squared "
-                           "gradient")
-    clip: float = setting(1.0, 1e-9, 1e9, "gradient-norm clipping: largest global norm of the "
-                          "gradient")
-    eval_every: int = setting(250, 1, 1 << 40, "number of steps between validations")
-    save_every: int = setting(250, 1, 1 << 40, "number of steps between checkpoints")
-    seed: int = setting(1, 0, 1 << 60, "random seed of the batches, and of the weights of a new "
-                        "model")
-    dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
-                         "bfloat16; empty: the faster one on this machine")
-
-    given = frozenset()        # names of the settings passed to `chosen`
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.dtype = self.dtype or DTYPE
-
-    def check(self):
-        need(self.dtype in self.dtypes,
-             f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
-        super().check()
-        # Subclasses declare the field data, each with its own default
-        need("\0" not in self.data, f"data is {self.data!r}, which names no file")
-        return self
-
-    @classmethod
-    def chosen(cls, **settings):
-        """Options with these settings, and with the defaults for all others."""
-        options = cls(**settings).check()
-        options.given = frozenset(settings)
-        return options
-
-@dataclass
-class Options(Optimization):
-    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
-                                "--minutes instead")
-    data: str = setting("data/shakespeare.txt", 0, 0, "text file to train on, in UTF-8")
-    minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
-                             "without compilation; used if the number of steps is 0")
-    holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
-                             "validation")
-    mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
-                                "(multi-token prediction); 0: train head 0 only")
-    mtp_until: float = setting(1.0, 0, 1, "fraction of the run after which the auxiliary heads "
-                               "are switched off; 1: never")
-    mtp_from: float = setting(1.0, 0, 1, "fraction of the run after which auxiliary heads that "
-                              "are off are switched on again; 1: never")
-    weight_decay: float = setting(0.3, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
-                          "the model learns their spelling; 0: none")
-    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
-
-# The defaults of Options were best for AdamW alone, and those of TrainOptions were best with Muon
-# (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do not
-# apply.
-ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
-                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
-ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
-MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
-
-@dataclass
-class TrainOptions(Options):
-    """Settings of `train` in this program.  The defaults are for Muon."""
-    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
-              "newton_schulz": 5, "embedding_lr": 3.0}
-    lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a fraction "
-                           "of the peak; 0: decay to zero")
-    warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
-                          "rises linearly; 0: no warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    optimizer: str = setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW; "
-                             f"adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
-    muon_lr: float = setting(0.02, 1e-9, 10, "peak learning rate of Muon, at any width of the "
-                             "model")
-    momentum: float = setting(0.9, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
-    newton_schulz: int = setting(3, 1, 20, "number of Newton-Schulz iterations by which Muon "
-                                 "orthogonalizes an update")
-    embedding_lr: float = setting(4.0, 1e-3, 1e3, "learning rate of the embedding, as a multiple "
-                                  "of AdamW's; with Muon only")
-    mtp_until: float = setting(0.3, 0, 1, "fraction of the run after which the auxiliary heads "
-                               "are switched off; 1: never")
-    mtp_from: float = setting(0.9, 0, 1, "fraction of the run after which auxiliary heads that "
-                              "are off are switched on again; 1: never")
-
-    def check(self):
-        super().check()
-        need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
-             f"adamw or muon")
-        return self
-
-    @classmethod
-    def chosen(cls, **settings):
-        if settings.get("optimizer") != "adamw":
-            return super().chosen(**settings)
-        for name in MUON_SETTINGS:
-            need(name not in settings,
-                 f"{name} is a setting of Muon: drop it, or --optimizer adamw")
-        return super().chosen(**ADAMW_DEFAULTS | settings)
-
 # ==== 9 Inference ====
-# This section generates text: it runs the model on new tokens, with a KV cache, and samples the
-# next token.  A first reader may skip drafts (speculative decoding), `Pace`, and the lines from
-# "---- weights" to "---- slots".
-#
+# This section generates text.  `generate` is the whole idea, and `sample` picks a token.  The rest
+# makes it fast: a decoder with a KV cache, batches of sequences, and draft tokens.  A first reader
+# may stop after `sample`, or read on to `decode_step`, and skip `Pace`.
+
+# ---- one text
+def generate(decoder, prompt, n, rng, sampling, end=None):
+    """Yields up to n tokens that continue the prompt's ids.  The id `end` ends the text and is not
+    yielded.  rng: its method random() returns numbers from [0, 1).  sampling: see `sample`.
+    Penalties, stop texts and draft tokens belong to `Reply`, below."""
+    need(len(prompt), NO_TOKEN)
+    ids = prompt
+    for _ in range(n):
+        logits = decoder.step(*ids)          # of the token that follows all ids so far, (V,)
+        token = sample(logits, rng, sampling)
+        if token == end:
+            return
+        yield token
+        ids = [token]
+
+NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+
+# ---- sampling
+@dataclass
+class Sampling(Settings):
+    """How a text is sampled, and how long it may be."""
+    temperature: float = setting(0.8, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
+    top_k: int = setting(0, 0, 1 << 40, "top-k sampling: sample from the k most probable tokens; "
+                         "0: all")
+    top_p: float = setting(1.0, 0, 1, "nucleus sampling: keep the smallest set of tokens whose "
+                           "total probability is at least p; 1: all")
+    min_p: float = setting(0.0, 0, 1, "min-p sampling: drop tokens less probable than this "
+                           "fraction of the most probable one's; 0: none")
+    presence_penalty: float = setting(0.0, -100, 100, "presence penalty: subtracted from the "
+                                      "logits of tokens that the reply contains; 0: none")
+    frequency_penalty: float = setting(0.0, -100, 100, "frequency penalty: subtracted from a "
+                                       "logit once per occurrence in the reply; 0: none")
+    tokens: int = setting(200, 0, 1 << 40, "largest number of tokens in a reply")
+    stop: list = field(default_factory=list, metadata={
+        "help": "text that ends a reply and is left out of it; may be given several times"})
+    logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
+                            "probable tokens at each position; 0: none")
+    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
+                             "same text; 0: off; -1: as many as save time")
+    n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
+                     "line precedes each of several")
+    seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
+    weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
+                           "int8; empty: f32, on a GPU bf16 if supported")
+    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
+
+    def check(self):
+        super().check()
+        need(all(isinstance(text, str) and text for text in self.stop),
+             f"stop is {self.stop}, expected texts that are not empty")
+        return self
+
+@dataclass
+class Talking(Sampling):
+    """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
+    (bench/NOTES.md) but still varies the answers"""
+    temperature: float = setting(0.5, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
+    n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
+    logprobs: int = setting(0, 0, 0)
+
+def of_the_largest(x, n):
+    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
+    least = np.partition(x, len(x) - n)[len(x) - n]
+    chosen = x > least
+    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
+    return chosen
+
+def sample(logits, rng, o):
+    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
+    likeliest = int(np.argmax(logits))       # argmax finds the first NaN, if there is one
+    if not math.isfinite(logits[likeliest]):
+        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
+                        f"weights are too large to compute with; name another checkpoint")
+    if o.temperature == 0:
+        return likeliest
+    z = logits.astype(np.float64)
+    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # 1 for the most probable token
+    n = min(o.top_k or len(odds), len(odds))
+    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
+        total = np.sort(odds)[::-1].cumsum()
+        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+    if n < len(odds):
+        odds[~of_the_largest(odds, n)] = 0
+    odds[odds < o.min_p] = 0
+    total = odds.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max()
+    return z - math.log(np.exp(z).sum())
+
+# ---- rows and slots
 # rows     a row is one token, at one position of one slot; R rows are computed together
 # slots    a slot is the KV cache of one sequence; a batch of n sequences needs n slots
 # parts    a part is what a caller asks for: the tokens to append to one slot
@@ -2517,104 +2405,74 @@ def guess_logits(logits, final, w, scale):
     for k in range(len(w)):
         product(logits[k], final, w[k], scale[k], np.int64(0))
 
-# ---- sampling
-@dataclass
-class Sampling(Settings):
-    """How a text is sampled, and how long it may be."""
-    temperature: float = setting(0.8, 0, 100, "sampling temperature, a divisor of the logits; 0: "
-                                 "always the most probable token")
-    top_k: int = setting(0, 0, 1 << 40, "top-k sampling: sample from the k most probable tokens; "
-                         "0: all")
-    top_p: float = setting(1.0, 0, 1, "nucleus sampling: keep the smallest set of tokens whose "
-                           "total probability is at least p; 1: all")
-    min_p: float = setting(0.0, 0, 1, "min-p sampling: drop tokens less probable than this "
-                           "fraction of the most probable one's; 0: none")
-    presence_penalty: float = setting(0.0, -100, 100, "presence penalty: subtracted from the "
-                                      "logits of tokens that the reply contains; 0: none")
-    frequency_penalty: float = setting(0.0, -100, 100, "frequency penalty: subtracted from a "
-                                       "logit once per occurrence in the reply; 0: none")
-    tokens: int = setting(200, 0, 1 << 40, "largest number of tokens in a reply")
-    stop: list = field(default_factory=list, metadata={
-        "help": "text that ends a reply and is left out of it; may be given several times"})
-    logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
-                            "probable tokens at each position; 0: none")
-    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
-                             "same text; 0: off; -1: as many as save time")
-    n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
-                     "line precedes each of several")
-    seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
-    weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
-                           "int8; empty: f32, on a GPU bf16 if supported")
-    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
+# ---- weights
+# Weights are stored as float32, bfloat16 or int8.  Without hardware products of bfloat16 or int8,
+# only the weights are rounded, and the products are computed in float32.  With them x is rounded,
+# too, in the same way for one row as for many:
+#     bfloat16   x in bfloat16, which costs the small model less than 0.0001 bits per byte
+#                (bench/NOTES.md)
+#     int8       x in 16-bit fixed point, relative to the largest number of its row
+LONGEST_QUADS = 1 << 17      # longest row whose sum of products with int8 fits into an int32
 
-    def check(self):
-        super().check()
-        need(all(isinstance(text, str) and text for text in self.stop),
-             f"stop is {self.stop}, expected texts that are not empty")
-        return self
+def stored(w, weights):
+    """(the matrices w (.., N, K) in the format `weights`, a scale (.., N) for each row)
+    f32: unchanged.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
+    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
+    scale = np.ones(w.shape[:-1], w.dtype)
+    if weights == "bf16":
+        return to_bf16(w), scale
+    if weights == "int8":
+        scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
+        return np.rint(w / scale[..., None]).astype(np.int8), scale
+    return w, scale
 
-@dataclass
-class Talking(Sampling):
-    """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
-    (bench/NOTES.md) but still varies the answers"""
-    temperature: float = setting(0.5, 0, 100, "sampling temperature, a divisor of the logits; 0: "
-                                 "always the most probable token")
-    n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
-    logprobs: int = setting(0, 0, 0)
+def in_panels(w, weights, quads=False):
+    """(packed panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
+    bfloat16: each int32 holds a pair of numbers, panels (L, n, K / 2, width).  int8 with quads:
+    each uint32 holds four numbers, with 128 added, panels (L, n, K / 4, width)."""
+    L, N, K = w.shape
+    width = tile_width(w.dtype)
+    dtype, step = {"bf16": (np.int32, 2), "int8": (np.int8, 1)}.get(weights, (w.dtype, 1))
+    if quads:
+        dtype, step = np.uint32, 4
+    n = -(-N // width)
+    panels, scales = aligned((L, n, -(-K // step), width), dtype), aligned((L, n * width), w.dtype)
+    for l in range(L):
+        x, scales[l, :N] = stored(w[l], weights)
+        if dtype == np.uint32:
+            pack_fours(panels[l], x)
+        else:
+            pack(panels[l], x.T)
+    return panels, scales
 
-def rng_of(seed, prompt=0, answer=0):
-    """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
-    They do not depend on what else is generated: a single prompt gets the same random numbers as
-    the first prompt of a batch."""
-    return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
+def pack_fours(panels, w):
+    """Byte i of panels[n, k, j] = w[n * width + j, 4 k + i] + 128     w (N, K) int8
+    Adding 128 flips the highest bit of a byte."""
+    I, quads, width = panels.shape
+    padded = np.zeros((I * width, 4 * quads), np.uint8)
+    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
+    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
 
-class Uniforms:
-    """The random numbers of a text, one per token.  `ahead` shows the next ones without using them
-    up."""
+class Weights:
+    """The parameters of a model in the format of a decoder.  They are copies: later changes of flat
+    have no effect."""
 
-    def __init__(self, rng):
-        self.rng, self.seen = rng, []
-
-    def random(self):
-        return self.seen.pop(0) if self.seen else self.rng.random()
-
-    def ahead(self, n):
-        """The next n random numbers, which `random` will return later"""
-        while len(self.seen) < n:
-            self.seen.append(self.rng.random())
-        return self.seen[:n]
-
-def of_the_largest(x, n):
-    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
-    least = np.partition(x, len(x) - n)[len(x) - n]
-    chosen = x > least
-    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
-    return chosen
-
-def sample(logits, rng, o):
-    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
-    likeliest = int(np.argmax(logits))       # argmax finds the first NaN, if there is one
-    if not math.isfinite(logits[likeliest]):
-        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
-                        f"weights are too large to compute with; name another checkpoint")
-    if o.temperature == 0:
-        return likeliest
-    z = logits.astype(np.float64)
-    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # 1 for the most probable token
-    n = min(o.top_k or len(odds), len(odds))
-    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
-        total = np.sort(odds)[::-1].cumsum()
-        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(odds):
-        odds[~of_the_largest(odds, n)] = 0
-    odds[odds < o.min_p] = 0
-    total = odds.cumsum()
-    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
-
-def log_softmax(logits):
-    z = logits.astype(np.float64)
-    z -= z.max()
-    return z - math.log(np.exp(z).sum())
+    def __init__(self, cfg, flat, weights):
+        p = views(flat, param_table(cfg))
+        longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
+        quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
+        packed = partial(in_panels, weights=weights, quads=quads)
+        layers = [packed(x) for x in p[PACKED]]
+        wte = packed(p.wte[None])
+        first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
+        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1 and up; if tied, all of lm_head
+        self.others = packed(others) if cfg.n_mtp > 1 else None
+        alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # no axis L
+        matrices, scales = zip(alone[0], *layers, alone[1])
+        self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
+        self.scales = Scales(*scales)
+        # Where the CPU multiplies bfloat16, x is rounded to bfloat16, too
+        self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else flat.dtype
 
 # ---- the interface of a decoder
 Part = namedtuple("Part", "slot ids wanted", defaults=(1,))              # see `Reader.read`
@@ -2657,8 +2515,8 @@ class Reader(Protocol):
     def guesses(self, row):
         """The logits (heads, V) of heads 1 and up, at the token of row `row` of the last logits"""
 
-    def step(self, token):
-        """Appends a token to slot 0, and returns the logits (V,) of the next token."""
+    def step(self, *ids):
+        """Appends tokens to slot 0, and returns the logits (V,) of the next token."""
 
     def truncate(self, n, slot=0):
         """Keeps the first n tokens of a slot, as if those after them had never been read."""
@@ -2666,8 +2524,212 @@ class Reader(Protocol):
     def copy(self, source, slot, n):
         """Copies the first n tokens of slot `source` to `slot`, as if it had read them itself."""
 
+# ---- the decoder
+class Decoder:
+    """The weights of a model, a KV cache with some slots, and the tokens in each slot."""
+    wide, draws = True, False
+
+    @staticmethod
+    def ready():
+        fill_cache(SPEECH)
+
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+        self.begin(cfg, slots, length)
+        self.kept_as = weights or "f32"
+        self.weights = Weights(cfg, flat, self.kept_as)
+        self.allocate()
+
+    def begin(self, cfg, slots, length):
+        """Sets the fields that a decoder on any device has.  Its slots are empty."""
+        need(slots > 0, f"{slots} slots are none")
+        self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
+        self.texts = [[] for _ in range(slots)]
+        self.heads = cfg.n_mtp - 1
+        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows per block, at most
+
+    def allocate(self):
+        get_num_threads()                    # starts the threads; a cached decode_step does not
+        cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
+        size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
+        threads, slots = get_num_threads(), len(self.texts)
+        line = T + 16                        # rows of 2^n numbers would compete for few lines of L1
+        queries = self.block * size.H // size.G
+
+        def new(*shape, dtype=dtype):
+            return aligned(shape, dtype)
+
+        def new_input(*shape):               # for the left operands of products
+            return new(*shape, dtype=self.weights.input_dtype)
+
+        self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
+                           new(size.L, slots, size.G, T, size.D))
+        self.work = Work(x=new(M, size.C), y=new_input(M, size.C), rstd=new(M),
+                         qkv=new(M, size.QKV), att=new_input(M, size.HD),
+                         gate_up=new(M, 2 * size.F), swiglu=new_input(M, size.F),
+                         q=new(threads, queries, size.D), scores=new(threads, queries, line),
+                         out=new(threads, queries, size.D), final=new_input(M, size.C),
+                         logits=new(M, size.V),
+                         guesses=new(self.heads, 1, size.V))
+        self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
+
+    def with_slots(self, slots, length=0):
+        other = type(self).__new__(type(self))
+        other.begin(self.cfg, slots, length)
+        other.weights, other.kept_as = self.weights, self.kept_as
+        other.allocate()
+        return other
+
+    @property
+    def tokens(self):
+        """The tokens in slot 0"""
+        return self.texts[0]
+
+    def step(self, *ids):
+        return self.read([Part(0, [*ids])])[0]
+
+    def truncate(self, n, slot=0):
+        del self.texts[slot][n:]             # their keys may stay: no row attends past its position
+
+    def copy(self, source, slot, n):
+        panels = -(-n // self.cache.k.shape[5])
+        self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
+        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
+        self.texts[slot] = self.texts[source][:n]
+
+    def read(self, parts):
+        """See `Reader`.  A full slot keeps the later half of its tokens.  They are read again, from
+        position 0 on, in the same call."""
+        parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
+        self.check(parts)
+        if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
+            return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
+                                     for slot, ids, wanted in parts])
+        rounds = []                          # usually one; pieces of one slot cannot share a round
+        for n, part in enumerate(parts):
+            for i, piece in enumerate(self.pieces(part)):
+                if i == len(rounds):
+                    rounds.append([])
+                rounds[i].append((n, *piece))
+        found, final = [[] for _ in parts], [[] for _ in parts]
+        for pieces in rounds:
+            of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
+            logits = self.read_pieces([piece for _, *piece in pieces])
+            for i, n in enumerate(of_parts):
+                found[n].append(logits[i].copy())
+                final[n] += [self.final[i]] if self.heads else []
+        self.final = np.array([row for rows in final for row in rows])
+        return np.array([row for rows in found for row in rows])
+
+    def check(self, parts):
+        V, slots = self.cfg.vocab_size, [part.slot for part in parts]
+        need(parts and len({*slots}) == len(slots), "each slot is read once in a step")
+        for slot, ids, wanted in parts:
+            need(0 <= slot < len(self.texts), f"slot {slot} is none of {len(self.texts)}")
+            need(ids and 0 <= wanted <= len(ids), f"the logits of {wanted} of {len(ids)} tokens")
+            for token in min(ids), max(ids):
+                need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
+
+    def pieces(self, part):
+        """The pieces [(slot, first position, ids, wanted)] to compute for a part: one, unless the
+        slot slides between two requested logits.  In a slot of length 8 that holds 0 to 6,
+            7 8 9, the logits of the last   ->  (slot, 0, 4 5 6 7 8 9, 1)
+            7 8 9, the logits of all three  ->  (slot, 7, 7, 1), (slot, 0, 4 5 6 7 8 9, 2)"""
+        T, pieces = self.length, []
+        slot, ids, wanted = part
+        text, unread = self.texts[slot], ids
+        start, again = len(text), []         # again: tokens to read a second time
+        while True:
+            if start + len(again) == T:      # full: its later half moves to the beginning
+                start, again = 0, [*text[:start], *again][T - T // 2:]
+            n = min(len(unread), T - start - len(again))         # at most the room in the slot
+            piece, unread = [*again, *unread[:n]], unread[n:]
+            wanted_here = min(n, max(0, wanted - len(unread)))
+            if wanted_here or not unread:
+                pieces.append((slot, start, piece, wanted_here))
+            if not unread:
+                return pieces
+            text, start, again = [*text[:start], *piece], T, []
+
+    def read_pieces(self, pieces):
+        """The logits of all pieces, in order, computed in steps of up to MOST_ROWS rows.  After
+        each step `texts` holds the tokens that are in the cache."""
+        for slot, start, *_ in pieces:
+            self.truncate(start, slot)
+        found, final = [], []
+        for step in steps_of(pieces):
+            if found:
+                found[-1] = found[-1].copy()             # the next step overwrites work.logits
+            found.append(self.compute(self.rows(step)))
+            if self.heads:                   # `guesses` may be called for any row of these logits
+                final.append(self.work.final[:len(found[-1])].copy())
+            for slot, _, ids, _ in step:
+                self.texts[slot] += ids
+        if self.heads:
+            self.final = final[0] if len(final) == 1 else np.concatenate(final)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def rows(self, pieces):
+        """The Rows of one step, for these pieces"""
+        tokens, slots, positions, blocks, wanted = [], [], [], [], []
+        for slot, start, ids, n in pieces:
+            first = len(tokens)
+            tokens += ids
+            slots += [slot] * len(ids)
+            positions += range(start, start + len(ids))
+            end = len(tokens)
+            blocks += [(r, min(end, r + self.block)) for r in range(first, end, self.block)]
+            wanted += range(end - n, end)
+        columns = np.array((tokens, slots, positions), np.int32)
+        return Rows(*columns, np.array(blocks, np.int32), np.array(wanted, np.int32))
+
+    def compute(self, rows):
+        """The logits (n, V) of the rows in rows.wanted"""
+        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
+                    self.sin, self.cfg.norm_eps)
+        return self.work.logits[:len(rows.wanted)]
+
+    def guesses(self, row):
+        self.work.final[0] = self.final[row]             # a product may read past the row there
+        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others)
+        return self.work.guesses[:, 0]
+
+def steps_of(pieces):
+    """Yields the pieces of each step, at most MOST_ROWS rows together.  A long piece is cut."""
+    step, room = [], MOST_ROWS
+    for slot, start, ids, wanted in pieces:
+        while len(ids) > room:
+            rest = len(ids) - room
+            if room:
+                step.append((slot, start, ids[:room], max(0, wanted - rest)))
+            yield step
+            start, ids, wanted = start + room, ids[room:], min(wanted, rest)
+            step, room = [], MOST_ROWS
+        step.append((slot, start, ids, wanted))
+        room -= len(ids)
+    yield step
+
 # ---- a reply
-NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+def rng_of(seed, prompt=0, answer=0):
+    """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
+    They do not depend on what else is generated: a single prompt gets the same random numbers as
+    the first prompt of a batch."""
+    return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
+
+class Uniforms:
+    """The random numbers of a text, one per token.  `ahead` shows the next ones without using them
+    up."""
+
+    def __init__(self, rng):
+        self.rng, self.seen = rng, []
+
+    def random(self):
+        return self.seen.pop(0) if self.seen else self.rng.random()
+
+    def ahead(self, n):
+        """The next n random numbers, which `random` will return later"""
+        while len(self.seen) < n:
+            self.seen.append(self.rng.random())
+        return self.seen[:n]
 
 class Reply:
     """A text that is being generated: its unread tokens, the sampled tokens, and why it ended."""
@@ -2795,7 +2857,7 @@ def looked_up(tokens, k):
             return tokens[start:start + k]
     return []
 
-# ---- generation
+# ---- many replies at once
 TRIAL = 4, 8         # the steps of a trial: first with drafts requested, then without
 CHANCE = 0.6         # after n steps with drafts a token may cost 1 + CHANCE / sqrt(n) times as much
 
@@ -2924,15 +2986,6 @@ def next_tokens(reader, replies, pace, also=()):
                reading)
     return drawn
 
-def generate(decoder, prompt, n, rng, sampling, end=None):
-    """Reads the prompt's ids, then yields up to n sampled ids.  The id `end` ends the text and is
-    not yielded."""
-    reply = Reply(prompt, replace(sampling, tokens=n, stop=[]), rng, end)
-    pace = Pace()
-    while not reply.finish:
-        [tokens] = next_tokens(decoder, [reply], pace)
-        yield from tokens
-
 def generate_many(reader, replies, pace=None):
     """Generates many replies in the reader's slots, and yields (number, Reply) as each one ends.
     replies: an iterable; the next Reply is taken from it when a slot becomes free"""
@@ -2956,1085 +3009,7 @@ def generate_many(reader, replies, pace=None):
             free.append(reply.slot)
             yield number, reply
 
-# ---- weights
-# Weights are stored as float32, bfloat16 or int8.  Without hardware products of bfloat16 or int8,
-# only the weights are rounded, and the products are computed in float32.  With them x is rounded,
-# too, in the same way for one row as for many:
-#     bfloat16   x in bfloat16, which costs the small model less than 0.0001 bits per byte
-#                (bench/NOTES.md)
-#     int8       x in 16-bit fixed point, relative to the largest number of its row
-LONGEST_QUADS = 1 << 17      # longest row whose sum of products with int8 fits into an int32
-
-def stored(w, weights):
-    """(the matrices w (.., N, K) in the format `weights`, a scale (.., N) for each row)
-    f32: unchanged.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
-    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
-    scale = np.ones(w.shape[:-1], w.dtype)
-    if weights == "bf16":
-        return to_bf16(w), scale
-    if weights == "int8":
-        scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
-        return np.rint(w / scale[..., None]).astype(np.int8), scale
-    return w, scale
-
-def in_panels(w, weights, quads=False):
-    """(packed panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
-    bfloat16: each int32 holds a pair of numbers, panels (L, n, K / 2, width).  int8 with quads:
-    each uint32 holds four numbers, with 128 added, panels (L, n, K / 4, width)."""
-    L, N, K = w.shape
-    width = tile_width(w.dtype)
-    dtype, step = {"bf16": (np.int32, 2), "int8": (np.int8, 1)}.get(weights, (w.dtype, 1))
-    if quads:
-        dtype, step = np.uint32, 4
-    n = -(-N // width)
-    panels, scales = aligned((L, n, -(-K // step), width), dtype), aligned((L, n * width), w.dtype)
-    for l in range(L):
-        x, scales[l, :N] = stored(w[l], weights)
-        if dtype == np.uint32:
-            pack_fours(panels[l], x)
-        else:
-            pack(panels[l], x.T)
-    return panels, scales
-
-def pack_fours(panels, w):
-    """Byte i of panels[n, k, j] = w[n * width + j, 4 k + i] + 128     w (N, K) int8
-    Adding 128 flips the highest bit of a byte."""
-    I, quads, width = panels.shape
-    padded = np.zeros((I * width, 4 * quads), np.uint8)
-    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
-    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
-
-class Weights:
-    """The parameters of a model in the format of a decoder.  They are copies: later changes of flat
-    have no effect."""
-
-    def __init__(self, cfg, flat, weights):
-        p = views(flat, param_table(cfg))
-        longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
-        quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
-        packed = partial(in_panels, weights=weights, quads=quads)
-        layers = [packed(x) for x in p[PACKED]]
-        wte = packed(p.wte[None])
-        first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
-        others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1 and up; if tied, all of lm_head
-        self.others = packed(others) if cfg.n_mtp > 1 else None
-        alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # no axis L
-        matrices, scales = zip(alone[0], *layers, alone[1])
-        self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
-        self.scales = Scales(*scales)
-        # Where the CPU multiplies bfloat16, x is rounded to bfloat16, too
-        self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else flat.dtype
-
-# ---- slots
-class Decoder:
-    """The weights of a model, a KV cache with some slots, and the tokens in each slot."""
-    wide, draws = True, False
-
-    @staticmethod
-    def ready():
-        fill_cache(SPEECH)
-
-    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        self.begin(cfg, slots, length)
-        self.kept_as = weights or "f32"
-        self.weights = Weights(cfg, flat, self.kept_as)
-        self.allocate()
-
-    def begin(self, cfg, slots, length):
-        """Sets the fields that a decoder on any device has.  Its slots are empty."""
-        need(slots > 0, f"{slots} slots are none")
-        self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
-        self.texts = [[] for _ in range(slots)]
-        self.heads = cfg.n_mtp - 1
-        self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows per block, at most
-
-    def allocate(self):
-        get_num_threads()                    # starts the threads; a cached decode_step does not
-        cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
-        size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
-        threads, slots = get_num_threads(), len(self.texts)
-        line = T + 16                        # rows of 2^n numbers would compete for few lines of L1
-        queries = self.block * size.H // size.G
-
-        def new(*shape, dtype=dtype):
-            return aligned(shape, dtype)
-
-        def new_input(*shape):               # for the left operands of products
-            return new(*shape, dtype=self.weights.input_dtype)
-
-        self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
-                           new(size.L, slots, size.G, T, size.D))
-        self.work = Work(x=new(M, size.C), y=new_input(M, size.C), rstd=new(M),
-                         qkv=new(M, size.QKV), att=new_input(M, size.HD),
-                         gate_up=new(M, 2 * size.F), swiglu=new_input(M, size.F),
-                         q=new(threads, queries, size.D), scores=new(threads, queries, line),
-                         out=new(threads, queries, size.D), final=new_input(M, size.C),
-                         logits=new(M, size.V),
-                         guesses=new(self.heads, 1, size.V))
-        self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
-
-    def with_slots(self, slots, length=0):
-        other = type(self).__new__(type(self))
-        other.begin(self.cfg, slots, length)
-        other.weights, other.kept_as = self.weights, self.kept_as
-        other.allocate()
-        return other
-
-    @property
-    def tokens(self):
-        """The tokens in slot 0"""
-        return self.texts[0]
-
-    def step(self, token):
-        return self.read([Part(0, [token])])[0]
-
-    def truncate(self, n, slot=0):
-        del self.texts[slot][n:]             # their keys may stay: no row attends past its position
-
-    def copy(self, source, slot, n):
-        panels = -(-n // self.cache.k.shape[5])
-        self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
-        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
-        self.texts[slot] = self.texts[source][:n]
-
-    def read(self, parts):
-        """See `Reader`.  A full slot keeps the later half of its tokens.  They are read again, from
-        position 0 on, in the same call."""
-        parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
-        self.check(parts)
-        if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
-            return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
-                                     for slot, ids, wanted in parts])
-        rounds = []                          # usually one; pieces of one slot cannot share a round
-        for n, part in enumerate(parts):
-            for i, piece in enumerate(self.pieces(part)):
-                if i == len(rounds):
-                    rounds.append([])
-                rounds[i].append((n, *piece))
-        found, final = [[] for _ in parts], [[] for _ in parts]
-        for pieces in rounds:
-            of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
-            logits = self.read_pieces([piece for _, *piece in pieces])
-            for i, n in enumerate(of_parts):
-                found[n].append(logits[i].copy())
-                final[n] += [self.final[i]] if self.heads else []
-        self.final = np.array([row for rows in final for row in rows])
-        return np.array([row for rows in found for row in rows])
-
-    def check(self, parts):
-        V, slots = self.cfg.vocab_size, [part.slot for part in parts]
-        need(parts and len({*slots}) == len(slots), "each slot is read once in a step")
-        for slot, ids, wanted in parts:
-            need(0 <= slot < len(self.texts), f"slot {slot} is none of {len(self.texts)}")
-            need(ids and 0 <= wanted <= len(ids), f"the logits of {wanted} of {len(ids)} tokens")
-            for token in min(ids), max(ids):
-                need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
-
-    def pieces(self, part):
-        """The pieces [(slot, first position, ids, wanted)] to compute for a part: one, unless the
-        slot slides between two requested logits.  In a slot of length 8 that holds 0 to 6,
-            7 8 9, the logits of the last   ->  (slot, 0, 4 5 6 7 8 9, 1)
-            7 8 9, the logits of all three  ->  (slot, 7, 7, 1), (slot, 0, 4 5 6 7 8 9, 2)"""
-        T, pieces = self.length, []
-        slot, ids, wanted = part
-        text, unread = self.texts[slot], ids
-        start, again = len(text), []         # again: tokens to read a second time
-        while True:
-            if start + len(again) == T:      # full: its later half moves to the beginning
-                start, again = 0, [*text[:start], *again][T - T // 2:]
-            n = min(len(unread), T - start - len(again))         # at most the room in the slot
-            piece, unread = [*again, *unread[:n]], unread[n:]
-            wanted_here = min(n, max(0, wanted - len(unread)))
-            if wanted_here or not unread:
-                pieces.append((slot, start, piece, wanted_here))
-            if not unread:
-                return pieces
-            text, start, again = [*text[:start], *piece], T, []
-
-    def read_pieces(self, pieces):
-        """The logits of all pieces, in order, computed in steps of up to MOST_ROWS rows.  After
-        each step `texts` holds the tokens that are in the cache."""
-        for slot, start, *_ in pieces:
-            self.truncate(start, slot)
-        found, final = [], []
-        for step in steps_of(pieces):
-            if found:
-                found[-1] = found[-1].copy()             # the next step overwrites work.logits
-            found.append(self.compute(self.rows(step)))
-            if self.heads:                   # `guesses` may be called for any row of these logits
-                final.append(self.work.final[:len(found[-1])].copy())
-            for slot, _, ids, _ in step:
-                self.texts[slot] += ids
-        if self.heads:
-            self.final = final[0] if len(final) == 1 else np.concatenate(final)
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def rows(self, pieces):
-        """The Rows of one step, for these pieces"""
-        tokens, slots, positions, blocks, wanted = [], [], [], [], []
-        for slot, start, ids, n in pieces:
-            first = len(tokens)
-            tokens += ids
-            slots += [slot] * len(ids)
-            positions += range(start, start + len(ids))
-            end = len(tokens)
-            blocks += [(r, min(end, r + self.block)) for r in range(first, end, self.block)]
-            wanted += range(end - n, end)
-        columns = np.array((tokens, slots, positions), np.int32)
-        return Rows(*columns, np.array(blocks, np.int32), np.array(wanted, np.int32))
-
-    def compute(self, rows):
-        """The logits (n, V) of the rows in rows.wanted"""
-        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
-                    self.sin, self.cfg.norm_eps)
-        return self.work.logits[:len(rows.wanted)]
-
-    def guesses(self, row):
-        self.work.final[0] = self.final[row]             # a product may read past the row there
-        guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others)
-        return self.work.guesses[:, 0]
-
-def steps_of(pieces):
-    """Yields the pieces of each step, at most MOST_ROWS rows together.  A long piece is cut."""
-    step, room = [], MOST_ROWS
-    for slot, start, ids, wanted in pieces:
-        while len(ids) > room:
-            rest = len(ids) - room
-            if room:
-                step.append((slot, start, ids[:room], max(0, wanted - rest)))
-            yield step
-            start, ids, wanted = start + room, ids[room:], min(wanted, rest)
-            step, room = [], MOST_ROWS
-        step.append((slot, start, ids, wanted))
-        room -= len(ids)
-    yield step
-
-# ==== 10.1 Checkpoint ====
-# A checkpoint is one file with everything that a run needs to resume: the weights, the optimizer's
-# moments, the tokenizer and the state of the run.  A first reader may skip the plain versions, the
-# int8 format and the checks of files.
-
-# ---- without nanoeuler_parts
-# These plain versions write and read the same formats.  They hold every text in memory.  They do
-# not check files for damage, and they do not lock a checkpoint against a second run.
-if not nanoeuler_parts:
-    DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
-    LARGE = 1 << 62
-
-    class WriteError(UserError):
-        """A file cannot be written."""
-
-    def write_tensors(path, meta, tensors, remedy):
-        """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
-        no_hash, start = "0" * 64, 0         # zeros stand for the checksum while it is computed
-        entries = {"__metadata__": {**meta, "sha256": no_hash}}
-        for name, x in tensors.items():
-            [dtype] = [name for name, kind in DTYPES.items() if kind == x.dtype]
-            entries[name] = {"dtype": dtype, "shape": [*x.shape],
-                             "data_offsets": [start, start + x.nbytes]}
-            start += x.nbytes
-        header = json.dumps(entries, separators=(",", ":")).encode()
-        header += b" " * (-(8 + len(header)) % 64)       # the data starts on a cache line
-        data = b"".join(map(bytes, tensors.values()))
-        digest = hashlib.sha256(header + data).hexdigest()
-        before, _, after = header.rpartition(no_hash.encode())
-        with open(f"{path}.tmp", "wb") as f:
-            f.write(len(header).to_bytes(8, "little") + before + digest.encode() + after + data)
-        os.replace(f"{path}.tmp", path)
-
-    def map_tensors(path, kinds=()):
-        """Reads (metadata, {name: array}) of a checkpoint"""
-        with open(path, "rb") as f:
-            entries = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-            data = np.frombuffer(f.read(), np.uint8)
-        meta = entries.pop("__metadata__")
-        return meta, {name: data[slice(*x["data_offsets"])].view(DTYPES[x["dtype"]]).reshape(
-            x["shape"]) for name, x in entries.items()}
-
-    def need_finite(name, x):
-        need(np.isfinite(x).all(), f"{name} has a number that is not finite")
-
-    def note_large(doing, n_bytes):
-        pass
-
-    def read_text(path):
-        with reading(path, "name a text with --data"):
-            return bpe.read_bytes(path)
-
-    def split_text(text, holdout):
-        """(training part, validation part), cut where a UTF-8 character starts"""
-        cut = int(len(text) * (1 - holdout))
-        while cut > 0 and text[cut] & 0xC0 == 0x80:
-            cut -= 1
-        return text[:cut], text[cut:]
-
-    def excerpt(text):
-        return text
-
-    def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
-        need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
-        return [tokenizer.encode(part) for part in parts]
-
-    def alone(out):
-        return contextlib.nullcontext("")
-
-    def log_path(out, data):
-        return f"{out.removesuffix('.bin')}.jsonl"
-
-    def log_identity(log):
-        return ""
-
-    def free_log(log):
-        return log
-
-    def keep_aside(log):
-        pass
-
-    def restore_log(log, identity):
-        pass
-
-    def open_log(path, step):
-        return open(path, "ab")
-
-# ---- a run's state, its tensors and moments
-@dataclass
-class State(Settings):
-    """Everything that a checkpoint stores besides configuration, tokenizer, weights and moments."""
-    kind: str = "base"         # "chat" after fine-tuning
-    template: str = ""         # chat template, in Jinja; empty: Alpaca's
-    bos: str = ""              # names of the tokens that begin and end a text
-    eos: str = "</s>"
-    step: int = 0
-    n_steps: int | None = None         # of the whole run; None: not planned yet
-    tokens_seen: int = 0
-    micro_batch: int | None = None     # sequences per pass; the order of sums, and so the last
-                                       # bits, may depend on it
-    elapsed: float = 0.0       # seconds of training
-    bits_per_byte: float | None = None         # of the latest validation
-    best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
-    best_step: int = 0
-    log_sha256: str = ""       # of the first line of the run's log: `log_identity`
-    text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
-                               # has loaded the data
-    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
-    options: dict = field(default_factory=dict)
-    reference: list = field(default_factory=list)      # dpo: -log ref of every response, float; a
-                               # tensor of the file.  Older files have it in the JSON header
-
-    def written(self):
-        """{name: value} for the JSON header, which is limited to MAX_HEADER bytes.  The reference
-        is left out, because it grows with the data."""
-        values = super(State, replace(self, reference=[])).written()
-        del values["reference"]
-        return values
-
-    def check(self):
-        super().check()
-        for name in ("template", "bos", "eos"):
-            text = getattr(self, name)
-            need(text == text.encode(errors="replace").decode(),
-                 f"{name} holds half a surrogate pair, which is no character")
-        return self
-
-LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
-
-def llama_tensors(cfg):
-    """The tensors of a file in buffer order, with the names and shapes of a LlamaForCausalLM.
-    Each tensor of `param_table` is split by layer or head, and each layer into its matrices: qkv
-    (L, QKV, C) becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj
-    (GD, C), and so on.  gguf: the name in a GGUF file, "" if GGUF has no place for the tensor."""
-    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
-    prefixes = {"": [("", "")],
-                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
-                "head": of_heads[cfg.tie_embeddings:]}
-    tensors = []
-    for x in param_table(cfg):
-        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
-        for prefix, gguf_prefix in prefixes[x.each]:
-            for rows, name, gguf in x.parts:
-                gguf = gguf_prefix + gguf
-                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
-                                           (rows, *columns), start, x.optimizer))
-                start += math.prod((rows, *columns))
-    return tensors
-
-def tensor_shapes(cfg):
-    """name -> shape of the tensors of a checkpoint, in buffer order"""
-    return {x.name: x.shape for x in llama_tensors(cfg)}
-
-def named(cfg, flat):
-    """name -> view of the flat buffer"""
-    shapes = tensor_shapes(cfg)
-    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
-
-def muon_slice(cfg):
-    """The slice of the flat buffer that Muon updates: qkv to down"""
-    return entries_where(cfg, lambda x: x.optimizer == "muon")
-
-def moment_shapes(cfg, optimizer):
-    """name -> shape of the optimizer's moments.  AdamW keeps two numbers per parameter.  Muon keeps
-    one per entry of its matrices, and leaves all other parameters to AdamW."""
-    N, part = n_params(cfg), muon_slice(cfg)
-    n = part.stop - part.start
-    if optimizer == "muon":
-        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
-    return {"adamw.m": (N,), "adamw.v": (N,)}
-
-def named_moments(cfg, optimizer, m, v):
-    """name -> array of the moments m, v (N,).  Muon never writes its part of v, which stays zero
-    and is not stored."""
-    if optimizer == "muon":
-        part = muon_slice(cfg)
-        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
-                "adamw.v": np.delete(v, part)}
-    return {"adamw.m": m, "adamw.v": v}
-
-def read_moments(cfg, tensors):
-    """(m, v), each (N,) float32, from the tensors of a checkpoint"""
-    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
-    of_adamw = np.ones(n_params(cfg), bool)
-    if "muon.momentum" in tensors:
-        part = muon_slice(cfg)
-        m[part], of_adamw[part] = tensors["muon.momentum"], False
-    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
-    return m, v
-
-# ---- matrices in int8
-# `quantize` stores each matrix as int8, with one float32 scale per row in the tensor NAME_scale.
-# This is the naming of the compressed-tensors format.  Gains stay float32; moments are not stored.
-def in_int8(w):
-    """(q (N, K) int8, scale (N, 1) float32) with scale * q ~ w (N, K), rounded as in `stored`
-    The scale uses 17 of the 24 significant bits of a float32 and q needs 7, so scale * q is exact.
-    A decoder with int8 weights rounds scale * q again, and finds the same q and scale."""
-    _, scale = stored(w, "int8")
-    scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
-    return np.rint(w / scale).astype(np.int8), scale
-
-def from_int8(name, q, scale):
-    """scale * q (N, K) float32, from the tensors `name` and `name`_scale of a file"""
-    bad = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
-    if bad.size:
-        raise UserError(f"{name}_scale[{bad[0]}] is {scale.flat[bad[0]]}, expected a positive "
-                        f"number")
-    with np.errstate(over="ignore"):         # `need_finite` reports an overflow
-        return q * scale
-
-def as_int8(tensors):
-    """{name: array} with the matrices in int8.  float32 tensors come first, to stay aligned."""
-    floats, matrices = {}, {}
-    for name, x in tensors.items():
-        if x.ndim > 1:
-            matrices[name], floats[f"{name}_scale"] = in_int8(x)
-        else:
-            floats[name] = x
-    return floats | matrices
-
-def types_of(tensors):
-    """{name: (dtype, shape)}"""
-    return {name: (x.dtype, x.shape) for name, x in tensors.items()}
-
-def expected_types(cfg, matrices):
-    """`types_of` the weights of a checkpoint whose matrices are "f32" or "int8" """
-    types = {}
-    for name, shape in tensor_shapes(cfg).items():
-        int8 = matrices == "int8" and len(shape) > 1
-        types[name] = DTYPES["I8" if int8 else "F32"], shape
-        if int8:
-            types[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
-    return types
-
-# ---- reading and writing
-def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
-    """Writes one file: float32 weights and all that a run needs to resume, or int8 matrices."""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
-            "tokenizer_sha256": tokenizer.hash()}
-    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
-    tensors = named(cfg, flat)
-    if matrices != "f32":                    # without an entry they are f32, as in older files
-        meta["matrices"], tensors = matrices, as_int8(tensors)
-    if moments:
-        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
-    if state.reference:
-        tensors[REFERENCE] = np.array(state.reference, DTYPES["F64"])
-    write_tensors(path, meta, tensors, "free space or choose another --out")
-
-REFERENCE = "dpo.reference"  # name of the tensor (n,) float64 of State.reference
-
-# flat (N,) float32; moments: (m, v) or (); matrices: their type in the file, "f32" or "int8"
-Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
-                        defaults=["f32"])
-
-def read_checkpoint(path, moments=True):
-    """Reads a Checkpoint, and checks its tensors' names, types, shapes and values.  nanoeuler_parts
-    also verifies the checksum of all bytes.
-    `moments=False` skips the optimizer's moments, which are twice the size of the model."""
-    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
-        meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
-        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
-        cfg = Config(**json.loads(meta["config"])).check()
-        state = State(**json.loads(meta["state"])).check()
-        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
-        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
-             "its moments are another optimizer's")
-        matrices = meta.get("matrices", "f32")
-        need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
-        expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
-        has_moments = "adamw.m" in tensors and matrices == "f32"
-        if has_moments:
-            expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
-        if REFERENCE in tensors:
-            expected[REFERENCE] = DTYPES["F64"], (tensors[REFERENCE].size,)
-        need(types_of(tensors) == expected, "its tensors are not those of its configuration")
-        flat = aligned((n_params(cfg),), np.float32)
-        for name, x in named(cfg, flat).items():
-            if tensors[name].dtype == np.int8:
-                x[...] = from_int8(name, tensors[name], tensors[f"{name}_scale"])
-            else:
-                x[...] = tensors[name]
-            need_finite(name, x)
-        if REFERENCE in tensors:
-            need_finite(REFERENCE, tensors[REFERENCE])
-            state.reference = tensors[REFERENCE].tolist()
-        kept = ()
-        if has_moments and moments:
-            for name in remembered:
-                need_finite(name, tensors[name])
-            kept = read_moments(cfg, tensors)
-        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
-        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
-        need(tokenizer.vocab_size == cfg.vocab_size,
-             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
-    return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
-
-# ---- overwriting files, and printing tables
-def refuse_overwrite(path, force, remedy="another name keeps it"):
-    """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else."""
-    if os.path.exists(path):
-        what = "a directory" if os.path.isdir(path) else "no regular file"
-        need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
-        need(force, f"{path} exists; {remedy}, --force replaces a file")
-
-def need_another(path, source):
-    """Rejects an output path that is also the input, even with --force."""
-    need(os.path.realpath(path) != os.path.realpath(source),
-         f"{path} would replace {source}, of which it is to be made; choose another name")
-
-def begins_as_checkpoint(path):
-    """Is this file a NanoEuler checkpoint?  Only its first 64 bytes are read."""
-    with open(path, "rb") as f:
-        return b'{"__metadata__":{"format":"nanoeuler"' in f.read(64)
-
-def need_own_best(path, state):
-    """Rejects a file of --keep-best that is not this run's own best model.  The file contains a
-    State: it must name the same log or, if the log was lost, have the same best validation."""
-    if not os.path.lexists(path):
-        return
-    refuse_overwrite(path, force=True)
-    kept = None
-    with contextlib.suppress(UserError):
-        kept = read_checkpoint(path, moments=False).state
-    same_log = kept and kept.log_sha256 and kept.log_sha256 == state.log_sha256
-    same_best = kept and state.best and (kept.step, kept.best) == (state.best_step, state.best)
-    need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
-         f"replace it; rename it, or --force replaces it")
-
-def counted(n, noun):
-    """A number and its noun: 1 thread, 2,000 threads."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-def print_table(title, rows):
-    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
-    a checkpoint, from adding rows and from controlling the terminal."""
-    print(printable(title))
-    for name, value in rows:
-        print(f"  {name:<16} {printable(str(value))}")
-    print(flush=True)
-
-# ==== 10.2 Runs on disk ====
-# A `Run` adds the data, the log and the checkpoints to the training loop of section 8, and --resume
-# continues a run from its checkpoint.  A first reader may read `Run.__init__`, `Run.load` and
-# `Run.go`, and skip the rest, which compares settings and protects files.
-
-# ---- a run
-def best_path(out):
-    """The file of --keep-best: a_best.bin for the checkpoint `a` or `a.bin`"""
-    return f"{out.removesuffix('.bin')}_best.bin"
-
-def beside_program(path):
-    """The path if it exists, else the same path beside this program if that one exists.
-    site-packages is shared by all packages, so pip installs data/ as nanoeuler_data/."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
-    return next(filter(os.path.exists, places), path)
-
-def with_progress(parts, what):
-    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
-    told = time.perf_counter()
-    for i, part in enumerate(parts):
-        if time.perf_counter() - told > MOST_SILENT:
-            told = time.perf_counter()
-            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
-        yield part
-
-class Run(TrainingLoop):
-    """One training run: model, data, clock and log, fresh or from a checkpoint."""
-    verb = "train"                           # on the command line
-    Options = TrainOptions                   # the settings that flags set
-    preset = "small"                         # the default preset
-    begins_with = None                       # the default checkpoint to begin with
-    larger_data = ""                         # used instead of Options.data if it exists
-    scope = "the whole held-out tail"        # of the final validation
-    # the end of the note that the model overfits; "" means that there is no note
-    by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
-    updating = False                         # True while an update changes the parameters
-    pending_log = None                       # name of a log that is yet to replace an older one
-
-    def __init__(self, out, start, options, engine=Model):
-        """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
-        model to begin with, or of a shape alone (flat is None); engine: the class of the model"""
-        self.began = time.perf_counter() - start.state.elapsed     # --resume continues the clock
-        self.out, self.options = out, options
-        self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
-        self.state = s = replace(start.state, options=options.written())
-        self.log = log_path(out, self.data_file())
-        self.lr = options.lr * 128 / start.cfg.n_embd
-
-        # The data: a batch has B rows of T tokens, and the data may determine T
-        self.read_data(start)
-        self.T = self.row_length(start)
-        self.B = self.R * max(1, round(options.batch / self.T / self.R))
-        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
-        self.data = self.load(cfg, start.tokenizer)      # compares text_sha256 with the data's
-        self.tokenizer = self.data.tokenizer
-        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
-        s.text_sha256 = self.data.sha256
-        if self.data.steps:                  # else `plan` sets the number
-            s.n_steps = max(s.step, self.data.steps)
-
-        # The model: nothing is compiled until everything above has been checked
-        compiling = time.perf_counter()
-        engine.ready(options)
-        self.began += time.perf_counter() - compiling    # --minutes do not include it
-        flat = self.initial(cfg) if start.flat is None else start.flat
-        self.model = engine(cfg, flat, start.moments, options)
-        self.next = self.data.batches.take(s.step * self.B, self.B)
-        self.print_settings()
-        # One size for all passes: on a GPU the order of sums depends on the largest micro-batch
-        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
-
-    def print_settings(self):
-        cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
-        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
-            ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
-                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
-                      f"{counted(cfg.n_mtp, 'output head')}"),
-            *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
-            *self.rows_of_optimizer(),
-            ("length", counted(steps, "step") if steps else
-                       f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
-            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
-            *([("keeps", f"{best_path(self.out)}, the best model")] if o.keep_best else [])])
-        if steps and steps < o.warmup:
-            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
-                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
-                  file=sys.stderr)
-
-    def rows_of_optimizer(self):
-        """The optimizer's rows of the printed table"""
-        o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
-                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
-        if o.optimizer == "adamw":
-            return [("AdamW", f"{of_adamw}, {rest}")]
-        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
-                ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
-                          f"others"),
-                ("both", rest)]
-
-    def data_file(self):
-        return self.data_path(self.options)
-
-    @classmethod
-    def data_path(cls, options):
-        """The path of --data.  The default files may also lie beside the program."""
-        shipped = options.data in (cls.larger_data, cls.Options.data)
-        return beside_program(options.data) if shipped else options.data
-
-    def read_data(self, start):
-        """Reads data that determine a batch's shape.  A text does not, so nothing is read here."""
-
-    def row_length(self, start):
-        """T, tokens per row of a batch: the length of the context"""
-        return start.cfg.seq_len
-
-    def load(self, cfg, tokenizer):
-        """The DataSet of a text.  If `tokenizer` is None, a new one is trained on this text."""
-        o, T, path = self.options, cfg.seq_len, self.data_file()
-        if os.path.getsize(path) > LARGE // 2:
-            print(f"reading {path}", flush=True)         # this takes a while
-        text = read_text(path)
-        digest = self.same_data(hashlib.sha256(text).hexdigest())
-        parts = split_text(memoryview(text), o.holdout)
-        train, val = parts
-        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
-        tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
-        batches = Batches(tokens, T, cfg.n_mtp, o.seed)
-        need(len(tail), f"{path}: its last {o.holdout:.0%}, held out, has no token to predict; use "
-             f"a longer text with --data, or another --holdout")
-        tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
-        x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
-        bytes_per_token = len(train) / len(tokens)
-        fewer = ""
-        if tokenizer.vocab_size < cfg.vocab_size:
-            fewer = f" of {cfg.vocab_size:,}, the text has no more"
-        rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
-                ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
-                              f"bytes a token")]
-        return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
-                       validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps, rows=rows)
-
-    def same_data(self, digest):
-        """Returns the digest, after a check that a resumed run has the data it was started with.
-        A fresh run has no text_sha256 yet, and accepts any data."""
-        old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
-             f"{old[:12]}; restore it, or start with --out NAME")
-        return digest
-
-    def save(self, best=False):
-        """Writes the checkpoint; with best=True, the model without moments in NAME_best.bin.
-        If the checkpoint of an older run is still in place (--force), best=True replaces that one
-        first, so that files of two runs never lie side by side."""
-        self.state.elapsed = self.elapsed()
-        flat, *moments = self.model.buffers()
-        if not best or self.pending_log:
-            self.write(self.out, flat, moments)
-            self.replace_log()
-        if best:
-            self.write(best_path(self.out), flat)
-
-    def write(self, path, flat, moments=()):
-        try:
-            write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
-        except MemoryError as e:             # for copies of the moments, or a long reference
-            raise WriteError(f"cannot write {path}: out of memory ({e}); end other programs") from e
-
-    def save_if_possible(self, best=False):
-        """Saves during the run.  If the file cannot be written, for example because the disk is
-        full, the run continues until the next save.  With several GPUs, an error of another rank is
-        not a WriteError and ends the run."""
-        try:
-            self.save(best)
-        except WriteError as e:
-            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run goes "
-                  f"on, and saves again in {counted(self.options.save_every, 'step')}",
-                  file=sys.stderr, flush=True)
-
-    def continuation(self, n, prompt, **sampling):
-        """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""
-        rng = np.random.default_rng(self.state.step)
-        end = self.tokenizer.specials.get(self.state.eos)
-        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), end)
-        return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
-
-    def sample_text(self, n):
-        """Up to n tokens of text, sampled after a line end as the only prompt"""
-        return self.continuation(n, self.tokenizer.encode("\n"))
-
-    def record(self, **values):
-        line = json.dumps(values).encode() + b"\n"
-        self.log_file.write(line)
-        self.log_file.flush()
-        if not self.state.log_sha256:        # the same value as `log_identity`
-            self.state.log_sha256 = hashlib.sha256(line).hexdigest()
-
-    def choose_log(self):
-        """The name of the file to log to.
-        With --force, an older checkpoint and its log stay until the first save of this run, so this
-        run begins its log under another name.  If a fresh run finds a log but no checkpoint, the
-        old log is renamed and kept."""
-        if self.is_resumed:
-            restore_log(self.log, self.state.log_sha256)
-        elif os.path.exists(self.out):
-            self.pending_log = free_log(self.log)
-            if os.path.exists(self.log):
-                print(f"note: the log is {self.pending_log}; it replaces {self.log} when the first "
-                      f"checkpoint is saved", file=sys.stderr, flush=True)
-        else:
-            keep_aside(self.log)
-        return self.pending_log or self.log
-
-    def open_log(self, path):
-        """Opens the log, also after a rename: some systems cannot rename an open file."""
-        self.log_file = self.closing_log.enter_context(open_log(path, self.state.step))
-        self.state.log_sha256 = log_identity(path)
-
-    def replace_log(self):
-        """After the first save of this run, gives its log the final name, and so replaces the older
-        log.  If the run is interrupted in between, or the rename fails, --resume does it."""
-        if self.pending_log:
-            self.closing_log.close()
-            with contextlib.suppress(OSError):
-                os.replace(self.pending_log, self.log)
-                self.pending_log = None
-            self.open_log(self.pending_log or self.log)
-
-    def go(self):
-        """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
-        s = self.state
-        with contextlib.ExitStack() as self.closing_log, signals_caught() as caught:
-            self.open_log(self.choose_log())
-            try:
-                self.train(caught)
-                complete = s.n_steps is not None and s.step >= s.n_steps
-                final = self.validate() if complete else ""
-                overdone = self.compare_last() if complete and self.by_heart else ""
-                self.save()
-            except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
-                if not self.updating:
-                    self.save()
-                raise
-        if complete:
-            print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
-                  f"after {self.elapsed() / 60:.1f} minutes", flush=True)
-            if overdone:
-                best = best_path(self.out)
-                kept = f"--keep-best keeps the model of that step, in {best}"
-                if self.options.keep_best and os.path.exists(best):
-                    kept = f"{best} is the model of that step"
-                print(f"note: {overdone}; {kept}", file=sys.stderr)
-            print_done(self.out, s, self.model)
-        else:
-            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
-                  f"\n    {typed(self.model.program)} {self.verb} --resume --out "
-                  f"{shlex.quote(self.out)}")
-
-@contextlib.contextmanager
-def signals_caught():
-    """Yields a list that collects Ctrl-C (SIGINT) and SIGTERM, so that the current step can finish.
-    A second signal of the same kind has its default effect: it ends the process at once."""
-    caught = []
-
-    def catch(number, frame):
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError):   # no print: the signal may have interrupted one
-            os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
-
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-# ---- start and resume
-def print_done(out, s, engine):
-    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
-          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
-
-LENGTH = {"steps", "minutes", "epochs"}
-# ENGINE_SETTINGS: settings that only some engines have.
-# FREE: settings that --resume may change: length, machine, the path of the data, and --keep-best.
-ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
-FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best"}
-OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # --resume ignores a preset's values of these
-
-def sha256_of(path):
-    note_large(f"computing the checksum of {path}", os.path.getsize(path))
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-def need_source(file, out, state):
-    """Rejects a `file` that is not the checkpoint with which the run `out` began."""
-    need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
-    began_with = state.source_sha256         # "": older versions did not store it
-    need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
-         f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
-
-def resumed(run, out, preset, file, chosen):
-    """(Checkpoint, options) of the run `out`, to be resumed
-    It must be a run of this class, and agree with the file, the flags and the preset that the user
-    names.  Only the settings in FREE may differ."""
-    start = read_checkpoint(out)
-    need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
-         f"run goes on with it; start with --out NAME")
-    if file is not None:
-        need_source(file, out, start.state)
-    stored = Optimization.unsaid | run.Options.unsaid | start.state.options
-    has = {f.name for f in fields(run.Options)}
-    optimizer = stored.get("optimizer", "adamw")
-    settings = {name: value for name, value in stored.items()
-                if name in has or name not in ENGINE_SETTINGS}
-    need(start.state.options and settings.keys() <= has,
-         f"{out} was not made by {run.verb}; start with --out NAME")
-    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
-        old = run.Options(**settings).check()
-    need("optimizer" in has or optimizer == "adamw",
-         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
-    if "data" in chosen:
-        digest = sha256_of(chosen["data"])
-        need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
-             f"something else; start with --out NAME")
-    asked = dict(chosen)
-    if preset:
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
-        asked = of_preset | chosen
-    if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # sft's rows set it
-        asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
-    for name, value in (asdict(start.cfg) | asdict(old)).items():
-        need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
-             f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
-    new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
-    free = {name: value for name, value in chosen.items() if name in FREE}
-    if new_length:
-        free = {"steps": None, **free}       # old steps would override new minutes or epochs
-    options = replace(old, **free).check()
-    if new_length:
-        done = start.state.step
-        longer = not options.steps or options.steps > done
-        if longer and start.state.n_steps and done >= start.state.n_steps:
-            print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
-                  f"the learning rate rises again", file=sys.stderr)
-        n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
-        start = start._replace(state=replace(start.state, n_steps=n_steps))
-    return start, options
-
-def steps_planned(state, options):
-    """Total number of steps in --minutes, at the pace so far; None if no time was measured"""
-    if not state.elapsed:
-        return None
-    at_this_pace = state.step * 60 * options.minutes / state.elapsed
-    return max(state.step, int(min(at_this_pace, 1 << 40)))
-
-def fresh(run, preset, file, chosen):
-    """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
-    if run.larger_data and os.path.exists(beside_program(run.larger_data)):
-        chosen = {"data": run.larger_data, **chosen}
-    if file is not None:
-        start = read_checkpoint(file)
-        if issubclass(run, PreferenceLoop) and start.state.kind == "base":
-            print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
-                  f"teaches only which of two answers is the better one", file=sys.stderr)
-        bos, eos, template = start.state.bos, start.state.eos, start.state.template
-        if start.state.kind == "chat":       # a base model's "" names no template
-            template = template or "alpaca"
-        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
-        start = start._replace(moments=(), state=State(
-            kind="chat", bos=bos, eos=eos, template=template,
-            source_sha256=sha256_of(file)))
-    else:
-        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
-    shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
-    settings = {k: v for k, v in chosen.items() if k not in shape}
-    if file and "seq_len" in chosen:
-        settings.setdefault("row_len", chosen["seq_len"])
-    options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
-    need_memory(cfg)
-    return start._replace(cfg=cfg), options
-
-def need_memory(cfg):
-    """Rejects a model that cannot fit: a run needs at least the parameters, the gradient and two
-    moments, all in float32.  The vocabulary does not count, as a short text makes it smaller."""
-    n, there = n_params(replace(cfg, vocab_size=1)), math.inf
-    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
-         f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
-
-SLOW_ON_CPU = 30_000_000     # parameters; larger models get a note
-
-def seconds_of_step(cfg, tokens):
-    """Estimated seconds of a training step on this CPU: 6 floating-point operations per parameter
-    and token (Kaplan et al. 2020, 2.1), at the measured speed of one float32 matrix product."""
-    a, times = np.ones((768, 768), np.float32), []
-    for _ in range(3):
-        began = time.perf_counter()
-        a @ a
-        times.append(time.perf_counter() - began)
-    return 6 * n_params(cfg) * tokens * min(times) / (2 * a.size * len(a))
-
-def note_slow_run(cfg, options):
-    """Warns if the model is so large that a run on a CPU takes too long, and estimates the time."""
-    n = n_params(cfg)
-    if n < SLOW_ON_CPU:
-        return
-    seconds = seconds_of_step(cfg, options.batch)
-    if options.steps:
-        length = f"{options.steps:,} steps take about {options.steps * seconds / 3600:,.1f} hours"
-    else:
-        steps = 60 * options.minutes / seconds
-        length = f"{options.minutes:g} minutes are about {steps:,.0f} steps"
-    print(f"note: {n:,} parameters are many for a CPU: a step takes about {seconds:,.1f} s, so "
-          f"{length}, of the thousands that a useful model needs; nanoeuler_cuda.py trains it on a "
-          f"GPU, and the presets small and big suit a CPU", file=sys.stderr, flush=True)
-
-def need_data(path, out):
-    """Rejects a path that is not a file, before anything is compiled."""
-    remedy = f"{out} is to learn it: name another with --data"
-    need(path, f"the name of the data is empty; {remedy}")
-    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
-    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
-
-def need_free_best(best, state, reads, resume, force):
-    """Rejects a file of --keep-best if the run reads it.  Without --force, also rejects a file of
-    another run."""
-    if resume and not force:
-        need_own_best(best, state)
-    else:
-        refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
-    need(os.path.realpath(best) not in map(os.path.realpath, filter(None, reads)),
-         f"{best}, of --keep-best, would replace what the run reads; choose another --out")
-
-def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=alone, **chosen):
-    """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
-    Everything that can be rejected is rejected before a kernel is compiled.
-    lock: as `alone`, keeps other runs away from a file; yields "" or why it cannot be written
-    chosen: settings.  An absent one keeps its default, or on --resume its old value.  With 0 or
-    None, steps follow from minutes or epochs, and micro_batch is as large as fits in memory."""
-    if {"minutes", "epochs"} & chosen.keys():            # these replace a length in steps
-        chosen.setdefault("steps", None)
-    chosen = {name: x if x or name not in ("steps", "micro_batch") else None
-              for name, x in chosen.items()}             # 0 means None
-    if "data" in chosen:                     # a named path must exist as it is
-        need_data(chosen["data"], out)
-    with lock(out) as refusal:               # before `out` is read: a run may still write it
-        need(resume or not refusal, refusal)
-        if resume:
-            start, options = resumed(run, out, preset, file, chosen)
-            s = start.state
-            if s.step >= (options.steps or s.n_steps or math.inf):
-                return print_done(out, s, engine)
-            need(not refusal, refusal)
-            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
-        else:
-            need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
-                 f"{out} exists and is no checkpoint; choose another --out")
-            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
-            own = run.begins_with
-            need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
-                 f"first, or begin with another, such as {BUNDLED}")
-            file = file or own
-            replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
-            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
-                 f"--out")
-            start, options = fresh(run, preset, file, chosen)
-        data = run.data_path(options)
-        need_data(data, out)
-        with contextlib.ExitStack() as end:
-            if options.keep_best:
-                refusal = end.enter_context(lock(best_path(out)))
-                need(not refusal, refusal)
-                need_free_best(best_path(out), start.state, (data, file), resume, force)
-            if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
-                print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
-            if engine is Model and run is Run:
-                note_slow_run(start.cfg, options)
-            run(out, start, options, engine).go()
-
-# ==== 11 Conversation ====
+# ==== 10 Conversation ====
 # This section turns a conversation into token ids, samples the answer, and offers both at the
 # terminal and to Python.  A first reader needs `chat_ids` and `Speaker.answer_pieces`, and may skip
 # the spellings of ChatML, the checks of messages and the commands of the terminal.
@@ -4595,6 +3570,879 @@ def chat(file=None, decoder=Decoder, **chosen):
           f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
     speaker.converse()
 
+# ==== 11.1 Checkpoint ====
+# A checkpoint is one file with everything that a run needs to resume: the weights, the optimizer's
+# moments, the tokenizer and the state of the run.  A first reader may skip the plain versions, the
+# int8 format and the checks of files.
+
+# ---- a run's state, its tensors and moments
+@dataclass
+class State(Settings):
+    """Everything that a checkpoint stores besides configuration, tokenizer, weights and moments."""
+    kind: str = "base"         # "chat" after fine-tuning
+    template: str = ""         # chat template, in Jinja; empty: Alpaca's
+    bos: str = ""              # names of the tokens that begin and end a text
+    eos: str = "</s>"
+    step: int = 0
+    n_steps: int | None = None         # of the whole run; None: not planned yet
+    tokens_seen: int = 0
+    micro_batch: int | None = None     # sequences per pass; the order of sums, and so the last
+                                       # bits, may depend on it
+    elapsed: float = 0.0       # seconds of training
+    bits_per_byte: float | None = None         # of the latest validation
+    best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
+    best_step: int = 0
+    log_sha256: str = ""       # of the first line of the run's log: `log_identity`
+    text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
+                               # has loaded the data
+    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
+    options: dict = field(default_factory=dict)
+    reference: list = field(default_factory=list)      # dpo: -log ref of every response, float; a
+                               # tensor of the file.  Older files have it in the JSON header
+
+    def written(self):
+        """{name: value} for the JSON header, which is limited to MAX_HEADER bytes.  The reference
+        is left out, because it grows with the data."""
+        values = super(State, replace(self, reference=[])).written()
+        del values["reference"]
+        return values
+
+    def check(self):
+        super().check()
+        for name in ("template", "bos", "eos"):
+            text = getattr(self, name)
+            need(text == text.encode(errors="replace").decode(),
+                 f"{name} holds half a surrogate pair, which is no character")
+        return self
+
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+def llama_tensors(cfg):
+    """The tensors of a file in buffer order, with the names and shapes of a LlamaForCausalLM.
+    Each tensor of `param_table` is split by layer or head, and each layer into its matrices: qkv
+    (L, QKV, C) becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj
+    (GD, C), and so on.  gguf: the name in a GGUF file, "" if GGUF has no place for the tensor."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
+
+def tensor_shapes(cfg):
+    """name -> shape of the tensors of a checkpoint, in buffer order"""
+    return {x.name: x.shape for x in llama_tensors(cfg)}
+
+def named(cfg, flat):
+    """name -> view of the flat buffer"""
+    shapes = tensor_shapes(cfg)
+    return dict(zip(shapes, slices(flat, shapes.values()), strict=True))
+
+def muon_slice(cfg):
+    """The slice of the flat buffer that Muon updates: qkv to down"""
+    return entries_where(cfg, lambda x: x.optimizer == "muon")
+
+def moment_shapes(cfg, optimizer):
+    """name -> shape of the optimizer's moments.  AdamW keeps two numbers per parameter.  Muon keeps
+    one per entry of its matrices, and leaves all other parameters to AdamW."""
+    N, part = n_params(cfg), muon_slice(cfg)
+    n = part.stop - part.start
+    if optimizer == "muon":
+        return {"muon.momentum": (n,), "adamw.m": (N - n,), "adamw.v": (N - n,)}
+    return {"adamw.m": (N,), "adamw.v": (N,)}
+
+def named_moments(cfg, optimizer, m, v):
+    """name -> array of the moments m, v (N,).  Muon never writes its part of v, which stays zero
+    and is not stored."""
+    if optimizer == "muon":
+        part = muon_slice(cfg)
+        return {"muon.momentum": m[part], "adamw.m": np.delete(m, part),
+                "adamw.v": np.delete(v, part)}
+    return {"adamw.m": m, "adamw.v": v}
+
+def read_moments(cfg, tensors):
+    """(m, v), each (N,) float32, from the tensors of a checkpoint"""
+    m, v = (aligned((n_params(cfg),), np.float32) for _ in range(2))
+    of_adamw = np.ones(n_params(cfg), bool)
+    if "muon.momentum" in tensors:
+        part = muon_slice(cfg)
+        m[part], of_adamw[part] = tensors["muon.momentum"], False
+    m[of_adamw], v[of_adamw] = tensors["adamw.m"], tensors["adamw.v"]
+    return m, v
+
+# ---- matrices in int8
+# `quantize` stores each matrix as int8, with one float32 scale per row in the tensor NAME_scale.
+# This is the naming of the compressed-tensors format.  Gains stay float32; moments are not stored.
+def in_int8(w):
+    """(q (N, K) int8, scale (N, 1) float32) with scale * q ~ w (N, K), rounded as in `stored`
+    The scale uses 17 of the 24 significant bits of a float32 and q needs 7, so scale * q is exact.
+    A decoder with int8 weights rounds scale * q again, and finds the same q and scale."""
+    _, scale = stored(w, "int8")
+    scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
+    return np.rint(w / scale).astype(np.int8), scale
+
+def from_int8(name, q, scale):
+    """scale * q (N, K) float32, from the tensors `name` and `name`_scale of a file"""
+    bad = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
+    if bad.size:
+        raise UserError(f"{name}_scale[{bad[0]}] is {scale.flat[bad[0]]}, expected a positive "
+                        f"number")
+    with np.errstate(over="ignore"):         # `need_finite` reports an overflow
+        return q * scale
+
+def as_int8(tensors):
+    """{name: array} with the matrices in int8.  float32 tensors come first, to stay aligned."""
+    floats, matrices = {}, {}
+    for name, x in tensors.items():
+        if x.ndim > 1:
+            matrices[name], floats[f"{name}_scale"] = in_int8(x)
+        else:
+            floats[name] = x
+    return floats | matrices
+
+def types_of(tensors):
+    """{name: (dtype, shape)}"""
+    return {name: (x.dtype, x.shape) for name, x in tensors.items()}
+
+def expected_types(cfg, matrices):
+    """`types_of` the weights of a checkpoint whose matrices are "f32" or "int8" """
+    types = {}
+    for name, shape in tensor_shapes(cfg).items():
+        int8 = matrices == "int8" and len(shape) > 1
+        types[name] = DTYPES["I8" if int8 else "F32"], shape
+        if int8:
+            types[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
+    return types
+
+# ---- reading and writing
+def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
+    """Writes one file: float32 weights and all that a run needs to resume, or int8 matrices."""
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
+            "tokenizer_sha256": tokenizer.hash()}
+    flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
+    tensors = named(cfg, flat)
+    if matrices != "f32":                    # without an entry they are f32, as in older files
+        meta["matrices"], tensors = matrices, as_int8(tensors)
+    if moments:
+        tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
+    if state.reference:
+        tensors[REFERENCE] = np.array(state.reference, DTYPES["F64"])
+    write_tensors(path, meta, tensors, "free space or choose another --out")
+
+REFERENCE = "dpo.reference"  # name of the tensor (n,) float64 of State.reference
+
+# flat (N,) float32; moments: (m, v) or (); matrices: their type in the file, "f32" or "int8"
+Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
+                        defaults=["f32"])
+
+def read_checkpoint(path, moments=True):
+    """Reads a Checkpoint, and checks its tensors' names, types, shapes and values.  nanoeuler_parts
+    also verifies the checksum of all bytes.
+    `moments=False` skips the optimizer's moments, which are twice the size of the model."""
+    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
+        meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
+        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
+        cfg = Config(**json.loads(meta["config"])).check()
+        state = State(**json.loads(meta["state"])).check()
+        optimizer = "muon" if "muon.momentum" in tensors else "adamw"
+        need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
+             "its moments are another optimizer's")
+        matrices = meta.get("matrices", "f32")
+        need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
+        expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
+        has_moments = "adamw.m" in tensors and matrices == "f32"
+        if has_moments:
+            expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
+        if REFERENCE in tensors:
+            expected[REFERENCE] = DTYPES["F64"], (tensors[REFERENCE].size,)
+        need(types_of(tensors) == expected, "its tensors are not those of its configuration")
+        flat = aligned((n_params(cfg),), np.float32)
+        for name, x in named(cfg, flat).items():
+            if tensors[name].dtype == np.int8:
+                x[...] = from_int8(name, tensors[name], tensors[f"{name}_scale"])
+            else:
+                x[...] = tensors[name]
+            need_finite(name, x)
+        if REFERENCE in tensors:
+            need_finite(REFERENCE, tensors[REFERENCE])
+            state.reference = tensors[REFERENCE].tolist()
+        kept = ()
+        if has_moments and moments:
+            for name in remembered:
+                need_finite(name, tensors[name])
+            kept = read_moments(cfg, tensors)
+        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
+        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
+        need(tokenizer.vocab_size == cfg.vocab_size,
+             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+    return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
+
+# ---- overwriting files, and printing tables
+def refuse_overwrite(path, force, remedy="another name keeps it"):
+    """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else."""
+    if os.path.exists(path):
+        what = "a directory" if os.path.isdir(path) else "no regular file"
+        need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
+        need(force, f"{path} exists; {remedy}, --force replaces a file")
+
+def need_another(path, source):
+    """Rejects an output path that is also the input, even with --force."""
+    need(os.path.realpath(path) != os.path.realpath(source),
+         f"{path} would replace {source}, of which it is to be made; choose another name")
+
+def begins_as_checkpoint(path):
+    """Is this file a NanoEuler checkpoint?  Only its first 64 bytes are read."""
+    with open(path, "rb") as f:
+        return b'{"__metadata__":{"format":"nanoeuler"' in f.read(64)
+
+def need_own_best(path, state):
+    """Rejects a file of --keep-best that is not this run's own best model.  The file contains a
+    State: it must name the same log or, if the log was lost, have the same best validation."""
+    if not os.path.lexists(path):
+        return
+    refuse_overwrite(path, force=True)
+    kept = None
+    with contextlib.suppress(UserError):
+        kept = read_checkpoint(path, moments=False).state
+    same_log = kept and kept.log_sha256 and kept.log_sha256 == state.log_sha256
+    same_best = kept and state.best and (kept.step, kept.best) == (state.best_step, state.best)
+    need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
+         f"replace it; rename it, or --force replaces it")
+
+def counted(n, noun):
+    """A number and its noun: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+def print_table(title, rows):
+    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
+    a checkpoint, from adding rows and from controlling the terminal."""
+    print(printable(title))
+    for name, value in rows:
+        print(f"  {name:<16} {printable(str(value))}")
+    print(flush=True)
+
+# ==== 11.2 Runs on disk ====
+# A `Run` adds the data, the log and the checkpoints to the training loop of section 8, and --resume
+# continues a run from its checkpoint.  A first reader may read `Run.__init__`, `Run.load` and
+# `Run.go`, and skip the rest, which compares settings and protects files.
+
+# ---- settings
+KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
+
+@dataclass
+class Optimization(Settings):
+    """Settings that all runs share; the subclasses below add their own.  A checkpoint stores them
+    for --resume."""
+    # Attributes without a type are not dataclass fields: they have no flag, and no file stores them
+    dtypes = tuple(PRECISIONS)
+    unsaid = {"dtype": "f32"}  # values of settings that older checkpoints do not store
+    # Some subclasses make fields of these.  In all others, the values here apply.
+    optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
+    # In a setting of type int | None, `Settings` (1) turns the 0 of a flag or a file into None
+    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
+                                "--epochs instead")
+    batch: int = setting(2048, 1, 1 << 24, "number of tokens per training step, rounded to whole "
+                         "sequences")
+    micro_batch: int | None = setting(None, 0, 65_535, "number of sequences per forward and "
+                                      "backward pass; 0: as many as fit in memory")
+    lr: float = setting(6e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    floor: float = setting(0.02, 0, 1, "final learning rate of the cosine schedule, as a fraction "
+                           "of the peak; 0: decay to zero")
+    warmup: int = setting(50, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
+                          "rises linearly; 0: no warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    beta1: float = setting(0.9, 0, 0.9999, "decay rate of AdamW's moving average of the gradient")
+    beta2: float = setting(0.95, 0, 0.9999, "decay rate of AdamW's moving average of the squared "
+                           "gradient")
+    clip: float = setting(1.0, 1e-9, 1e9, "gradient-norm clipping: largest global norm of the "
+                          "gradient")
+    eval_every: int = setting(250, 1, 1 << 40, "number of steps between validations")
+    save_every: int = setting(250, 1, 1 << 40, "number of steps between checkpoints")
+    seed: int = setting(1, 0, 1 << 60, "random seed of the batches, and of the weights of a new "
+                        "model")
+    dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
+                         "bfloat16; empty: the faster one on this machine")
+
+    given = frozenset()        # names of the settings passed to `chosen`
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.dtype = self.dtype or DTYPE
+
+    def check(self):
+        need(self.dtype in self.dtypes,
+             f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
+        super().check()
+        # Subclasses declare the field data, each with its own default
+        need("\0" not in self.data, f"data is {self.data!r}, which names no file")
+        return self
+
+    @classmethod
+    def chosen(cls, **settings):
+        """Options with these settings, and with the defaults for all others."""
+        options = cls(**settings).check()
+        options.given = frozenset(settings)
+        return options
+
+@dataclass
+class Options(Optimization):
+    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
+                                "--minutes instead")
+    data: str = setting("data/shakespeare.txt", 0, 0, "text file to train on, in UTF-8")
+    minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
+                             "without compilation; used if the number of steps is 0")
+    holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
+                             "validation")
+    mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
+                                "(multi-token prediction); 0: train head 0 only")
+    mtp_until: float = setting(1.0, 0, 1, "fraction of the run after which the auxiliary heads "
+                               "are switched off; 1: never")
+    mtp_from: float = setting(1.0, 0, 1, "fraction of the run after which auxiliary heads that "
+                              "are off are switched on again; 1: never")
+    weight_decay: float = setting(0.3, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
+                          "the model learns their spelling; 0: none")
+    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
+
+# The defaults of Options were best for AdamW alone, and those of TrainOptions were best with Muon
+# (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do not
+# apply.
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
+                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+
+@dataclass
+class TrainOptions(Options):
+    """Settings of `train` in this program.  The defaults are for Muon."""
+    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
+              "newton_schulz": 5, "embedding_lr": 3.0}
+    lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    floor: float = setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a fraction "
+                           "of the peak; 0: decay to zero")
+    warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
+                          "rises linearly; 0: no warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    optimizer: str = setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW; "
+                             f"adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
+    muon_lr: float = setting(0.02, 1e-9, 10, "peak learning rate of Muon, at any width of the "
+                             "model")
+    momentum: float = setting(0.9, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
+    newton_schulz: int = setting(3, 1, 20, "number of Newton-Schulz iterations by which Muon "
+                                 "orthogonalizes an update")
+    embedding_lr: float = setting(4.0, 1e-3, 1e3, "learning rate of the embedding, as a multiple "
+                                  "of AdamW's; with Muon only")
+    mtp_until: float = setting(0.3, 0, 1, "fraction of the run after which the auxiliary heads "
+                               "are switched off; 1: never")
+    mtp_from: float = setting(0.9, 0, 1, "fraction of the run after which auxiliary heads that "
+                              "are off are switched on again; 1: never")
+
+    def check(self):
+        super().check()
+        need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
+             f"adamw or muon")
+        return self
+
+    @classmethod
+    def chosen(cls, **settings):
+        if settings.get("optimizer") != "adamw":
+            return super().chosen(**settings)
+        for name in MUON_SETTINGS:
+            need(name not in settings,
+                 f"{name} is a setting of Muon: drop it, or --optimizer adamw")
+        return super().chosen(**ADAMW_DEFAULTS | settings)
+
+# ---- a run
+def best_path(out):
+    """The file of --keep-best: a_best.bin for the checkpoint `a` or `a.bin`"""
+    return f"{out.removesuffix('.bin')}_best.bin"
+
+def beside_program(path):
+    """The path if it exists, else the same path beside this program if that one exists.
+    site-packages is shared by all packages, so pip installs data/ as nanoeuler_data/."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
+    return next(filter(os.path.exists, places), path)
+
+def with_progress(parts, what):
+    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
+    told = time.perf_counter()
+    for i, part in enumerate(parts):
+        if time.perf_counter() - told > MOST_SILENT:
+            told = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part
+
+class Run(TrainingLoop):
+    """One training run: model, data, clock and log, fresh or from a checkpoint."""
+    verb = "train"                           # on the command line
+    Options = TrainOptions                   # the settings that flags set
+    preset = "small"                         # the default preset
+    begins_with = None                       # the default checkpoint to begin with
+    larger_data = ""                         # used instead of Options.data if it exists
+    scope = "the whole held-out tail"        # of the final validation
+    # the end of the note that the model overfits; "" means that there is no note
+    by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
+    updating = False                         # True while an update changes the parameters
+    pending_log = None                       # name of a log that is yet to replace an older one
+
+    def __init__(self, out, start, options, engine=Model):
+        """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
+        model to begin with, or of a shape alone (flat is None); engine: the class of the model"""
+        self.began = time.perf_counter() - start.state.elapsed     # --resume continues the clock
+        self.out, self.options = out, options
+        self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
+        self.state = s = replace(start.state, options=options.written())
+        self.log = log_path(out, self.data_file())
+        self.lr = options.lr * 128 / start.cfg.n_embd
+
+        # The data: a batch has B rows of T tokens, and the data may determine T
+        self.read_data(start)
+        self.T = self.row_length(start)
+        self.B = self.R * max(1, round(options.batch / self.T / self.R))
+        cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
+        self.data = self.load(cfg, start.tokenizer)      # compares text_sha256 with the data's
+        self.tokenizer = self.data.tokenizer
+        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
+        s.text_sha256 = self.data.sha256
+        if self.data.steps:                  # else `plan` sets the number
+            s.n_steps = max(s.step, self.data.steps)
+
+        # The model: nothing is compiled until everything above has been checked
+        compiling = time.perf_counter()
+        engine.ready(options)
+        self.began += time.perf_counter() - compiling    # --minutes do not include it
+        flat = self.initial(cfg) if start.flat is None else start.flat
+        self.model = engine(cfg, flat, start.moments, options)
+        self.next = self.data.batches.take(s.step * self.B, self.B)
+        self.print_settings()
+        # One size for all passes: on a GPU the order of sums depends on the largest micro-batch
+        s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
+
+    def print_settings(self):
+        cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
+        print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
+            ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
+                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
+                      f"{counted(cfg.n_mtp, 'output head')}"),
+            *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
+            *self.rows_of_optimizer(),
+            ("length", counted(steps, "step") if steps else
+                       f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
+            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
+            *([("keeps", f"{best_path(self.out)}, the best model")] if o.keep_best else [])])
+        if steps and steps < o.warmup:
+            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
+                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
+                  file=sys.stderr)
+
+    def rows_of_optimizer(self):
+        """The optimizer's rows of the printed table"""
+        o, of_adamw = self.options, f"lr {self.lr:.2g}"
+        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
+                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
+        if o.optimizer == "adamw":
+            return [("AdamW", f"{of_adamw}, {rest}")]
+        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
+                ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
+                          f"others"),
+                ("both", rest)]
+
+    def data_file(self):
+        return self.data_path(self.options)
+
+    @classmethod
+    def data_path(cls, options):
+        """The path of --data.  The default files may also lie beside the program."""
+        shipped = options.data in (cls.larger_data, cls.Options.data)
+        return beside_program(options.data) if shipped else options.data
+
+    def read_data(self, start):
+        """Reads data that determine a batch's shape.  A text does not, so nothing is read here."""
+
+    def row_length(self, start):
+        """T, tokens per row of a batch: the length of the context"""
+        return start.cfg.seq_len
+
+    def load(self, cfg, tokenizer):
+        """The DataSet of a text.  If `tokenizer` is None, a new one is trained on this text."""
+        o, T, path = self.options, cfg.seq_len, self.data_file()
+        if os.path.getsize(path) > LARGE // 2:
+            print(f"reading {path}", flush=True)         # this takes a while
+        text = read_text(path)
+        digest = self.same_data(hashlib.sha256(text).hexdigest())
+        parts = split_text(memoryview(text), o.holdout)
+        train, val = parts
+        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
+        tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
+        batches = Batches(tokens, T, cfg.n_mtp, o.seed)
+        need(len(tail), f"{path}: its last {o.holdout:.0%}, held out, has no token to predict; use "
+             f"a longer text with --data, or another --holdout")
+        tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
+        x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
+        bytes_per_token = len(train) / len(tokens)
+        fewer = ""
+        if tokenizer.vocab_size < cfg.vocab_size:
+            fewer = f" of {cfg.vocab_size:,}, the text has no more"
+        rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
+                ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
+                              f"bytes a token")]
+        return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
+                       validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
+                       steps=o.steps, rows=rows)
+
+    def same_data(self, digest):
+        """Returns the digest, after a check that a resumed run has the data it was started with.
+        A fresh run has no text_sha256 yet, and accepts any data."""
+        old = self.state.text_sha256 or digest
+        need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
+             f"{old[:12]}; restore it, or start with --out NAME")
+        return digest
+
+    def save(self, best=False):
+        """Writes the checkpoint; with best=True, the model without moments in NAME_best.bin.
+        If the checkpoint of an older run is still in place (--force), best=True replaces that one
+        first, so that files of two runs never lie side by side."""
+        self.state.elapsed = self.elapsed()
+        flat, *moments = self.model.buffers()
+        if not best or self.pending_log:
+            self.write(self.out, flat, moments)
+            self.replace_log()
+        if best:
+            self.write(best_path(self.out), flat)
+
+    def write(self, path, flat, moments=()):
+        try:
+            write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
+        except MemoryError as e:             # for copies of the moments, or a long reference
+            raise WriteError(f"cannot write {path}: out of memory ({e}); end other programs") from e
+
+    def save_if_possible(self, best=False):
+        """Saves during the run.  If the file cannot be written, for example because the disk is
+        full, the run continues until the next save.  With several GPUs, an error of another rank is
+        not a WriteError and ends the run."""
+        try:
+            self.save(best)
+        except WriteError as e:
+            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run goes "
+                  f"on, and saves again in {counted(self.options.save_every, 'step')}",
+                  file=sys.stderr, flush=True)
+
+    def continuation(self, n, prompt, **sampling):
+        """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""
+        rng = np.random.default_rng(self.state.step)
+        end = self.tokenizer.specials.get(self.state.eos)
+        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), end)
+        return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
+
+    def sample_text(self, n):
+        """Up to n tokens of text, sampled after a line end as the only prompt"""
+        return self.continuation(n, self.tokenizer.encode("\n"))
+
+    def record(self, **values):
+        line = json.dumps(values).encode() + b"\n"
+        self.log_file.write(line)
+        self.log_file.flush()
+        if not self.state.log_sha256:        # the same value as `log_identity`
+            self.state.log_sha256 = hashlib.sha256(line).hexdigest()
+
+    def choose_log(self):
+        """The name of the file to log to.
+        With --force, an older checkpoint and its log stay until the first save of this run, so this
+        run begins its log under another name.  If a fresh run finds a log but no checkpoint, the
+        old log is renamed and kept."""
+        if self.is_resumed:
+            restore_log(self.log, self.state.log_sha256)
+        elif os.path.exists(self.out):
+            self.pending_log = free_log(self.log)
+            if os.path.exists(self.log):
+                print(f"note: the log is {self.pending_log}; it replaces {self.log} when the first "
+                      f"checkpoint is saved", file=sys.stderr, flush=True)
+        else:
+            keep_aside(self.log)
+        return self.pending_log or self.log
+
+    def open_log(self, path):
+        """Opens the log, also after a rename: some systems cannot rename an open file."""
+        self.log_file = self.closing_log.enter_context(open_log(path, self.state.step))
+        self.state.log_sha256 = log_identity(path)
+
+    def replace_log(self):
+        """After the first save of this run, gives its log the final name, and so replaces the older
+        log.  If the run is interrupted in between, or the rename fails, --resume does it."""
+        if self.pending_log:
+            self.closing_log.close()
+            with contextlib.suppress(OSError):
+                os.replace(self.pending_log, self.log)
+                self.pending_log = None
+            self.open_log(self.pending_log or self.log)
+
+    def go(self):
+        """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
+        s = self.state
+        with contextlib.ExitStack() as self.closing_log, signals_caught() as caught:
+            self.open_log(self.choose_log())
+            try:
+                self.train(caught)
+                complete = s.n_steps is not None and s.step >= s.n_steps
+                final = self.validate() if complete else ""
+                overdone = self.compare_last() if complete and self.by_heart else ""
+                self.save()
+            except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
+                if not self.updating:
+                    self.save()
+                raise
+        if complete:
+            print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
+                  f"after {self.elapsed() / 60:.1f} minutes", flush=True)
+            if overdone:
+                best = best_path(self.out)
+                kept = f"--keep-best keeps the model of that step, in {best}"
+                if self.options.keep_best and os.path.exists(best):
+                    kept = f"{best} is the model of that step"
+                print(f"note: {overdone}; {kept}", file=sys.stderr)
+            print_done(self.out, s, self.model)
+        else:
+            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
+                  f"\n    {typed(self.model.program)} {self.verb} --resume --out "
+                  f"{shlex.quote(self.out)}")
+
+@contextlib.contextmanager
+def signals_caught():
+    """Yields a list that collects Ctrl-C (SIGINT) and SIGTERM, so that the current step can finish.
+    A second signal of the same kind has its default effect: it ends the process at once."""
+    caught = []
+
+    def catch(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):   # no print: the signal may have interrupted one
+            os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+# ---- start and resume
+def print_done(out, s, engine):
+    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
+          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
+
+LENGTH = {"steps", "minutes", "epochs"}
+# ENGINE_SETTINGS: settings that only some engines have.
+# FREE: settings that --resume may change: length, machine, the path of the data, and --keep-best.
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
+FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best"}
+OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # --resume ignores a preset's values of these
+
+def sha256_of(path):
+    note_large(f"computing the checksum of {path}", os.path.getsize(path))
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+def need_source(file, out, state):
+    """Rejects a `file` that is not the checkpoint with which the run `out` began."""
+    need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
+    began_with = state.source_sha256         # "": older versions did not store it
+    need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
+         f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
+
+def resumed(run, out, preset, file, chosen):
+    """(Checkpoint, options) of the run `out`, to be resumed
+    It must be a run of this class, and agree with the file, the flags and the preset that the user
+    names.  Only the settings in FREE may differ."""
+    start = read_checkpoint(out)
+    need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
+         f"run goes on with it; start with --out NAME")
+    if file is not None:
+        need_source(file, out, start.state)
+    stored = Optimization.unsaid | run.Options.unsaid | start.state.options
+    has = {f.name for f in fields(run.Options)}
+    optimizer = stored.get("optimizer", "adamw")
+    settings = {name: value for name, value in stored.items()
+                if name in has or name not in ENGINE_SETTINGS}
+    need(start.state.options and settings.keys() <= has,
+         f"{out} was not made by {run.verb}; start with --out NAME")
+    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+        old = run.Options(**settings).check()
+    need("optimizer" in has or optimizer == "adamw",
+         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
+    if "data" in chosen:
+        digest = sha256_of(chosen["data"])
+        need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
+             f"something else; start with --out NAME")
+    asked = dict(chosen)
+    if preset:
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
+        asked = of_preset | chosen
+    if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # sft's rows set it
+        asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
+    for name, value in (asdict(start.cfg) | asdict(old)).items():
+        need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
+             f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
+    new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
+    free = {name: value for name, value in chosen.items() if name in FREE}
+    if new_length:
+        free = {"steps": None, **free}       # old steps would override new minutes or epochs
+    options = replace(old, **free).check()
+    if new_length:
+        done = start.state.step
+        longer = not options.steps or options.steps > done
+        if longer and start.state.n_steps and done >= start.state.n_steps:
+            print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
+                  f"the learning rate rises again", file=sys.stderr)
+        n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
+        start = start._replace(state=replace(start.state, n_steps=n_steps))
+    return start, options
+
+def steps_planned(state, options):
+    """Total number of steps in --minutes, at the pace so far; None if no time was measured"""
+    if not state.elapsed:
+        return None
+    at_this_pace = state.step * 60 * options.minutes / state.elapsed
+    return max(state.step, int(min(at_this_pace, 1 << 40)))
+
+def fresh(run, preset, file, chosen):
+    """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
+    if run.larger_data and os.path.exists(beside_program(run.larger_data)):
+        chosen = {"data": run.larger_data, **chosen}
+    if file is not None:
+        start = read_checkpoint(file)
+        if issubclass(run, PreferenceLoop) and start.state.kind == "base":
+            print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
+                  f"teaches only which of two answers is the better one", file=sys.stderr)
+        bos, eos, template = start.state.bos, start.state.eos, start.state.template
+        if start.state.kind == "chat":       # a base model's "" names no template
+            template = template or "alpaca"
+        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
+        start = start._replace(moments=(), state=State(
+            kind="chat", bos=bos, eos=eos, template=template,
+            source_sha256=sha256_of(file)))
+    else:
+        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
+    shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
+    settings = {k: v for k, v in chosen.items() if k not in shape}
+    if file and "seq_len" in chosen:
+        settings.setdefault("row_len", chosen["seq_len"])
+    options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
+    need_memory(cfg)
+    return start._replace(cfg=cfg), options
+
+def need_memory(cfg):
+    """Rejects a model that cannot fit: a run needs at least the parameters, the gradient and two
+    moments, all in float32.  The vocabulary does not count, as a short text makes it smaller."""
+    n, there = n_params(replace(cfg, vocab_size=1)), math.inf
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
+         f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
+
+SLOW_ON_CPU = 30_000_000     # parameters; larger models get a note
+
+def seconds_of_step(cfg, tokens):
+    """Estimated seconds of a training step on this CPU: 6 floating-point operations per parameter
+    and token (Kaplan et al. 2020, 2.1), at the measured speed of one float32 matrix product."""
+    a, times = np.ones((768, 768), np.float32), []
+    for _ in range(3):
+        began = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - began)
+    return 6 * n_params(cfg) * tokens * min(times) / (2 * a.size * len(a))
+
+def note_slow_run(cfg, options):
+    """Warns if the model is so large that a run on a CPU takes too long, and estimates the time."""
+    n = n_params(cfg)
+    if n < SLOW_ON_CPU:
+        return
+    seconds = seconds_of_step(cfg, options.batch)
+    if options.steps:
+        length = f"{options.steps:,} steps take about {options.steps * seconds / 3600:,.1f} hours"
+    else:
+        steps = 60 * options.minutes / seconds
+        length = f"{options.minutes:g} minutes are about {steps:,.0f} steps"
+    print(f"note: {n:,} parameters are many for a CPU: a step takes about {seconds:,.1f} s, so "
+          f"{length}, of the thousands that a useful model needs; nanoeuler_cuda.py trains it on a "
+          f"GPU, and the presets small and big suit a CPU", file=sys.stderr, flush=True)
+
+def need_data(path, out):
+    """Rejects a path that is not a file, before anything is compiled."""
+    remedy = f"{out} is to learn it: name another with --data"
+    need(path, f"the name of the data is empty; {remedy}")
+    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
+    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
+
+def need_free_best(best, state, reads, resume, force):
+    """Rejects a file of --keep-best if the run reads it.  Without --force, also rejects a file of
+    another run."""
+    if resume and not force:
+        need_own_best(best, state)
+    else:
+        refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
+    need(os.path.realpath(best) not in map(os.path.realpath, filter(None, reads)),
+         f"{best}, of --keep-best, would replace what the run reads; choose another --out")
+
+def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
+    """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
+    Everything that can be rejected is rejected before a kernel is compiled.
+    lock: keeps other runs away from a file; yields "" or why it cannot be written (default: alone)
+    chosen: settings.  An absent one keeps its default, or on --resume its old value.  With 0 or
+    None, steps follow from minutes or epochs, and micro_batch is as large as fits in memory."""
+    if {"minutes", "epochs"} & chosen.keys():            # these replace a length in steps
+        chosen.setdefault("steps", None)
+    chosen = {name: x if x or name not in ("steps", "micro_batch") else None
+              for name, x in chosen.items()}             # 0 means None
+    if "data" in chosen:                     # a named path must exist as it is
+        need_data(chosen["data"], out)
+    lock = lock or alone
+    with lock(out) as refusal:               # before `out` is read: a run may still write it
+        need(resume or not refusal, refusal)
+        if resume:
+            start, options = resumed(run, out, preset, file, chosen)
+            s = start.state
+            if s.step >= (options.steps or s.n_steps or math.inf):
+                return print_done(out, s, engine)
+            need(not refusal, refusal)
+            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
+        else:
+            need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
+                 f"{out} exists and is no checkpoint; choose another --out")
+            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
+            own = run.begins_with
+            need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
+                 f"first, or begin with another, such as {BUNDLED}")
+            file = file or own
+            replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
+            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
+                 f"--out")
+            start, options = fresh(run, preset, file, chosen)
+        data = run.data_path(options)
+        need_data(data, out)
+        with contextlib.ExitStack() as end:
+            if options.keep_best:
+                refusal = end.enter_context(lock(best_path(out)))
+                need(not refusal, refusal)
+                need_free_best(best_path(out), start.state, (data, file), resume, force)
+            if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
+                print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+            if engine is Model and run is Run:
+                note_slow_run(start.cfg, options)
+            run(out, start, options, engine).go()
+
 # ==== 12 Kernels to compile ====
 # This section fills Numba's cache before a run or a chat begins: it calls every kernel once, with
 # the tiny model SPECK.  A first reader may skip all of it, because it adds nothing to the model.
@@ -4907,3 +4755,164 @@ def main(argv=None):
 def main_on_gpu():
     """pip's command nanoeuler-cuda: runs nanoeuler_cuda.py as if the file had been started."""
     return runpy.run_module("nanoeuler_cuda", run_name="__main__")
+
+# ==== 14 Without nanoeuler_parts ====
+# If the folder nanoeuler_parts is missing, this program uses the plain versions of its functions
+# that follow.  A first reader may skip them all.
+if not nanoeuler_parts:
+    # ---- matrix products and threads: one thread, in float32 and float64
+    tile, rows_tile, pack = plain_tile, plain_rows_tile, plain_pack
+
+    def use_threads(asked):
+        print("note: without the folder nanoeuler_parts there is one thread, and float32 alone",
+              file=sys.stderr)
+        set_num_threads(1)
+
+    def tile_width(dtype):
+        return TILE_BYTES // np.dtype(dtype).itemsize
+
+    @jit
+    def fetch_add(counter, i):
+        counter[i] += 1
+        return counter[i] - 1
+
+    @jit
+    def next_below(counter, i, end):
+        old = counter[i]
+        if old < end:
+            counter[i] = old + 1
+        return old
+
+    @jit
+    def seen(counter, i):
+        return counter[i]
+
+    @jit
+    def wait_until(counter, i, least):
+        pass                                 # the only thread has already done it
+
+    @jit
+    def counters(n):
+        return np.zeros((n, 16), np.int64)
+
+    @jit
+    def value(x):
+        return x
+
+    @jit
+    def rounded(x, like):
+        return x
+
+    @jit
+    def narrowed(x, b):
+        return x
+
+    @jit
+    def narrowed_transpose(x, b):
+        return x.T
+
+    @jit
+    def quantized(x, w):
+        return x
+
+    @jit
+    def panel_rows(n, dtype):
+        return n
+
+    @jit
+    def panel_entry(column, k, scale):
+        return column[k]
+
+    @jit
+    def larger(x, y):
+        return x if x > y or x != x else y               # NaN if x or y is NaN
+
+    def from_bf16(x):
+        return x
+
+    def to_bf16(x):
+        raise UserError("bfloat16 needs the folder nanoeuler_parts beside nanoeuler.py; choose "
+                        "--weights f32")
+
+    def fill_cache(parts):
+        """Does nothing: Numba compiles each kernel at its first call."""
+
+    # ---- files: the same formats.  They hold every text in memory, do not check files for damage,
+    # and do not lock a checkpoint against a second run.
+    DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
+    LARGE = 1 << 62
+
+    class WriteError(UserError):
+        """A file cannot be written."""
+
+    def write_tensors(path, meta, tensors, remedy):
+        """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
+        no_hash, start = "0" * 64, 0         # zeros stand for the checksum while it is computed
+        entries = {"__metadata__": {**meta, "sha256": no_hash}}
+        for name, x in tensors.items():
+            [dtype] = [name for name, kind in DTYPES.items() if kind == x.dtype]
+            entries[name] = {"dtype": dtype, "shape": [*x.shape],
+                             "data_offsets": [start, start + x.nbytes]}
+            start += x.nbytes
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-(8 + len(header)) % 64)       # the data starts on a cache line
+        data = b"".join(map(bytes, tensors.values()))
+        digest = hashlib.sha256(header + data).hexdigest()
+        before, _, after = header.rpartition(no_hash.encode())
+        with open(f"{path}.tmp", "wb") as f:
+            f.write(len(header).to_bytes(8, "little") + before + digest.encode() + after + data)
+        os.replace(f"{path}.tmp", path)
+
+    def map_tensors(path, kinds=()):
+        """Reads (metadata, {name: array}) of a checkpoint"""
+        with open(path, "rb") as f:
+            entries = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+            data = np.frombuffer(f.read(), np.uint8)
+        meta = entries.pop("__metadata__")
+        return meta, {name: data[slice(*x["data_offsets"])].view(DTYPES[x["dtype"]]).reshape(
+            x["shape"]) for name, x in entries.items()}
+
+    def need_finite(name, x):
+        need(np.isfinite(x).all(), f"{name} has a number that is not finite")
+
+    def note_large(doing, n_bytes):
+        pass
+
+    def read_text(path):
+        with reading(path, "name a text with --data"):
+            return bpe.read_bytes(path)
+
+    def split_text(text, holdout):
+        """(training part, validation part), cut where a UTF-8 character starts"""
+        cut = int(len(text) * (1 - holdout))
+        while cut > 0 and text[cut] & 0xC0 == 0x80:
+            cut -= 1
+        return text[:cut], text[cut:]
+
+    def excerpt(text):
+        return text
+
+    def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
+        need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
+        return [tokenizer.encode(part) for part in parts]
+
+    def alone(out):
+        return contextlib.nullcontext("")
+
+    def log_path(out, data):
+        return f"{out.removesuffix('.bin')}.jsonl"
+
+    def log_identity(log):
+        return ""
+
+    def free_log(log):
+        return log
+
+    def keep_aside(log):
+        pass
+
+    def restore_log(log, identity):
+        pass
+
+    def open_log(path, step):
+        return open(path, "ab")

@@ -87,6 +87,14 @@ def may_stay_idle(function):
     return function
 
 
+def sampled(decoder, prompt, n, rng, sampling):
+    """The tokens of one Reply, with all settings of a Sampling; ne.generate knows only some."""
+    reply, pace = ne.Reply(prompt, ne.replace(sampling, tokens=n), rng), ne.Pace()
+    while not reply.finish:
+        ne.next_tokens(decoder, [reply], pace)
+    return reply.tokens
+
+
 def before_each_step(patch, act):
     """Calls act(run) at the beginning of each step of ne.Run.train."""
     ce_weights = ne.Run.ce_weights

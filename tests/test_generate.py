@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numba
 import numpy as np
 import pytest
-from helpers import TINY, nanoeuler, never, ok, random_flat, refused, run
+from helpers import TINY, nanoeuler, never, ok, random_flat, refused, run, sampled
 from models import write
 from oracles import naive
 
@@ -117,7 +117,7 @@ def test_alone_and_in_a_batch(speculate, all_threads):
     want = []
     for i, ids in enumerate(prompts):
         rng = ne.rng_of(o.seed, i)
-        want.append(list(ne.generate(ne.Decoder(CFG, flat), ids, 70, rng, replace(o, **PLAIN))))
+        want.append(sampled(ne.Decoder(CFG, flat), ids, 70, rng, replace(o, **PLAIN)))
     for slots in (1, 4, 9):
         got, _ = written(ne.Decoder(CFG, flat, slots=slots), prompts, o)
         assert [tokens for tokens, _ in got] == want
@@ -127,8 +127,7 @@ def test_greedy_drafts_against_the_plain_model():
     """The likeliest token each time, by a forward pass in NumPy."""
     flat, text = repetitive(), [5, 6, 7]
     p = ne.views(flat, ne.param_table(CFG))
-    got = list(ne.generate(ne.Decoder(CFG, flat), text, 12, None,
-                           ne.Sampling(temperature=0.0, speculate=3)))
+    got = sampled(ne.Decoder(CFG, flat), text, 12, None, ne.Sampling(temperature=0.0, speculate=3))
     for token in got:
         logits = naive.forward(CFG, p, np.array(text))[1][0, -1]
         assert logits[token] >= logits.max() - 1e-4

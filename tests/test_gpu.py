@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, command, nanoeuler, random_flat
+from helpers import ROOT, TINY, command, nanoeuler, random_flat, sampled
 
 if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
@@ -485,8 +485,7 @@ def test_drafts_change_no_text_of_rows(prompt, n):
     """Also where the slot slides"""
     def text(speculate):
         o = ne.Sampling(temperature=0.0, tokens=n, speculate=speculate)
-        return list(ne.generate(rows_decoder(), [i % 101 for i in range(prompt)], n,
-                                None, o))
+        return sampled(rows_decoder(), [i % 101 for i in range(prompt)], n, None, o)
     assert text(0) == text(2) == text(7)
 
 

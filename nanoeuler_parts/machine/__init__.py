@@ -9,5 +9,5 @@
     threads.py     the number of threads to use
 
 These modules import only bpe.py and each other.  Without them, nanoeuler.py uses the plain
-versions of its sections 3 and 4.1: one thread, float32 and float64.
+versions of its sections 4.1 and 14: one thread, float32 and float64.
 """

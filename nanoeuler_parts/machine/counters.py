@@ -1,4 +1,4 @@
-"""Atomic counters.  Threads use them to share the work on a sequence (nanoeuler.py, section 3)."""
+"""Atomic counters.  Threads use them to share the work on a sequence (nanoeuler.py, section 5)."""
 import os
 
 import numpy as np
