@@ -174,15 +174,16 @@ def settle_cache():
     here = os.path.dirname(os.path.abspath(__file__))
     trouble = (f"note: compiled kernels cannot be written to NUMBA_CACHE_DIR "
                f"({config.CACHE_DIR or 'not set'}), {here}/__pycache__ or your cache folder")
-    remedy = "set NUMBA_CACHE_DIR to a folder that can be written"
+    remedy = "set NUMBA_CACHE_DIR to a writable folder"
     folder = private_folder()
     if folder:
         keep_kernels_in(folder)
         if numba_finds_a_folder():
-            print(f"{trouble}: they go to {folder}; {remedy} and lasts", file=sys.stderr)
+            print(f"{trouble}, so they are kept in the temporary folder {folder}; to keep them for "
+                  f"longer, {remedy}", file=sys.stderr)
             return True
-    print(f"{trouble}: they are compiled anew at each start, which takes seconds to minutes; "
-          f"{remedy}", file=sys.stderr)
+    print(f"{trouble}, so every start compiles them again, which takes seconds to minutes; to "
+          f"avoid that, {remedy}", file=sys.stderr)
     return False
 
 # Numba's cache files are pickles: one index per function, and one file per kernel. A damaged file
@@ -560,8 +561,8 @@ SPECIALS = "</s>", "<|im_start|>", "<|im_end|>"
 def train(text, vocab_size, specials=SPECIALS[:1]):
     """Tokenizer of vocab_size tokens: bytes, merges, specials. Fewer if text has too few pairs."""
     fixed = 256 + len(specials)
-    need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size {vocab_size} is not between {fixed} (256 "
-         f"bytes, {len(specials)} special tokens) and {MAX_VOCAB}: choose such a size")
+    need(fixed <= vocab_size <= MAX_VOCAB, f"vocab_size is {vocab_size}, expected {fixed} (256 "
+         f"bytes, {len(specials)} special tokens) to {MAX_VOCAB}")
     ids, weight = lay_out(unique_words(text))
     names = CHAR_OF_ID.copy()
     merges = []
@@ -759,7 +760,7 @@ def reading(source, remedy):
 def regular(path, flags):
     """An `opener` for `open` that rejects all but regular files. `open` would wait for the other
     end of a pipe, and reading a device may never end."""
-    kind = "no regular file"
+    kind = "a pipe, socket or device"
     try:
         fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)      # Windows lacks it
         mode = os.fstat(fd).st_mode
@@ -770,7 +771,7 @@ def regular(path, flags):
     except OSError as error:
         if error.errno != errno.ENXIO:       # a pipe that nobody reads
             raise
-    raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+    raise OSError(errno.EINVAL, f"expected a regular file, found {kind}", str(path))
 
 def read_bytes(path):
     """The content of a regular file"""
@@ -793,7 +794,8 @@ def cuts_digits(cutting):
     gpt2 = (isinstance(words, dict) and words.get("type") == "ByteLevel"
             and words.get("use_regex", True) and words.get("add_prefix_space") is False)
     need(gpt2 and steps[:-1] in ([], [EACH_DIGIT]),
-         f"pre_tokenizer {json.dumps(cutting)} is not GPT-2's, nor that behind Digits")
+         f"expected GPT-2's pre_tokenizer (ByteLevel without a prefix space), alone or after "
+         f"Digits, found {json.dumps(cutting)}")
     return len(steps) == 2
 
 def adds_nothing(processor):
@@ -810,7 +812,7 @@ def adds_nothing(processor):
 def check_model(root, model):
     """Rejects a tokenizer.json with a setting that gives other ids than this file gives."""
     kind = model.get("type", "BPE")                     # older files omit it
-    need(kind == "BPE", f"model type {kind}, expected BPE")
+    need(kind == "BPE", f"the model type is {kind}, expected BPE")
     settings = ["normalizer", "dropout", "ignore_merges", "continuing_subword_prefix",
                 "end_of_word_suffix"]
     if not set(CHAR_OF_ID) <= set(model["vocab"]):
@@ -820,7 +822,7 @@ def check_model(root, model):
     after = root.get("post_processor")
     if after and not adds_nothing(after):
         found["post_processor"] = after["type"]
-    need(not found, f"{found} would make other ids: only files without can be read")
+    need(not found, f"{found} would change the token ids; expected none of these settings")
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
@@ -834,18 +836,18 @@ class Tokenizer:
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         ordinary = set(CHAR_OF_ID).union(left + right for left, right in pairs)
         bad = sorted(ordinary.intersection(specials))[:3]
-        need(not bad, f"special tokens {bad} are also made from text: choose some like </s>")
+        need(not bad, f"special tokens {bad} are also ordinary tokens; choose names like </s>")
         twice = [name for name, n in collections.Counter([*specials]).items() if n > 1][:3]
-        need(not twice, f"special tokens {twice} are named twice: name each once")
+        need(not twice, f"special tokens {twice} are listed more than once; list each once")
         unknown = [name for name in specials if name not in ids][:3]
-        need(not unknown, f"special tokens {unknown} have no id: give them one, or leave them out")
-        need("" not in ids, "an empty special token: choose some like </s>")
+        need(not unknown, f"special tokens {unknown} have no id; give them one or leave them out")
+        need("" not in ids, "a special token has an empty name; choose a name like </s>")
         need([ids[name] for name in names] == list(range(len(names))),
-             f"the ids of {len(names)} tokens are not 0 to {len(names) - 1}")
-        need(len(names) <= MAX_VOCAB, f"{len(names)} tokens, over {MAX_VOCAB}")
+             f"expected the ids of {len(names)} tokens to be 0 to {len(names) - 1}, each once")
+        need(len(names) <= MAX_VOCAB, f"expected at most {MAX_VOCAB} tokens, found {len(names)}")
         need(len(set(pairs)) == len(pairs),
-             f"{len(pairs)} merges, {len(set(pairs))} of them different")
-        need(len(pairs) < MAX_VOCAB, f"{len(pairs)} merges, not below {MAX_VOCAB}")
+             f"expected unique merges, found {len(set(pairs))} unique ones among {len(pairs)}")
+        need(len(pairs) < MAX_VOCAB, f"expected at most {MAX_VOCAB - 1} merges, found {len(pairs)}")
         id_of = {name: k for k, name in enumerate(names)}       # ints, even if a file says 1.0
         byte = dict(zip(CHAR_OF_ID, BYTE_OF_ID))
         self.vocab = [bytes(byte[c] for c in name) if name in ordinary else name.encode()
@@ -888,7 +890,8 @@ class Tokenizer:
         """The bytes of ids; a special token becomes its name."""
         ids = np.asarray(ids).ravel().tolist()
         bad = [k for k in ids if not 0 <= k < self.vocab_size]
-        need(not bad, f"ids {bad[:3]} are not 0 to {self.vocab_size - 1}: decode with what encoded")
+        need(not bad, f"expected token ids from 0 to {self.vocab_size - 1}, got {bad[:3]}; decode "
+             f"with the tokenizer that encoded them")
         return b"".join([self.vocab[k] for k in ids])
 
     def hash(self):
@@ -929,7 +932,8 @@ class Tokenizer:
         """Writes a tokenizer.json if path ends in .json, else vocab.json and merges.txt in path."""
         files = {str(path): self.to_json()}
         if not str(path).endswith(".json"):
-            need(not self.digits, f"{path}: each digit is a word, which only a .json file can say")
+            need(not self.digits, f"{path}: the tokenizer splits numbers into digits, which only a "
+                 f".json file can store; choose a name that ends in .json")
             os.makedirs(path, exist_ok=True)
             files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
                      f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}
@@ -942,8 +946,10 @@ class Tokenizer:
     def load(cls, path):
         """Reads the files that `save` writes, and such files by GPT-2 and Hugging Face."""
         file = pathlib.Path(path)
-        with reading(path, "give a byte-level tokenizer.json, or vocab.json and merges.txt"):
-            need(file.stat().st_size < 1 << 28, f"{file.stat().st_size} bytes, over {1 << 28}")
+        with reading(path, "give a byte-level tokenizer.json, or a directory with vocab.json and "
+                     "merges.txt"):
+            need(file.stat().st_size < 1 << 28,
+                 f"expected fewer than {1 << 28:,} bytes, found {file.stat().st_size:,}")
             if not file.is_dir():
                 return cls.from_json(read_bytes(file).decode())
             # not splitlines, which also splits at U+0085 and others that may be in a merge
@@ -959,11 +965,12 @@ def need_no_tokenizer(path, text, force):
     training text is never replaced."""
     names = [path] if path.endswith(".json") else [f"{path}/vocab.json", f"{path}/merges.txt"]
     need(os.path.realpath(text) not in map(os.path.realpath, names),
-         f"{path} would replace {text}, from which it is learned; choose another --tokenizer")
+         f"{path} would replace its training text {text}; choose another --tokenizer")
     if force:
         return
     there = [name for name in names if os.path.exists(name)]
-    need(not there, f"{', '.join(there)} exists; --tokenizer NAME keeps it, --force replaces it")
+    need(not there, f"{', '.join(there)} exists; choose another --tokenizer, or replace it with "
+         f"--force")
 
 def parser():
     parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
@@ -993,7 +1000,7 @@ def main():
         tokenizer = train(data, args.vocab_size, SPECIALS)
         tokenizer.save(args.tokenizer)
         fewer = tokenizer.vocab_size < args.vocab_size
-        why = f" of {args.vocab_size}: the text has no more pairs to merge" if fewer else ""
+        why = f" instead of {args.vocab_size}: the text has no more pairs to merge" if fewer else ""
         print(f"{args.tokenizer}: {tokenizer.vocab_size} tokens{why}")
     elif args.verb == "encode":
         print(*Tokenizer.load(args.tokenizer).encode(data).tolist())

@@ -67,17 +67,17 @@ BASE = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=4, n_layer=2, n_hidd
 # pairs     whether the sequences are pairs of responses
 Case = namedtuple("Case", "title changes T sizes pairs", defaults=(False,))
 CASES = [
-    Case("two query heads a key/value head, four output heads", {}, 7, (2, 1, 1)),
+    Case("two query heads per key/value head, four output heads", {}, 7, (2, 1, 1)),
     Case("one token: every head but the first has no target", {}, 1, (1, 3)),
     Case("one layer, one key/value head", dict(n_layer=1, n_kv_head=1), 6, (3,)),
     Case("as many key/value heads as query heads", dict(n_kv_head=4, head_dim=2), 5, (1, 2)),
     Case("one output head", dict(n_mtp=1), 7, (2, 2)),
     Case("head 0 tied to the embedding", dict(tie_embeddings=True), 7, (2, 1)),
     Case("one output head, tied", dict(tie_embeddings=True, n_mtp=1, n_layer=1), 4, (2,)),
-    Case(f"past the blocks: {ne.BR} query rows, {ne.KC} positions of a sum, {ne.NB} rows of a "
-         f"matrix", dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131,
-                         vocab_size=150, n_mtp=2), 131, (1, 2)),
-    Case("preferences: two pairs, one of them cut by a micro-batch", {}, 7, (1, 3), pairs=True),
+    Case(f"larger than one block: {ne.BR} query rows, {ne.KC} terms of a sum, {ne.NB} matrix "
+         f"rows", dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131,
+                       vocab_size=150, n_mtp=2), 131, (1, 2)),
+    Case("preferences: two pairs, one split across micro-batches", {}, 7, (1, 3), pairs=True),
 ]
 
 
@@ -193,7 +193,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     began = time.perf_counter()
     set_num_threads(1)                       # a pass takes 50 us: too short for two
-    print("the first start compiles the kernels for float64: about 20 seconds", flush=True)
+    print("the first start compiles the float64 kernels, which takes about 20 seconds", flush=True)
     seeds = [args.seed] if args.quick else range(args.seed, args.seed + SEEDS)
     all_errors = []
     for case in CASES[:1] if args.quick else CASES:

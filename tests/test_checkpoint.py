@@ -382,11 +382,12 @@ def test_a_file_that_is_cut_short_is_called_that(left, checkpoint, capsys):
     n = header + int(left * (len(raw) - header))
     checkpoint.write_bytes(raw[:n])
     refused(capsys, "info", checkpoint, words=[
-        f"{checkpoint}: it is cut short", f"{n:,} of {len(raw):,} bytes", "download it again"])
+        f"{checkpoint}: the file is incomplete", f"found {n:,} of {len(raw):,} bytes",
+        "download it again"])
     checkpoint.write_bytes(raw[:header])
-    refused(capsys, "info", checkpoint, words=[f"{header:,} of {len(raw):,} bytes"])
+    refused(capsys, "info", checkpoint, words=[f"found {header:,} of {len(raw):,} bytes"])
     checkpoint.write_bytes(raw[:header // 2])
-    refused(capsys, "info", checkpoint, words=["only the beginning of one"])
+    refused(capsys, "info", checkpoint, words=["another format or an incomplete file"])
 
 
 def test_a_gguf_file_is_no_checkpoint_but_becomes_one(tmp_path, capsys):
@@ -571,7 +572,7 @@ def test_tensors_that_overlap_and_leave_a_hole_are_refused(checkpoint, capsys):
         header[gains[0]]["data_offsets"] = header[gains[1]]["data_offsets"]
 
     rewritten(checkpoint, overlap)
-    refused(capsys, "info", checkpoint, words=["begins a tensor, expected"])
+    refused(capsys, "info", checkpoint, words=["expected a tensor from byte"])
 
 
 def test_a_name_of_data_with_a_zero_byte_is_refused(checkpoint, capsys):

@@ -101,7 +101,7 @@ def test_preferences(entry, asked, chosen, tmp_path):
      ["messages[1]", "expected a text", "image_url"]),
     *(({"messages": [message(role, "Hi?"), says("Ho.")]}, ["messages[0]", "roles", repr(role)[:40]])
       for role in FORGED_ROLES),
-    ({"messages": [asks("Hi?")]}, ["no message of the assistant"]),
+    ({"messages": [asks("Hi?")]}, ["expected a message of the assistant, found none"]),
     ({"messages": [asks("\ud800"), says("Ho.")]}, ["surrogates"]),
     ({"prompt": [asks("Hi?")], "completion": "Ho."}, ["instruction is [", "expected text"]),
 ])
@@ -246,7 +246,7 @@ def test_a_model_without_the_tokens_learns_single_questions_only(base, tmp_path,
     said = told("sft", "old.bin", "--data", "single.json", *FLAGS, "--out", tmp_path / "chat.bin")
     assert "template         Alpaca's" in said
     refused(capsys, "sft", "old.bin", "--data", "talk.json", *FLAGS, "--out", tmp_path / "no.bin",
-            words=["talk.json has conversations", START, "another"])
+            words=["talk.json has conversations", START, "another model"])
 
 
 def told_first(conversations, text):

@@ -148,8 +148,8 @@ def test_what_a_run_prints_and_writes(tuned):
     assert (ended.kind, ended.step) == ("chat", 30) and len(ended.reference) == 2 * len(PAIRS)
     assert f"{STARTED} chat nanoeuler_dpo.bin" in out and "left out" in out
     assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  KL \S+  lr", out, re.M)
-    assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen on all held-out"
-                     r" pairs", out, re.M)
+    assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen answers "
+                     r"on all held-out pairs", out, re.M)
     steps = [r for r in ended.log if "loss" in r]
     held = [r for r in ended.log if "val_loss" in r]
     assert [r["step"] for r in held] == [10, 20, 30]
@@ -187,11 +187,11 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
     ([json.dumps(GOOD), "", '{"instruction": "a", '], ["line 3: Expecting"]),
     ([json.dumps(GOOD), "7"], ["line 2", "int", "object"]),
     (["{}"], ["line 1", "instruction is missing, or null"]),
-    ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is missing, or null"]),
+    ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is missing or null"]),
     ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is missing", "rejected"]),
     ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])],
      ["example 2", "rejected is missing"]),
-    (["", " "], ["empty"]),
+    (["", " "], ["expected examples, found none"]),
     ([json.dumps({**GOOD, "rejected": ""})] * 200, ["none of 200 examples"]),
     ([json.dumps({**GOOD, "instruction": f"{i}" * 9000}) for i in range(100)],
      ["none of 100 examples", "2048 tokens", "--row-len"]),
@@ -221,9 +221,9 @@ def test_pairs_with_one_answer_twice_are_named(base, tmp_path, monkeypatch, caps
         run(*RUN, "--steps", 1, "--force")
         notes = [x for x in capsys.readouterr().err.splitlines() if "are the same" in x]
         assert len(notes) == said
-    assert "2 pairs of 144, the first is number 4" in notes[0]
+    assert "2 of 144 pairs, the first is pair 4" in notes[0]
     write_pairs(tmp_path, [{**e, "rejected": e["chosen"]} for e in PAIRS])
-    refused(capsys, *RUN, "--force", words=["pairs.jsonl", "all of 144 pairs", "--data"])
+    refused(capsys, *RUN, "--force", words=["pairs.jsonl", "144 of 144 pairs", "--data"])
 
 
 def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, monkeypatch, capsys):
@@ -290,7 +290,8 @@ def test_a_log_does_not_empty_the_pairs_of_others(force, base, tmp_path, monkeyp
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
     write_pairs(tmp_path, PAIRS[:9], "mine.jsonl")
     before = (tmp_path / "mine.jsonl").read_bytes()
-    refused(capsys, *RUN, "--out", "mine", *force, words=["mine.jsonl", "no log", "--out"])
+    refused(capsys, *RUN, "--out", "mine", *force,
+            words=["mine.jsonl is not a training log", "--out"])
     assert (tmp_path / "mine.jsonl").read_bytes() == before
 
 
@@ -333,11 +334,12 @@ def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch,
     c = ne.read_checkpoint("nanoeuler_dpo.bin")
     whole, path = c.state.reference, tmp_path / "nanoeuler_dpo.bin"
     ne.write_checkpoint(str(path), *c[:2], ne.replace(c.state, reference=whole[:-1]), *c[3:])
-    refused(capsys, "dpo", "--resume", "--steps", 2, words=["has a reference of", "pairs.jsonl"])
+    refused(capsys, "dpo", "--resume", "--steps", 2,
+            words=["stores the reference of", "pairs.jsonl"])
     for wrong in (whole[:-1], [str(x) for x in whole]):
         as_older_versions_wrote_it(path, c, wrong)
         refused(capsys, "dpo", "--resume", "--steps", 2,
-                words=["has a reference of", "pairs.jsonl"])
+                words=["stores the reference of", "pairs.jsonl"])
 
 
 def as_older_versions_wrote_it(path, c, reference):
@@ -360,6 +362,6 @@ def test_a_reference_in_the_header_is_read(base, tmp_path, monkeypatch):
     assert path.read_bytes() != before and ne.read_checkpoint(str(path)).state == c.state
     for begun in (path.read_bytes(), before):
         path.write_bytes(begun)
-        assert "reads every pair" not in told("dpo", "--resume", "--steps", 4)
+        assert "log-probabilities of all pairs" not in told("dpo", "--resume", "--steps", 4)
         ended.append(outcome(tmp_path, "nanoeuler_dpo"))
     assert ended[0] == ended[1] and ended[0].reference == c.state.reference

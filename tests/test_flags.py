@@ -195,7 +195,7 @@ def test_a_file_that_is_missing_is_named_before_a_package(elsewhere, monkeypatch
 
 def test_what_is_no_checkpoint_is_said_to_be_none(elsewhere, capsys):
     (elsewhere / "README.md").write_text("# A title, and some words\n", encoding="utf-8")
-    line = refused(capsys, "info", "README.md", words=["README.md: it is no checkpoint", "train"])
+    line = refused(capsys, "info", "README.md", words=["README.md: expected a checkpoint", "train"])
     assert not re.search("[0-9]{5}", line)
 
 
@@ -208,8 +208,8 @@ def test_one_of_a_kind():
 
 @pytest.mark.parametrize("flags, word", [
     (["--lr", "nan"], "lr"), (["--dtype", "fp16"], "fp16"), (["--out", "no/a.bin"], "no/a.bin"),
-    (["--data", "none.txt"], "none.txt"), (["--data", "empty.txt"], "empty.txt: it is empty"),
-    (["--data", "zero.txt"], "byte 3 is zero"), (["--data", "."], "regular file"),
+    (["--data", "none.txt"], "none.txt"), (["--data", "empty.txt"], "empty.txt: the file is empty"),
+    (["--data", "zero.txt"], "zero byte at position 3"), (["--data", "."], "regular file"),
     (["--data", "short.txt"], "two windows"), (["--data", "short.txt", "--seq-len", 1], "token")])
 def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhere, monkeypatch,
                                                             capsys):

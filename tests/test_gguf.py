@@ -26,7 +26,7 @@ def test_a_full_disk_is_named(tokenizer, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", short)
     line = refused(capsys, "export", path, "--gguf", tmp_path / "a.gguf",
-                   words=["cannot write", "only a part", "0 written", "free space"])
+                   words=["cannot write", "only part of it", "0 written", "free space"])
     assert "None" not in line and os.listdir(tmp_path) == ["a.bin"]
 
 
@@ -183,7 +183,8 @@ def test_a_gguf_that_is_cut_short_is_called_that(left, tokenizer, tmp_path, caps
     path, raw = tmp_path / "b.gguf", (tmp_path / "a.gguf").read_bytes()
     path.write_bytes(raw[:int(left * len(raw))])
     refused(capsys, "import", path, tmp_path / "b.bin", words=[
-        f"{path}: it is cut short", f"{path.stat().st_size:,} of ", "download it again"])
+        f"{path}: the file is incomplete", f"found {path.stat().st_size:,} of ",
+        "download it again"])
     path.write_bytes(b"To be, or not to be")
     refused(capsys, "import", path, tmp_path / "b.bin", words=[f"{path}: it is no GGUF file"])
 

@@ -89,7 +89,7 @@ def test_a_log_replaces_no_file_of_others(content, out, text, elsewhere, capsys)
     (elsewhere / "mine.jsonl").write_bytes(content)
     start = ["train", "--data", text, "--steps", 1, "--out", out, *FAST[:4]]
     for force in ([], ["--force"]):
-        refused(capsys, *start, *force, words=["mine.jsonl", "no log", "--out"])
+        refused(capsys, *start, *force, words=["mine.jsonl is not a training log", "--out"])
     assert [p.name for p in elsewhere.iterdir()] == ["mine.jsonl"]
     assert (elsewhere / "mine.jsonl").read_bytes() == content
 
@@ -144,7 +144,7 @@ def test_two_runs_do_not_write_one_output_at_a_time(more, text, copy, monkeypatc
     assert not (copy / ".nanoeuler.bin.lock").exists()
     said = capsys.readouterr().err.splitlines()
     line, = (line for line in said if not line.startswith("note: "))
-    assert seen == [2] and "another run writes nanoeuler.bin" in line
+    assert seen == [2] and "another run is writing nanoeuler.bin" in line
     log = read_log("nanoeuler.jsonl")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 23))
 
@@ -170,7 +170,7 @@ def test_no_way_around_the_lock(way, copy, monkeypatch, capsys):
     before_each_step(monkeypatch, start_another)
     run("train", "--resume", "--steps", 22)
     said = capsys.readouterr()
-    assert codes == [2] and f"another run writes {out}" in said.err
+    assert codes == [2] and f"another run is writing {out}" in said.err
     assert said.out.count("NanoEuler: ") == 1            # it has printed no banner
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 22
 
@@ -182,7 +182,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
     resumed, seen = ne.resumed, []
 
     def resumed_alone(run, out, *args):
-        with pytest.raises(ne.UserError, match="another run writes"), alone(out):
+        with pytest.raises(ne.UserError, match="another run is writing"), alone(out):
             seen.append("two write it")
         seen.append(out)
         return resumed(run, out, *args)
@@ -219,7 +219,7 @@ def test_a_pipe_in_place_of_the_lock_is_not_waited_for(text, elsewhere):
     """In a process of its own, which can be ended if it waits.  A reader makes no difference."""
     os.mkfifo(".a.bin.lock")
     result = nanoeuler("train", "--data", text, "--steps", 1, "--out", "a.bin", cwd=elsewhere)
-    words = "cannot write a.bin: ", ".a.bin.lock: it is no regular file"
+    words = "cannot write a.bin: ", ".a.bin.lock: expected a regular file"
     for word in words:
         assert word in complains(result)
     reader = os.open(".a.bin.lock", os.O_RDONLY | os.O_NONBLOCK)
@@ -300,8 +300,8 @@ def test_a_log_without_its_checkpoint_is_kept(force, text, copy, monkeypatch, ca
         run("train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out, *force)
         notes[out] = [x for x in capsys.readouterr().err.splitlines() if "jsonl" in x]
         assert steps_of(out.replace("bin", "jsonl")) == [1, 2]
-    assert notes == {"nanoeuler.bin": ["note: nanoeuler.jsonl is the log of another run: it is "
-                                       "kept as nanoeuler.3.jsonl"], "other.bin": []}
+    assert notes == {"nanoeuler.bin": ["note: nanoeuler.jsonl is the log of another run; it was "
+                                       "renamed to nanoeuler.3.jsonl"], "other.bin": []}
     assert (copy / "nanoeuler.3.jsonl").read_bytes() == before
     assert (copy / "nanoeuler.1.jsonl").read_text("utf-8") == "of the user"
 
@@ -370,7 +370,7 @@ def test_resume_does_not_go_on_in_the_log_of_another_run(text, copy, monkeypatch
     shutil.copy("other.jsonl", "nanoeuler.jsonl")
     run("train", "--resume", "--steps", 22)
     assert (copy / "nanoeuler.1.jsonl").read_bytes() == others
-    assert "another run: it is kept as nanoeuler.1.jsonl" in capsys.readouterr().err
+    assert "another run; it was renamed to nanoeuler.1.jsonl" in capsys.readouterr().err
     assert steps_of("nanoeuler.jsonl") == [21, 22]
     (copy / "nanoeuler.7.jsonl").write_bytes((copy / "nanoeuler.jsonl").read_bytes())
     shutil.copy("other.jsonl", "nanoeuler.jsonl")
@@ -393,7 +393,8 @@ def test_resume_leaves_a_log_to_the_checkpoint_of_its_name(owner, copy, monkeypa
             shutil.copy("nanoeuler.bin", owner)
         before = log.read_bytes()
         run("train", "--resume", "--steps", 22)
-        assert f"nanoeuler.3.jsonl is the log of {owner} and stays there" in capsys.readouterr().err
+        note = f"nanoeuler.3.jsonl is the log of {owner} and keeps its name"
+        assert note in capsys.readouterr().err
     assert log.read_bytes() == before
     assert steps_of("nanoeuler.jsonl") == [21, 22]
 
@@ -418,7 +419,7 @@ def test_resume_replaces_no_best_model_of_another_run(text, copy, monkeypatch, c
     os.remove("k_best.bin")
     with alone("k_best.bin"):
         refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
-                words=["another run writes k_best.bin"])
+                words=["another run is writing k_best.bin"])
     shutil.copy("nanoeuler.bin", "k_best.bin")
     refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
             words=["k_best.bin is not the best model of this run", "--keep-best", "--force"])
@@ -656,8 +657,8 @@ def test_a_header_that_is_too_long_ends_no_run_on_the_way(text, elsewhere, monke
     *notes, last = capsys.readouterr().err.splitlines()
     assert [line.split(" is not saved: ")[0] for line in notes] == [
         f"note: step {step}" for step in (2, 4, 6)]
-    assert "out of memory (9 GiB)" in notes[0] and "its header has" in notes[1]
-    assert last.startswith("nanoeuler: nanoeuler.bin: its header has")
+    assert "out of memory (9 GiB)" in notes[0] and "expected a header" in notes[1]
+    assert last.startswith("nanoeuler: nanoeuler.bin: expected a header of at most 100 bytes")
     assert max(r["step"] for r in read_log("nanoeuler.jsonl")) == 8
 
 

@@ -106,7 +106,7 @@ def test_a_second_release_replaces_the_first(release, dist):
 
 def test_what_no_release_is_made_of(release, dist, tmp_path, monkeypatch):
     for args, words in ((["no.bin"], "no.bin: No such file"),
-                        ([str(dist / "MODEL.md")], "it is no checkpoint"),
+                        ([str(dist / "MODEL.md")], "expected a checkpoint"),
                         ([str(dist / "tiny.bin"), "--card", "no.md"], "no.md: No such file"),
                         ([str(dist / "tiny.bin"), "--out", str(dist)], "holds the model itself")):
         with pytest.raises(SystemExit) as e:

@@ -291,7 +291,7 @@ def test_a_few_questions_are_enough(n, holdout, learned, held, base, tmp_path, c
         assert rows + tested == n and 2 <= tested <= 8
         return
     assert (rows, tested) == (learned, held)
-    assert ("validation is on what is learned" in said) == (n == 1 or holdout == 0)
+    assert ("validation uses the training examples" in said) == (n == 1 or holdout == 0)
 
 
 def test_names_that_others_give_to_the_fields(tmp_path):
@@ -346,7 +346,7 @@ def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkey
     monkeypatch.setattr(ne, "generate", lambda decoder, ids, n, rng, sampling, stop: (
         asked.append((n, sampling.temperature, stop)), ids)[1])
     e, = [e for e in ADD if is_held_out(e)][:1]
-    assert run.sample_text(20) == ("a held-out question, and the answer:\n"
+    assert run.sample_text(20) == ("a held-out question and the answer:\n"
                               f"> {e['instruction']} \n{prompt_of(e)}")
     assert asked == [(20, 0.0, run.tokenizer.specials["</s>"])]
 
@@ -495,7 +495,7 @@ def test_it_is_said_that_a_template_is_left(base, tmp_path, monkeypatch, capsys)
     for name, said in (("theirs.bin", True), ("chat.bin", False), ("nanoeuler.bin", False)):
         capsys.readouterr()
         run("sft", name, "--data", "add.json", "--steps", 1, "--force", *FLAGS)
-        assert ("a chat template of its own" in capsys.readouterr().err) == said
+        assert ("the model's own chat template" in capsys.readouterr().err) == said
 
 
 SPELLED = ne.CHATML.replace("{{ '", "{{'")   # ChatML with other blanks: a model's own
@@ -517,7 +517,7 @@ def test_the_template_that_is_chosen_is_learned(chosen, own, learned, base, tmp_
     run("sft", "own.bin", "--data", "add.json", "--steps", 1, *flags, *FLAGS)
     said = capsys.readouterr()
     assert f"template         {'ChatML' if learned else 'Alpaca'}" in said.out
-    assert "a chat template of its own" not in said.err
+    assert "the model's own chat template" not in said.err
     state = ne.read_checkpoint("nanoeuler_chat.bin").state
     assert state.template == learned
     asked = ne.chat_ids(state.template, [("user", ADD[0]["instruction"])], state, c.tokenizer)
@@ -529,7 +529,7 @@ def test_the_template_that_is_chosen_is_learned(chosen, own, learned, base, tmp_
 def test_a_template_that_cannot_be_learned_is_refused(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     start = ("sft", "--data", "add.json", "--template")
-    refused(capsys, *start, "llama", words=["--template llama", "alpaca or chatml"])
+    refused(capsys, *start, "llama", words=["--template is llama", "expected alpaca or chatml"])
     c = ne.read_checkpoint("nanoeuler.bin")
     plain = bpe.train(b"to be or not to be" * 9, 257)
     flat = ne.init_params(cfg := ne.replace(c.cfg, vocab_size=257), 1)
@@ -546,22 +546,22 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
 
 
 @pytest.mark.parametrize("content, words", [
-    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["line 1", "instruction is missing, or null"]),
-    ('[{"instruction": "a",}]', ["behind a comma", "line 1, column 22"]),
-    ("[7,\n]", ["Expecting value (behind a comma): line 2, column 1"]),
-    ("7", ["line 1", "int"]),
-    ("[]", ["empty"]), ("[[]]", ["example 1", "list", "object"]),
-    ("\udcff", ["line 1", "not UTF-8 at byte 0"]),
+    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["line 1", "instruction is missing or null"]),
+    ('[{"instruction": "a",}]', ["after a comma", "line 1, column 22"]),
+    ("[7,\n]", ["Expecting value (after a comma): line 2, column 1"]),
+    ("7", ["line 1", "expected an object, found int"]),
+    ("[]", ["expected examples, found none"]), ("[[]]", ["example 1", "object, found list"]),
+    ("\udcff", ["line 1", "not valid UTF-8 at byte 0"]),
     ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["example 2", "output is 5"]),
-    ([GOOD, dict(instruction="Sing.")], ["example 2", "output is missing, or null"]),
-    ([dict(question="a", output="b")], ["example 1", "it has question, output",
-                                        "or prompt, completion, or messages, with"]),
-    ([GOOD, dict(prompt="a", chosen="b", rejected="c")], ["example 2", "pair of preferences",
-                                                          "of which dpo learns"]),
+    ([GOOD, dict(instruction="Sing.")], ["example 2", "output is missing or null"]),
+    ([dict(question="a", output="b")], ["example 1", "the fields are question, output",
+                                        "(prompt, completion) or (messages)"]),
+    ([GOOD, dict(prompt="a", chosen="b", rejected="c")], ["example 2", "found a preference pair",
+                                                          "train on pairs with dpo"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([{**GOOD, "instruction": f"{i}" * 9000} for i in range(100)],
      ["none of 100 examples", "2048 tokens", "longer", "--row-len"]),
-    ([{**GOOD, "output": ""}] * 200, ["none of 200 examples", "200 empty"]),
+    ([{**GOOD, "output": ""}] * 200, ["none of 200 examples", "200 are empty"]),
 ])
 def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(copy_of(base, tmp_path))
@@ -633,7 +633,8 @@ def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, mo
     monkeypatch.chdir(copy_of(base, tmp_path))
     run("sft", "--data", "add.json", "--steps", 3, "--eval-every", 2, "--holdout", holdout)
     said = capsys.readouterr().err
-    assert ("the examples by heart; fewer --epochs" in said) == (rows >= ne.FEWEST)
+    note = "the examples by heart (overfitting); use fewer --epochs"
+    assert (note in said) == (rows >= ne.FEWEST)
 
 
 def test_a_chat_model_can_be_tuned_further(tuned, tmp_path, monkeypatch):

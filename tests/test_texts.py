@@ -189,7 +189,7 @@ def test_a_text_is_encoded_so_much_at_a_time(large, monkeypatch):
 def test_no_place_for_the_tokens_of_a_text_is_said(large, monkeypatch):
     path, *others = large
     monkeypatch.setattr("nanoeuler_parts.files.texts.TEXT_AT_ONCE", 700)
-    with pytest.raises(ne.UserError, match="nowhere.*: No such file or directory; free space"):
+    with pytest.raises(ne.UserError, match="nowhere.*: No such file or directory; free disk space"):
         tokenize(os.path.join(os.path.dirname(path), "nowhere", "a.txt"), *others)
 
 
@@ -213,7 +213,7 @@ def test_invalid_utf8_is_found_in_any_piece(at, tmp_path, monkeypatch, capsys):
     text = b"x" + text[:at - at % 2] + b"\xff" + text[at - at % 2:]
     (tmp_path / "a.txt").write_bytes(text)
     assert read_text(str(tmp_path / "a.txt"))[:] == text
-    assert f"not UTF-8 at byte {1 + at - at % 2};" in capsys.readouterr().err
+    assert f"not valid UTF-8 at byte {1 + at - at % 2};" in capsys.readouterr().err
     (tmp_path / "a.txt").write_bytes(text.replace(b"\xff", b""))
     read_text(str(tmp_path / "a.txt"))
     assert capsys.readouterr().err == ""
@@ -224,15 +224,15 @@ def test_half_a_character_at_the_end_is_invalid(size, tmp_path, monkeypatch, cap
     monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 10_000)
     (tmp_path / "a.txt").write_bytes(b"x" * (size - 1) + b"\xc3")
     read_text(str(tmp_path / "a.txt"))
-    assert f"not UTF-8 at byte {size - 1};" in capsys.readouterr().err
+    assert f"not valid UTF-8 at byte {size - 1};" in capsys.readouterr().err
 
 
 # ---- texts as users have them: `main` in this process
 @pytest.mark.parametrize("name, data, words", [
     ("empty.txt", b"", ["empty", "--data"]),
-    ("blank.txt", b" \n\n \t", ["empty", "--data"]),
-    ("zero.txt", b"text and\0binary", ["not text", "8", "--data"]),
-    ("first.txt", b"\0 and text", ["not text", "byte 0 is", "--data"]),
+    ("blank.txt", b" \n\n \t", ["only white space", "--data"]),
+    ("zero.txt", b"text and\0binary", ["expected text", "zero byte at position 8", "--data"]),
+    ("first.txt", b"\0 and text", ["expected text", "zero byte at position 0", "--data"]),
     ("short.txt", b"too short", []),
     ("one.txt", b"x", []),
     ("short2.txt", b"To be, or not to be, that is the question. " * 4, ["--seq-len"]),

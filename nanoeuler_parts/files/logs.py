@@ -29,7 +29,7 @@ def read_log(path):
     with reading(path, "name a log that train, sft or dpo wrote"):
         lines = read_bytes(path).decode(errors="replace").splitlines()
         records = [r for r in map(parse_record, lines) if r]
-        need(records or not lines, "no line of it is the record of a step")
+        need(records or not lines, "expected a log of training steps, found none")
     return records
 
 def log_path(out, data):
@@ -45,13 +45,13 @@ def log_path(out, data):
     need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "
          f"--out, or rename one of them")
     if os.path.exists(log):
-        need(os.path.isfile(log), f"{log}, the log of {out}, is no regular file; choose another "
+        need(os.path.isfile(log), f"{log}, the log of {out}, is not a regular file; choose another "
              f"--out")
         with open(log, "rb") as f:
             first = f.readline(LONGEST_RECORD)
         r = parse_record(first) or {}        # the record of a step or a validation
-        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is no log of a run, "
-             f"and that of {out} would replace it; choose another --out")
+        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is not a training log, "
+             f"and the log of {out} would replace it; choose another --out")
     return log
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def alone(out):
                 lock_there = f"{path}: " if os.path.lexists(path) else ""
                 yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose another --out"
                 return
-            need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+            need(lock(f), f"another run is writing {out}; let it end, or choose another --out")
             with contextlib.suppress(FileNotFoundError):     # removed by another run: try again
                 if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
                     break
@@ -121,7 +121,7 @@ def keep_aside(log):
         need_unlocked(f, log)
     kept = free_log(log)
     os.rename(log, kept)
-    print(f"note: {log} is the log of another run: it is kept as {kept}", file=sys.stderr,
+    print(f"note: {log} is the log of another run; it was renamed to {kept}", file=sys.stderr,
           flush=True)
 
 def restore_log(log, identity):
@@ -141,8 +141,8 @@ def restore_log(log, identity):
         if is_free:                          # f is closed: some systems cannot rename an open file
             os.rename(path, log)
             return
-        print(f"note: {path} is the log of {used_by or 'another run'} and stays there; {log} "
-              f"begins anew", file=sys.stderr, flush=True)
+        print(f"note: {path} is the log of {used_by or 'another run'} and keeps its name; {log} "
+              f"starts empty", file=sys.stderr, flush=True)
 
 @contextlib.contextmanager
 def open_log(path, step):
@@ -164,7 +164,7 @@ def open_log(path, step):
 
 def need_unlocked(f, path):
     """Locks an open file, or reports the run that holds it."""
-    need(lock(f), f"another run writes {path}; wait for it, or choose another --out")
+    need(lock(f), f"another run is writing {path}; let it end, or choose another --out")
 
 def lock(f):
     """Locks an open file until it is closed.  Returns False if another process holds the lock, and

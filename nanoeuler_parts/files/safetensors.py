@@ -28,7 +28,7 @@ MAX_HEADER = 100_000_000     # bytes
 AGAIN = "copy or download it again"
 
 def cut_short(size, end):
-    return f"it is cut short, or damaged: {size:,} of {end:,} bytes are there; {AGAIN}"
+    return f"the file is incomplete or damaged (found {size:,} of {end:,} bytes); {AGAIN}"
 
 MUCH = 100_000_000           # bytes; reading them takes a second or more
 
@@ -48,8 +48,8 @@ def write_tensors(path, meta, tensors, remedy):
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
     if len(header) > MAX_HEADER:
-        raise WriteError(f"{path}: its header has {len(header):,} bytes, at most {MAX_HEADER:,} "
-                         f"can be read; {remedy}")
+        raise WriteError(f"{path}: expected a header of at most {MAX_HEADER:,} bytes, got "
+                         f"{len(header):,}; {remedy}")
     digest = hashlib.sha256(header)
     for x in tensors.values():
         digest.update(x)
@@ -65,10 +65,10 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
     The file may come from any program, so each size in its header is checked against the file."""
     with open(path, "rb", opener=regular) as f:
         size, first = os.fstat(f.fileno()).st_size, f.read(8)
-        need(first[:4] != b"GGUF", "it is a GGUF file, of which `import` makes a checkpoint")
+        need(first[:4] != b"GGUF", "it is a GGUF file; convert it to a checkpoint with `import`")
         length = int.from_bytes(first, "little")
-        need(length <= min(size - 8, MAX_HEADER), "it is no checkpoint, nor another safetensors "
-             "file, or only the beginning of one")
+        need(length <= min(size - 8, MAX_HEADER), "expected a checkpoint or another safetensors "
+             "file, found another format or an incomplete file")
         header = f.read(length)
         entries = json.loads(header)
         meta = entries.pop("__metadata__", {})
@@ -78,19 +78,20 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
             np.zeros(0, np.uint8))           # mmap rejects an empty range
     tensors = {}
     for name, t in entries.items():
-        need(t["dtype"] in kinds, f"{name} is of type {t['dtype']}, expected {', '.join(kinds)}")
+        need(t["dtype"] in kinds, f"{name} has type {t['dtype']}, expected {', '.join(kinds)}")
         x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
         tensors[name] = x.reshape(t["shape"])
     end = 0                                  # the tensors must be adjacent, without gaps
     for start, stop in sorted(t["data_offsets"] for t in entries.values()):
-        need(start == end <= stop, f"byte {start} begins a tensor, expected {end}")
+        need(start == end <= stop, f"expected a tensor from byte {end} on, got {start} to {stop}")
         end = stop
-    need(end == data.size, f"{data.size} bytes of data, expected {end}")
+    need(end == data.size, f"expected {end:,} bytes of data, found {data.size:,}")
     note_large(f"reading {path}", data.size)
     if "sha256" in meta:
         digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
         digest.update(data)
-        need(digest.hexdigest() == meta["sha256"], "its checksum does not match, it is damaged")
+        need(digest.hexdigest() == meta["sha256"],
+             f"the checksum does not match, so the file is damaged; {AGAIN}")
     return meta, tensors
 
 def need_finite(name, x):
@@ -101,4 +102,4 @@ def need_finite(name, x):
     if not np.isfinite(total):
         bad = np.argwhere(~np.isfinite(x)).tolist()
         if bad:                              # otherwise, only the sum overflowed
-            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, which no model can use")
+            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, expected a finite number")

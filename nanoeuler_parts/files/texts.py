@@ -24,28 +24,29 @@ def marks_of_editors(text):
     if text[:3] == codecs.BOM_UTF8:
         found.append("begins with a byte order mark")
     if text.find(b"\r\n") >= 0:
-        found.append("ends lines as Windows does, by CR LF")
+        found.append("has Windows line ends (CR LF)")
     return " and ".join(found)
 
 def read_text(path):
     """A training text, memory-mapped.  Invalid UTF-8 is reported and kept.  Binary is rejected."""
-    with reading(path, "name a text with --data"):
+    with reading(path, "name a text file with --data"):
         with open(path, "rb", opener=regular) as f:
-            need(os.fstat(f.fileno()).st_size, "it is empty")        # mmap rejects an empty file
+            need(os.fstat(f.fileno()).st_size, "the file is empty")  # mmap rejects an empty file
             text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        need(text[:LARGE].strip(), "it is empty")
+        need(text[:LARGE].strip(), "expected text, found only white space")
         zero = text.find(b"\0")
-        need(zero < 0, f"it is not text, byte {zero} is zero")
+        need(zero < 0, f"expected text, found a zero byte at position {zero}")
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for i in range(0, len(text), LARGE):
             decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
     except UnicodeDecodeError as e:          # e.object begins with the last piece's remainder
-        print(f"note: {path} is not UTF-8 at byte {i + len(piece) - len(e.object) + e.start}; its "
-              f"bytes are learned as they are", file=sys.stderr)
+        print(f"note: {path} is not valid UTF-8 at byte "
+              f"{i + len(piece) - len(e.object) + e.start}; the model trains on the bytes as they "
+              f"are", file=sys.stderr)
     if found := marks_of_editors(text):
-        print(f"note: {path} {found}, which is learned as it is; to avoid that, save it in an "
-              f"editor as UTF-8 without BOM and with LF line ends", file=sys.stderr)
+        print(f"note: {path} {found}, and the model trains on these bytes; to avoid that, save the "
+              f"file as UTF-8 without BOM and with LF line ends", file=sys.stderr)
     return text
 
 def split_text(text, holdout):
@@ -108,7 +109,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     the file depends on the text, the tokenizer, the split and the cuts."""
     train, val = parts
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    remedy = "free space, or move the text to where there is some"
+    remedy = "free disk space, or move the text to a disk with more space"
 
     def encoded():
         rng = np.random.default_rng(seed)
@@ -129,7 +130,7 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
         need(meta.items() <= kept_meta.items(), "it belongs to another text")
         return tensors["train"], tensors["val"]
-    print(f"tokenizing {path}: once, the tokens are kept in {cache}", flush=True)
+    print(f"tokenizing {path} once; the tokens are cached in {cache}", flush=True)
     train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
     try:
         write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
@@ -142,7 +143,7 @@ def parse_json(text):
     try:
         return json.loads(text)
     except UnicodeDecodeError as e:
-        raise ValueError(f"it is not UTF-8 at byte {e.start}") from None
+        raise ValueError(f"it is not valid UTF-8 at byte {e.start}") from None
     except json.JSONDecodeError as e:
-        comma = " (behind a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
+        comma = " (after a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
         raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None

@@ -39,7 +39,7 @@ def replacing(path, remedy):
         with contextlib.suppress(OSError):
             os.remove(temporary)
         if isinstance(e, OSError):
-            reason = e.strerror or f"only a part of it was written ({e})"        # NumPy's tofile
-            raise WriteError(f"cannot write {path}: {reason}; an older file there is untouched; "
+            reason = e.strerror or f"only part of it was written ({e})"          # NumPy's tofile
+            raise WriteError(f"cannot write {path}: {reason}; an existing file is unchanged; "
                              f"{remedy}") from None
         raise

@@ -28,7 +28,7 @@ def vector_bits(asked, features):
     if not asked:
         return widths[-1]
     need(asked in map(str, widths), f"NANOEULER_BITS is {asked}, expected one of "
-         f"{', '.join(map(str, widths))}, the vectors of this CPU")
+         f"{', '.join(map(str, widths))}, the vector widths of this CPU")
     return int(asked)
 
 def tile_rows(architecture, bits):

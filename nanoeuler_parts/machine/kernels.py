@@ -120,8 +120,8 @@ def wait_for(process):
     _, said = process.communicate()
     if process.returncode != 0:
         lines = [line for line in said.splitlines() if line.strip()]
-        lines = lines or [f"signal {-process.returncode} ended it"]
-        raise UserError(f"the kernels do not compile: {lines[-1]}; the whole story: "
+        lines = lines or [f"signal {-process.returncode} ended the process"]
+        raise UserError(f"the kernels failed to compile: {lines[-1]}; to see the full error, run: "
                         f"cd {shlex.quote(folder_of_program())}; {shlex.join(process.args)}")
     print(said, end="", file=sys.stderr)
 
@@ -137,7 +137,7 @@ def fill_cache(parts):
     if not calls:
         return
     began, processes = time.perf_counter(), []
-    print("note: compiling the kernels: once, half a minute to a minute", file=sys.stderr,
+    print("note: compiling the kernels once, which takes 30 to 60 seconds", file=sys.stderr,
           flush=True)
     try:
         for call in calls:
@@ -145,8 +145,8 @@ def fill_cache(parts):
         for process in processes:
             wait_for(process)
     except KeyboardInterrupt:
-        print("note: stopped while the kernels were compiled: nothing else was begun, and the next "
-              "start compiles them", file=sys.stderr)
+        print("note: stopped while compiling the kernels, before any other work; the next start "
+              "compiles the rest", file=sys.stderr)
         raise
     finally:                                 # after Ctrl-C, or if one process has failed
         for process in processes:

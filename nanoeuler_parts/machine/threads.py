@@ -76,5 +76,5 @@ def use_threads(asked):
         set_num_threads(asked or min(physical_cores(), most))
     except ValueError as e:                  # the threading library is not installed
         said = " ".join(str(e).split())
-        raise UserError(f"NUMBA_THREADING_LAYER is {numba.config.THREADING_LAYER}: {said}; or "
-                        f"unset it") from None
+        raise UserError(f"NUMBA_THREADING_LAYER is {numba.config.THREADING_LAYER}: {said}; choose "
+                        f"another, or unset it") from None

@@ -42,12 +42,12 @@ class DpoRun(PreferenceLoop, SftRun):
         super().read_data(start)
         alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
         n = len(self.encoded)
-        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in all of "
-             f"{counted(n, 'pair')}: there is nothing to prefer; use others with --data")
+        need(len(alike) < n, f"{self.path}: chosen and rejected are the same in {n:,} of "
+             f"{counted(n, 'pair')}, expected different answers; name other pairs with --data")
         if alike:
-            print(f"note: {self.path}: chosen and rejected are the same in "
-                  f"{counted(len(alike), 'pair')} of {n:,}, the first is number {alike[0]:,}: "
-                  f"there is nothing to prefer", file=sys.stderr)
+            print(f"note: {self.path}: chosen and rejected are the same in {len(alike):,} of "
+                  f"{counted(n, 'pair')}, the first is pair {alike[0]:,}; these pairs show no "
+                  f"preference", file=sys.stderr)
 
     def template_for(self, examples, tokenizer):
         """The template in which the model learned to answer: its own if it is ChatML, else "",
@@ -59,14 +59,15 @@ class DpoRun(PreferenceLoop, SftRun):
         super().__init__(*args, **named)
         learned, tested = self.data.batches, self.data.responses
         if not self.state.reference:
-            print("the reference reads every pair once\n", flush=True)
+            print("computing the log-probabilities of all pairs under the reference, once\n",
+                  flush=True)
             ce = np.concatenate((self.all_losses(learned), self.all_losses(tested)))
             self.state.reference = ce.tolist()
         n = len(learned.rows)
         reference = np.array(self.state.reference, object)
         need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
-             f"{self.out} has a reference of {len(reference)} responses, which are not those of "
-             f"{self.path}; start with --out NAME")
+             f"{self.out} stores the reference of {len(reference)} responses, which do not match "
+             f"{self.path}; to start a new run, add --out NAME")
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref per row
         self.tested_reference = np.array(self.state.reference[n:])
 
@@ -76,7 +77,7 @@ class DpoRun(PreferenceLoop, SftRun):
         ce = self.all_losses(self.data.responses)
         measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
         self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
-        return f"{self.line.format(**measures)}  {text} of the chosen"
+        return f"{self.line.format(**measures)}  {text} of the chosen answers"
 
 def dpo_verb(add):
     add(partial(launch, DpoRun), beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN,

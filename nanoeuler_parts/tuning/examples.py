@@ -54,7 +54,7 @@ def held_out(example, share=0.02):
 def conversation(asked, answers):
     """The example made of `asked`, the messages before the answer, and answers {key: messages}"""
     for messages in answers.values():
-        need(words_of(messages), "it has no message of the assistant: nothing is to be learned")
+        need(words_of(messages), "expected a message of the assistant, found none")
     questions = [text for role, text in asked if role == "user"]
     return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
 
@@ -101,13 +101,13 @@ def as_example(entry, answers):
     e = {"input": "", **e}
     pair = {"chosen", "rejected"} <= e.keys() and answers == ("output",) and not (
         {"output", "messages"} & e.keys())
-    need(not pair, "it is a pair of preferences, chosen and rejected, of which dpo learns")
+    need(not pair, "expected the field output, found a preference pair; train on pairs with dpo")
     of_messages = answers == ("output",) and "messages" in e and "output" not in e
     if of_messages or any(isinstance(e.get(key), list) for key in answers):
         return as_conversation(e, answers)
     for key in ("instruction", "input", *answers):
-        need(key in e, f"{key} is missing, or null; it has "
-             f"{', '.join(map(str, entry)) or 'nothing':.80}")
+        need(key in e, f"{key} is missing or null; the fields are "
+             f"{', '.join(map(str, entry)) or 'none':.80}")
         need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
     return e
 
@@ -129,22 +129,22 @@ def read_entries(path, remedy):
 
 def read_examples(path, *answers):
     """The examples of a JSON list, of JSON lines or of a Parquet file, and the file's SHA-256."""
-    fields = f"instruction, input, {', '.join(answers)}"
-    others = "prompt, chosen, rejected"
+    fields = f"(instruction, input, {', '.join(answers)})"
+    others = " or (prompt, chosen, rejected)"
     if answers == ("output",):
-        others = "prompt, completion, or messages"
-    remedy = f"give {fields}, or {others}, with --data, as a JSON list or one a line"
+        others = ", (prompt, completion) or (messages)"
+    remedy = f"with --data, name a JSON list, JSON lines or Parquet with fields {fields}{others}"
     entries, digest = read_entries(path, remedy)
     examples = []
     for name, entry in entries:
         with reading(f"{path}, {name}", remedy):
             e = entry()
-            need(isinstance(e, dict), f"it is a {type(e).__name__}, expected an object")
+            need(isinstance(e, dict), f"expected an object, found {type(e).__name__}")
             e = as_example(e, answers)
             texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
             texts += [text for key in answers for _, text in answered_in(e, key)]
             for text in texts:
                 text.encode()                # fails on a lone surrogate, which is not valid text
             examples.append(e)
-    need(examples, f"{path}: it is empty; {remedy}")
+    need(examples, f"{path}: expected examples, found none; {remedy}")
     return examples, digest

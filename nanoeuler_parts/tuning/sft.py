@@ -43,13 +43,14 @@ class SftOptions(TuningOptions):
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
     def check(self):
-        need(self.template in TEMPLATES, f"--template {self.template} is not alpaca or chatml")
+        need(self.template in TEMPLATES, f"--template is {self.template}, expected alpaca "
+             f"or chatml")
         return super().check()
 
 @dataclass
 class ExampleSet(DataSet):
     """The data of a fine-tuning run.  Responses are held out with the questions they answer."""
-    held: str                  # "a held-out"; "a learned" if no example is held out
+    held: str                  # "a held-out"; "a training" if no example is held out
     questions: list            # the held-out examples
     responses: Examples        # all R responses to each of these questions
 
@@ -71,7 +72,7 @@ class SftRun(Run):
     begins_with = "nanoeuler.bin"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
-    by_heart = "the examples by heart; fewer --epochs, or more examples, keep it from that"
+    by_heart = "the examples by heart (overfitting); use fewer --epochs or more examples"
     answers = ["output"]                     # the keys of the R responses
 
     def read_data(self, start):
@@ -85,9 +86,9 @@ class SftRun(Run):
             own, s.template = s.template, self.template_for(examples, tokenizer)
             lost = own and not is_alpaca(own) and s.template != own
             if lost and not getattr(o, "template", ""):          # dpo has no --template
-                name = "ChatML" if s.template else "Alpaca's"
-                print(f"note: the model has a chat template of its own, which cannot be trained; "
-                      f"these answers are learned in {name}", file=sys.stderr)
+                name = "ChatML" if s.template else "Alpaca's template"
+                print(f"note: training does not support the model's own chat template; it uses "
+                      f"{name} instead", file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
         need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
         if len(examples) > MANY_EXAMPLES:
@@ -101,8 +102,8 @@ class SftRun(Run):
         single questions Alpaca's.  A model without ChatML's tokens can only use Alpaca's."""
         own, asked = self.state.template, self.options.template
         there = has_chatml(tokenizer)
-        need(there or asked != "chatml", f"the model has no tokens {' and '.join(CHATML_TOKENS)}, "
-             f"of which ChatML is made; drop --template, or begin with another")
+        need(there or asked != "chatml", f"ChatML needs the tokens {' and '.join(CHATML_TOKENS)}, "
+             f"which the model lacks; drop --template, or start from another model")
         if asked == "alpaca" or not there:
             return ""
         if is_chatml(own):
@@ -136,10 +137,9 @@ class SftRun(Run):
                                encode) for answer in answers]
         *systems, last = [role for role, _ in asked] or [""]
         single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
-        need(single, f"{self.path} has conversations, and {self.out} would have to learn them in "
-             f"Alpaca's template, which knows one question and one answer: its model has no tokens "
-             f"{' and '.join(CHATML_TOKENS)}, or answers by that template; begin with another, or "
-             f"choose --template chatml")
+        need(single, f"{self.path} has conversations, but {self.out} uses Alpaca's template, which "
+             f"holds one question and one answer; start from another model with the tokens "
+             f"{' and '.join(CHATML_TOKENS)}, or train with sft --template chatml")
         if systems:
             example = {"instruction": alpaca_instruction(asked), "input": ""}
         prompt = encode(prompt_of(example))
@@ -167,8 +167,8 @@ class SftRun(Run):
             else:
                 train.append((example, rows))
         count = counted(len(self.encoded), "example")
-        need(train or val, f"{self.path}: none of {count} can be learned, {n_long} "
-             f"are longer than {self.T} tokens, {n_empty} empty; use others, or a longer --row-len")
+        need(train or val, f"{self.path}: none of {count} can be used: {n_long} are longer than "
+             f"{self.T} tokens, {n_empty} are empty; name others with --data, or raise --row-len")
         train, val = train or val, val or train          # if one is empty, both are the other
         if val is train and self.options.holdout and len(train) > 1:
             val = [min(train, key=lambda pair: question_hash(pair[0]))]  # hold out one
@@ -206,23 +206,23 @@ class SftRun(Run):
         learned_bytes = n_bytes(train, self.answers) * copies
         tokens, targets = responses.batch(slice(0, None, R))     # first response to each question
         held = "none" if val is train else f"{len(val):,}"
-        held += " held out" + ("; validation is on what is learned" if val is train else "")
+        held += " held out" + ("; validation uses the training examples" if val is train else "")
         return ExampleSet(
             path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
             validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
-            rows=[("examples", f"{self.path}, {n:,} and {held}"),
+            rows=[("examples", f"{self.path}, {n:,} for training, {held}"),
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
                   ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
                                f"{n_empty:,} empty")],
-            held="a learned" if val is train else "a held-out",
+            held="a training" if val is train else "a held-out",
             questions=[example for example, _ in val], responses=responses)
 
     def sample_text(self, n):
         """The greedy answer (temperature 0) to a held-out question."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return (f"{data.held} question, and the answer:\n> {e['instruction']} {e['input']}\n"
+        return (f"{data.held} question and the answer:\n> {e['instruction']} {e['input']}\n"
                 f"{self.continuation(n, asked, temperature=0.0)}")
 
 def sft_verb(add):
