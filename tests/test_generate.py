@@ -522,7 +522,7 @@ def test_blank_lines_of_a_file_are_skipped(text, path, tmp_path):
 def test_a_file_of_blank_lines_has_no_prompt(path, tmp_path, capsys):
     (tmp_path / "p").write_text("\n \n", encoding="utf-8")
     refused(capsys, "generate", "--file", tmp_path / "p", path, "--out", tmp_path / "a",
-            words=("expected a prompt",))
+            words=("expected one prompt per line",))
 
 
 def test_two_checkpoints_for_a_file_of_prompts(path, tmp_path, capsys):
@@ -580,7 +580,7 @@ def test_after_an_answer_only_the_beginning_of_the_next_one_is_cut(path, tmp_pat
         assert out.read_bytes() == whole
     for start, text in ((first, b'{"a note": "'), (len(whole), b'{"key"'), (0, b'{"prompt": "')):
         out.write_bytes(whole[:start] + text)
-        refused(capsys, *args, words=("is no answer", "--force"))
+        refused(capsys, *args, words=("is not this model's answer to prompt", "--force"))
         assert out.read_bytes() == whole[:start] + text
 
 
@@ -592,13 +592,14 @@ def test_a_file_that_another_run_writes_is_left_alone(path, tmp_path, capsys):
     with open(out, "ab") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         refused(capsys, "generate", "--file", file_of(tmp_path, "one"), path, "--out", out,
-                "--force", words=("another run",))
+                "--force", words=("another run is writing",))
     assert out.read_text(encoding="utf-8") == "x"
 
 
 @pytest.mark.parametrize("line, words", [
-    ('{"prompt": "x"', "line 2"), ('{"text": "x"}', "no 'prompt'"), ("17", "no object"),
-    ('{"prompt": 4}', "expected a text"), ('""', "no token"),
+    ('{"prompt": "x"', "line 2"), ('{"text": "x"}', "field 'prompt' is missing"),
+    ("17", "expected a JSON string or object, found int"),
+    ('{"prompt": 4}', "expected a string as its prompt, found 4"), ('""', "no token"),
     ('{"messages": [{"role": "user"}]}', "messages[0]: expected a text"),
     ('{"messages": [{"role": "user</s>", "content": "Hi"}]}', "found 'user</s>'"),
     ('{"prompt": "' + "x " * 60 + '"}', "the context 40")])
@@ -635,7 +636,8 @@ def test_a_prompt_as_long_as_the_context_is_not_cut(n, kept, path):
 
 @pytest.mark.parametrize("args, words", [
     (["--file", "p"], "--out"), (["x", "--out", "a"], "--file"), ([], "name a prompt"),
-    (["--file", "none", "--out", "a"], "none"), (["--file", "p", "--out", "p"], "replaced"),
+    (["--file", "none", "--out", "a"], "none"),
+    (["--file", "p", "--out", "p"], "p would replace an input file"),
     (["--file", "p", "--out", "a", "--batch", "0"], "--batch"),
     (["--file", "p", "--out", "-"], "--out: expected the name of a file, found -"),
     (["x", "--n", "0"], "n is 0")])

@@ -186,7 +186,7 @@ def test_a_gguf_that_is_cut_short_is_called_that(left, tokenizer, tmp_path, caps
         f"{path}: the file is incomplete", f"found {path.stat().st_size:,} of ",
         "download it again"])
     path.write_bytes(b"To be, or not to be")
-    refused(capsys, "import", path, tmp_path / "b.bin", words=[f"{path}: it is no GGUF file"])
+    refused(capsys, "import", path, tmp_path / "b.bin", words=[f"{path}: it is not a GGUF file"])
 
 
 def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys):

@@ -403,7 +403,7 @@ def test_what_exists_is_not_replaced(tokenizer, tmp_path, capsys):
     assert "No such file" in refused(capsys, "export", tmp_path / "none.bin", tmp_path / "x")
     assert "cannot write" in refused(capsys, "import", folder, tmp_path / "none" / "b.bin")
     (tmp_path / "x").write_text("a file", encoding="utf-8")
-    assert "no directory" in refused(capsys, "export", tmp_path / "a.bin", tmp_path / "x")
+    assert "is not a directory" in refused(capsys, "export", tmp_path / "a.bin", tmp_path / "x")
     os.remove(folder / "config.json")
     for name in sorted(x.name for x in folder.iterdir()):        # any of them alone
         alone = tmp_path / f"alone {name}"

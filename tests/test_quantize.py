@@ -90,7 +90,7 @@ def test_the_decoders_panels_are_those_of_the_file(small):
 
 def test_twice_rounded_is_once_rounded(small, tmp_path, capsys):
     run("quantize", small, tmp_path / "again.bin")
-    assert f"note: the matrices of {small} are int8 already" in capsys.readouterr().err
+    assert f"note: the matrices of {small} are already int8" in capsys.readouterr().err
     assert (tmp_path / "again.bin").read_bytes() == small.read_bytes()
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_told_apart_is_refused(words, tokenizer):
     """A template that tests what users say may do anything with it."""
     needs("jinja2")
     messages = [("user", f"please {words}"), ("assistant", "No."), ("user", words)]
-    with pytest.raises(ne.UserError, match="special token .* --template chatml"):
+    with pytest.raises(ne.UserError, match="special tokens; .* --template chatml"):
         ne.chat_ids(LOOKED, messages, STATE, tokenizer)
 
 
@@ -325,7 +325,7 @@ def test_what_is_shown_makes_no_token_that_the_template_would_have_written(name,
     needs("jinja2")
     tokenizer = bpe.train(b"Hello " * 9, 264, (name,))
     assert tokenizer.specials[name] not in tokenizer.encode(said)
-    with pytest.raises(ne.UserError, match="might make a special token"):
+    with pytest.raises(ne.UserError, match="might turn them into special tokens"):
         ne.chat_ids(template, [("user", said)], STATE, tokenizer)
 
 
@@ -343,7 +343,7 @@ def test_a_template_cannot_tell_how_it_is_examined(template, said, tokenizer):
     """It writes its own token where a message is one letter, repeated: so it would hide that it
     makes a token of what a user says."""
     needs("jinja2")
-    with pytest.raises(ne.UserError, match="might make a special token"):
+    with pytest.raises(ne.UserError, match="might turn them into special tokens"):
         ne.chat_ids(f"{MARKLESS}{template}{{% endfor %}}", [("user", said)], STATE, tokenizer)
 
 

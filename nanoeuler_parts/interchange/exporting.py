@@ -13,7 +13,7 @@ from nanoeuler_parts.interchange.llama import REMEDY
 
 def export(file, folder, gguf, matrices, force):
     """`export`: writes a checkpoint as a Hugging Face directory, a GGUF file, or both."""
-    need(folder or gguf, "name a directory, or --gguf FILE, or both")
+    need(folder or gguf, "expected an output, got none; name a directory, --gguf FILE, or both")
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     c = read_checkpoint(file, moments=False)
     if gguf:
@@ -25,12 +25,12 @@ def export(file, folder, gguf, matrices, force):
         need_folder(c, folder, force)
         written = [os.path.join(folder, name) for name in (*llama_files(c), *WEIGHTS_OF_LLAMA)]
         need(not gguf or os.path.realpath(gguf) not in map(os.path.realpath, written),
-             f"{gguf} is also one of the files of {folder}; choose another name for --gguf")
+             f"{gguf} is also an output file in {folder}; choose another name for --gguf")
     if gguf:
         note_large(f"writing {gguf}", c.flat.nbytes)
         with replacing(gguf, REMEDY) as temporary:
             write_gguf(temporary, c, matrices)
-        print(f"{gguf}: for llama.cpp, {matrices}")
+        print(f"{gguf}: GGUF for llama.cpp, {matrices} matrices")
     if folder:
         note_large(f"writing {folder}", c.flat.nbytes)
         export_folder(c, folder)

@@ -48,7 +48,7 @@ def llama_of_gguf(path):
 
     need_regular(path)
     with open(path, "rb") as f:
-        need(f.read(4) == b"GGUF", "it is no GGUF file")
+        need(f.read(4) == b"GGUF", "it is not a GGUF file")
     file = Reader(path)
     note_large(f"reading {path}", len(file.data))
     meta = {key: x.contents() for key, x in file.fields.items()}
@@ -57,8 +57,8 @@ def llama_of_gguf(path):
     tokens, pre = words.get("tokens"), words.get("pre")
     known = list(PRE.values())
     need(words.get("model") == "gpt2" and pre in known and not words.get("add_bos_token"),
-         f"its tokenizer is {words.get('model')} {pre}, expected gpt2 {' or '.join(known)}, "
-         f"without a token before every text")
+         f"expected the tokenizer gpt2, pre-tokenizer {' or '.join(known)}, add_bos_token False; "
+         f"found {words.get('model')}, {pre}, {bool(words.get('add_bos_token'))}")
     scaling = meta.get("llama.rope.scaling.type")
     if scaling in (None, "none"):
         scaling = "default"
@@ -68,7 +68,8 @@ def llama_of_gguf(path):
         "rope_type": scaling,
         "tie_word_embeddings": all(t.name != "output.weight" for t in file.tensors)})
     D = meta.get("llama.rope.dimension_count", cfg.head_dim)
-    need(D == cfg.head_dim, f"RoPE turns {D} of {cfg.head_dim} numbers of a head")
+    need(D == cfg.head_dim, f"RoPE rotates {D} of {cfg.head_dim} dimensions per head, "
+         f"expected all of them")
     ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
     tensors = {ours.get(t.name, t.name): t for t in file.tensors}
     shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
@@ -125,8 +126,8 @@ def write_gguf(path, c, matrices):
             kind = kinds.F16
         most = GGUF_MOST.get(kind.name, math.inf)
         largest = np.abs(w).max()            # `not >` lets a NaN pass
-        need(not largest > most, f"{name} has {largest:g}, {kind.name} holds at most {most:g}; "
-             f"use --matrices f32")
+        need(not largest > most, f"{name} has values up to {largest:g}, but {kind.name} stores at "
+             f"most {most:g}; use --matrices f32")
         w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
         file.add_tensor(names[name], w, raw_dtype=kind)
     file.write_header_to_file()

@@ -30,7 +30,8 @@ def llama_of_folder(folder):
         with reading(shard, AGAIN):
             tensors |= map_tensors(shard)[1]
     config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
-    need(not words.get("add_bos_token"), "its tokenizer puts a token before every text")
+    need(not words.get("add_bos_token"), "its tokenizer adds a BOS token to every text "
+         "(add_bos_token), expected none")
     template = words.get("chat_template") or ""
     if (own := at / "chat_template.jinja").exists():
         template = own.read_text(encoding="utf-8")
@@ -41,7 +42,7 @@ def llama_of_folder(folder):
 
     def read(name):
         x = tensors[name]
-        need(x.dtype.kind != "i", f"{name} holds {x.dtype}, which are no weights")
+        need(x.dtype.kind != "i", f"{name} is {x.dtype}, expected a floating-point type")
         return from_bf16(x)
 
     return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
@@ -78,13 +79,14 @@ def holds_heads_alone(path):
 def need_folder(c, folder, force):
     """Rejects a path that is not a directory, and a directory where `export` would overwrite files.
     Even with --force, `export` never deletes the mtp.safetensors of another program."""
-    need(os.path.isdir(folder) or not os.path.exists(folder), f"{folder} is no directory; name one")
+    need(os.path.isdir(folder) or not os.path.exists(folder),
+         f"{folder} is not a directory; name a directory")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
         refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")
     if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # perhaps from an earlier export
         need(holds_heads_alone(of_heads),
-             f"{of_heads} is another program's; name another directory")
+             f"{of_heads} was written by another program; name another directory")
 
 def export_folder(c, folder):
     """Writes a directory that transformers can load.  Auxiliary heads go into mtp.safetensors."""
@@ -105,15 +107,15 @@ def export_folder(c, folder):
     for name, content in files.items():
         with replacing(os.path.join(folder, name), REMEDY) as temporary:
             pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    more = f", and its heads 1 to {len(heads)}" if heads else ""
-    print(f"{folder}: a LlamaForCausalLM{more}")
+    more = f"; auxiliary heads in mtp.safetensors: {len(heads)}" if heads else ""
+    print(f"{folder}: LlamaForCausalLM for transformers{more}")
 
 # {name of an exception of huggingface_hub: a short message, instead of its own paragraph}
-OF_HUB = {"RepositoryNotFoundError": "it has none of that name, or a private one: then HF_TOKEN",
-          "GatedRepoError": "its owner lets only those read it who have asked; then HF_TOKEN",
-          "RevisionNotFoundError": "it has no such revision of that",
-          "LocalEntryNotFoundError": "it cannot be reached, and nothing of that is kept here",
-          "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and nothing of that is kept here"}
+OF_HUB = {"RepositoryNotFoundError": "no public model has this name; set HF_TOKEN if it is private",
+          "GatedRepoError": "access is restricted; request it on the Hub, then set HF_TOKEN",
+          "RevisionNotFoundError": "the model does not have this revision",
+          "LocalEntryNotFoundError": "the Hub is unreachable, and this model is not cached",
+          "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and this model is not cached"}
 IN_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 def folder_of_hub(name):
@@ -130,5 +132,5 @@ def folder_of_hub(name):
         kind = type(e).__name__
         said = " ".join(str(e).split()).partition(". ")[0]
         said = OF_HUB.get(kind, f"{kind}: {said:.100}")
-        raise UserError(f"{name}: no such directory, and the Hugging Face Hub does not give it: "
-                        f"{said}") from None
+        raise UserError(f"{name}: no such directory, and the download from the Hugging Face Hub "
+                        f"failed: {said}") from None

@@ -22,20 +22,23 @@ def import_llama(source, out, force):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
-    with reading(source, "give a Llama with a byte-level BPE: a GGUF file, or a directory of "
-                         "config.json, safetensors, tokenizer.json and tokenizer_config.json"):
+    with reading(source, "give a Llama with a byte-level BPE tokenizer: a GGUF file, or a "
+                         "directory with config.json, safetensors, tokenizer.json and "
+                         "tokenizer_config.json"):
         os.stat(source)                      # report a missing file before a missing package
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
                       eos=f.eos, options={"data": source}).check()
         need(f.tokenizer.vocab_size == f.cfg.vocab_size,
-             f"its tokenizer has {f.tokenizer.vocab_size} tokens, its model {f.cfg.vocab_size}")
+             f"its tokenizer has {f.tokenizer.vocab_size} tokens, but its model has "
+             f"{f.cfg.vocab_size}")
         shapes = tensor_shapes(f.cfg)
         for name in f.shapes.keys() - {*shapes, "lm_head.weight"}:
-            need(name.endswith("inv_freq"), f"a Llama has no tensor {name}")
+            need(name.endswith("inv_freq"),
+                 f"found the tensor {name}, which a Llama of this configuration does not have")
         for name, shape in shapes.items():
-            of_file = f.shapes.get(name, "missing")
-            need(of_file == shape, f"{name} is {of_file}, not {shape}")
+            of_file = f.shapes.get(name, "none")
+            need(of_file == shape, f"expected {name} of shape {shape}, found {of_file}")
         flat = aligned((n_params(f.cfg),), np.float32)
         for name, x in named(f.cfg, flat).items():
             x[...] = f.read(name)

@@ -10,7 +10,7 @@ from nanoeuler_parts.files.texts import parse_json
 
 def need_regular(path):
     """Rejects pipes and devices: reading one might never end."""
-    need(os.path.isfile(path) or not os.path.exists(path), "it is no regular file")
+    need(os.path.isfile(path) or not os.path.exists(path), "it is not a regular file")
 
 # Hugging Face stores a model in a directory, llama.cpp in one file (GGUF).  In both, the model of
 # nanoeuler.py is a Llama.  Each field of Config has a name in config.json and a name in GGUF.
@@ -31,7 +31,7 @@ COMPUTED = {"model_type": "llama", "rope_type": "default", "hidden_act": "silu",
             "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1}
 DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
             "tie_word_embeddings": False}
-REMEDY = "free space or name another place"
+REMEDY = "free space or choose another path"
 
 # A model to import.  shapes: {name: shape} of its tensors.  read(name) returns one of them.
 Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
@@ -42,7 +42,7 @@ def need_llama(config):
     found = config.get("architectures") or kind
     if isinstance(found, list):
         found = ", ".join(map(str, found))
-    need(kind, "it does not say its model_type")
+    need(kind, "its model_type is missing")
     need(kind == "llama", f"expected a Llama, found {found!s:.80}")
 
 def llama_config(entries, n_mtp=1):
@@ -59,7 +59,8 @@ def llama_config(entries, n_mtp=1):
     c.update((key, value) for key, value in entries.items() if value is not None)
     for key, expected in COMPUTED.items():
         need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
-    need(not c.get("quantization_config"), "its weights are quantized (quantization_config)")
+    need(not c.get("quantization_config"),
+         "expected unquantized weights, found a quantization_config")
     kinds, window = set(c.get("layer_types", ())), c.get("sliding_window")
     need(kinds <= {"full_attention"}, f"its layer_types are {', '.join(map(str, kinds))}, expected "
          f"full_attention")

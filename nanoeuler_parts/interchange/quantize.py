@@ -15,8 +15,8 @@ from nanoeuler_parts.files.safetensors import note_large
 
 def with_heads(c, n_mtp):
     """The Checkpoint with its first n_mtp heads only, and without moments"""
-    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, and the model has {c.cfg.n_mtp} heads; name no "
-         f"more")
+    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, but the model has "
+         f"{counted(c.cfg.n_mtp, 'head')}; choose at most {c.cfg.n_mtp}")
     cfg = replace(c.cfg, n_mtp=n_mtp).check()
     flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
     for name, x in named(cfg, flat).items():
@@ -27,10 +27,10 @@ def quantize(file, out, force, n_mtp=None):
     """`quantize`: writes the model in int8, to chat with or to begin a run with."""
     refuse_overwrite(out, force)
     need(os.path.realpath(out) != os.path.realpath(file),
-         f"{out} would replace {file}, which is more exact; choose another name")
+         f"{out} would replace {file}, which is more precise; choose another name")
     c = read_checkpoint(file, moments=False)
     if c.matrices == "int8":
-        print(f"note: the matrices of {file} are int8 already", file=sys.stderr)
+        print(f"note: the matrices of {file} are already int8", file=sys.stderr)
     c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
     # no run resumes from this file; without times and folders, equal runs give identical files
     learned = os.path.basename(str(c.state.options.get("data", "")))

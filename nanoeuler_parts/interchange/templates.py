@@ -68,7 +68,7 @@ def render_lines(seconds, memory, longest):
                     pieces.append(piece)
                     length += len(piece)
                     if length > longest:
-                        raise OverflowError(f"its text is longer than {longest} characters")
+                        raise OverflowError(f"its output is longer than {longest} characters")
                 texts.append("".join(pieces))
             answer = json.dumps([texts, ""])
         except Exception as e:               # a program may raise any exception
@@ -109,10 +109,11 @@ def render_jinja(template, each):
             process.kill()
             process.wait()
             renderer.cache_clear()
-    need(answer, f"the model's chat template takes more than {TEMPLATE_SECONDS} s, or more than "
-         f"{TEMPLATE_MEMORY >> 20} MB; {OTHER_TEMPLATE}")
+    need(answer, f"the model's chat template used more than {TEMPLATE_SECONDS} s of CPU time or "
+         f"{TEMPLATE_MEMORY >> 20} MB of memory; {OTHER_TEMPLATE}")
     texts, error = json.loads(answer)
-    need(not error, f"the model's chat template: {error}; {OTHER_TEMPLATE}".replace("\n", " "))
+    need(not error,
+         f"the model's chat template failed: {error}; {OTHER_TEMPLATE}".replace("\n", " "))
     return texts
 
 def render_each(template, conversations, state):
@@ -244,8 +245,8 @@ def conversation_text(template, messages, state, tokenizer):
         words = words_looked_for(template, messages, state)
         marked_messages.append(with_marks(messages, words))
         texts.append(render(template, marked_messages[-1], state))
-    refusal = (f"the model's chat template changes what is said, and might make a special token "
-               f"of it; say it otherwise, begin anew with /reset, or {OTHER_TEMPLATE}")
+    refusal = (f"the model's chat template changes the messages and might turn them into special "
+               f"tokens; rephrase them, start over with /reset, or {OTHER_TEMPLATE}")
     names = "".join(tokenizer.specials)
     most_shown = 1 if any(map(str.isspace, names)) else len(texts)
     same = [i for i, text in enumerate(texts[:most_shown]) if unmarked(text) == plain]

@@ -18,7 +18,7 @@ def info(file=None):
         ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text),
-        ("matrices", "int8, a float32 scale a row" if c.matrices == "int8" else "float32"),
+        ("matrices", "int8, one float32 scale per row" if c.matrices == "int8" else "float32"),
         ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 

@@ -34,7 +34,7 @@ def need_picture(out, logs, force):
     for path in logs:
         need_another(out, path)
     is_older_plot = os.path.isfile(out) and is_plot(out)
-    refuse_overwrite(out, force or is_older_plot, "it is no plot of matplotlib; another --out "
+    refuse_overwrite(out, force or is_older_plot, "it is not a matplotlib plot; another --out "
                      "keeps it")
 
 def plot(logs, out, force=False):
@@ -46,7 +46,7 @@ def plot(logs, out, force=False):
             if points:
                 curves[path, key] = np.array(points, float)
     if not curves:
-        raise UserError(f"no losses in {', '.join(logs)}; name a log that train wrote")
+        raise UserError(f"found no losses in {', '.join(logs)}; name the log of a training run")
     points = np.concatenate(list(curves.values()))
     last_step = points[:, 0].max()
     low = points[:, 1].min()
@@ -54,8 +54,8 @@ def plot(logs, out, force=False):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print(f"note: for {out} there is need of matplotlib: pip install matplotlib",
-              file=sys.stderr)
+        print(f"note: {out} needs matplotlib (pip install matplotlib); drawing in the terminal "
+              f"instead", file=sys.stderr)
         return plot_terminal(curves, last_step, low, high)
     need_picture(out, logs, force)
     figure = Figure(figsize=(8, 5))
@@ -74,8 +74,8 @@ def plot(logs, out, force=False):
 def plot_terminal(curves, last_step, low, high, width=72, height=20):
     """Draws each curve with its own letter.  A column shows the mean of the steps it covers."""
     if len(curves) > len(LETTERS):
-        raise UserError(f"{len(curves)} curves, over {len(LETTERS)} letters; name fewer logs, "
-                           f"or install matplotlib for a picture")
+        raise UserError(f"expected at most {len(LETTERS)} curves in the terminal, got "
+                        f"{len(curves)}; name fewer logs, or install matplotlib for a picture")
     grid = np.full((height, width), " ")
     for letter, xy in zip(LETTERS, curves.values()):
         column = np.minimum(width - 1, xy[:, 0] / max(last_step, 1) * width).astype(int)

@@ -18,7 +18,7 @@ from nanoeuler_parts.files.texts import parse_json
 # prompts, one per line.  A line is written as soon as all lines before it are written.
 def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file: the JSON object and the prompt's token ids"""
-    with reading(path, "name a file of JSON lines"):
+    with reading(path, "name a JSON lines file with --file"):
         lines = read_bytes(path).splitlines()    # str would also split at U+2028
     found = []
     for number, line in enumerate(lines, 1):
@@ -27,18 +27,20 @@ def prompts_in(path, speaker, truncate):
         try:
             record = parse_json(line)
             record = {"prompt": record} if isinstance(record, str) else record
-            need(isinstance(record, dict), "it is no object")
+            need(isinstance(record, dict), f"expected a JSON string or object, found "
+                 f"{type(record).__name__}")
             if "messages" in record:
                 prompt = messages_in(record["messages"], "messages")
             else:
                 prompt = record["prompt"]
-                need(isinstance(prompt, str), f"expected a text as its prompt, found "
+                need(isinstance(prompt, str), f"expected a string as its prompt, found "
                      f"{prompt!r:.40}")
             found.append((record, speaker.shortened(speaker.ids_of(prompt), truncate)))
         except (ValueError, KeyError, TypeError, RecursionError) as e:     # and UserError
-            said = f"it has no {e}" if isinstance(e, KeyError) else e
+            said = (f"the field {e} is missing; add 'prompt' or 'messages'"
+                    if isinstance(e, KeyError) else e)
             raise UserError(f"{path}, line {number}: {said}") from None
-    need(found, f"{path}: expected a prompt in each line, found none")
+    need(found, f"{path}: expected one prompt per line, found none")
     return found
 
 def beginning_of(record):
@@ -62,8 +64,8 @@ def answers_there(f, records, keys, out):
         if n < len(keys) and not whole:
             beginning = beginning_of(records[n])
             cut_short = line.startswith(beginning) or beginning.startswith(line)
-        need(is_next or cut_short, f"{out}, line {n + 1} is no answer to that prompt by this model "
-             f"with these settings; choose another --out, or --force to begin anew")
+        need(is_next or cut_short, f"{out}, line {n + 1} is not this model's answer to prompt "
+             f"{n + 1} with these settings; choose another --out, or use --force to start over")
         if whole:
             n, end = n + 1, end + len(line)
     f.truncate(end)
@@ -80,7 +82,7 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
     that `out` already holds."""
     need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
     need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
-         f"{out} would be replaced; choose another --out")
+         f"{out} would replace an input file; choose another --out")
     speaker = Speaker(file, decoder, options)
     records = prompts_in(path, speaker, truncate)
     settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
@@ -88,15 +90,15 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
     keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
             for i, (record, _) in enumerate(records)]
     if os.path.exists(out):
-        need(os.path.isfile(out), f"{out} is no regular file; choose another --out")
+        need(os.path.isfile(out), f"{out} is not a regular file; choose another --out")
     with open(out, "ab+") as f:
-        need(lock(f), f"another run writes {out}; wait for it, or choose another --out")
+        need(lock(f), f"another run is writing {out}; wait for it, or choose another --out")
         if force:
             f.truncate(0)
         done = answers_there(f, [record for record, _ in records], keys, out)
         if done:
-            rest = "the others follow" if done < len(records) else "nothing is left to do"
-            print(f"note: {out} has {done:,} of {counted(len(records), 'answer')}; {rest}",
+            rest = "generating the rest" if done < len(records) else "nothing is left to do"
+            print(f"note: {out} already has {done:,} of {counted(len(records), 'answer')}; {rest}",
                   file=sys.stderr, flush=True)
         waiting, pace, told = {}, Pace(), time.perf_counter()
         ids = [ids for _, ids in records[done:]]
