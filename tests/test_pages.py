@@ -138,7 +138,7 @@ def test_a_conversation(opened, address):
     page.click("[aria-label='Previous branch']")
     assert page.locator(".message.user .text").all_inner_texts() == ["What is a cat?"]
     assert answers(page) == [first]
-    page.click("text=Again")
+    page.click("text=Regenerate")
     finished(page)
     assert "2 of 2" in page.inner_text(".message.assistant .tools")
     count = page.locator(".token").count()

@@ -354,7 +354,7 @@ def test_the_queue_has_a_limit_and_requests_a_time(file):
     engine, came = engine_of(file, queue=1), []
     engine.tell = came.extend
     engine.submit([answer([1]) for _ in range(3)])       # two slots and one that waits
-    with pytest.raises(Busy, match="3 answers wait"):
+    with pytest.raises(Busy, match="no room for 1 answer: 3 are waiting"):
         engine.submit([answer([1])])
     engine = engine_of(file)
     engine.tell = came.extend
@@ -520,18 +520,21 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
 
 # ---- what is refused
 @pytest.mark.parametrize("path, body, words", [
-    ("completions", {}, "no prompt"), ("completions", {"prompt": ""}, "no token"),
-    ("completions", {"prompt": []}, "0 prompts"), ("completions", {"prompt": [[]]}, "no token"),
-    ("completions", {"prompt": [1, "a"]}, "neither"), ("completions", {"prompt": 5}, "neither"),
+    ("completions", {}, "prompt is missing"), ("completions", {"prompt": ""}, "no token"),
+    ("completions", {"prompt": []}, "expected 1 to 128 prompts, got 0"),
+    ("completions", {"prompt": [[]]}, "no token"),
+    ("completions", {"prompt": [1, "a"]}, "a list of token ids"),
+    ("completions", {"prompt": 5}, "a list of token ids"),
     ("completions", {"prompt": [512]}, "0 to 511"), ("completions", {"prompt": [-1]}, "0 to 511"),
-    ("completions", {"prompt": [True]}, "neither"), ("completions", {"prompt": [1 << 80]}, "511"),
+    ("completions", {"prompt": [True]}, "a list of token ids"),
+    ("completions", {"prompt": [1 << 80]}, "0 to 511"),
     ("completions", {"prompt": "a", "temperature": "hot"}, "temperature"),
     ("completions", {"prompt": "a", "temperature": True}, "temperature"),
     ("completions", {"prompt": "a", "top_p": 1.5}, "top_p"),
     ("completions", {"prompt": "a", "max_tokens": 5000}, "4096"),
     ("completions", {"prompt": "a", "max_tokens": 1.5}, "an integer"),
     ("completions", {"prompt": "a", "n": 1000}, "n is 1000"),
-    ("completions", {"prompt": ["a"] * 100, "n": 2}, "more than 128"),
+    ("completions", {"prompt": ["a"] * 100, "n": 2}, "at most 128 answers per request"),
     ("completions", {"prompt": "a", "stop": [""]}, "stop"),
     ("completions", {"prompt": "a", "stop": ["a"] * 17}, "stop"),
     ("completions", {"prompt": "a", "stream": 1}, "stream"),
@@ -545,10 +548,11 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
     ("completions", {"prompt": "word " * 300}, "context of 96"),
     ("completions", {"prompt": "x" * 900_000}, "context of 96"),
     ("completions", {"prompt": [5] * 97}, "97 tokens"),
-    ("chat/completions", {}, "no messages"), ("chat/completions", {"messages": []}, "1 to 2,048"),
+    ("chat/completions", {}, "messages is missing"),
+    ("chat/completions", {"messages": []}, "1 to 2,048"),
     ("chat/completions", {"messages": "hi"}, "expected a list"),
     ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 2049}, "1 to 2,048"),
-    ("chat/completions", {"messages": ["hi"]}, "no object"),
+    ("chat/completions", {"messages": ["hi"]}, "messages[0]: expected an object"),
     ("chat/completions", {"messages": [{"role": "user\n", "content": "x"}]},
      "messages[0]: expected one of the roles system, user, assistant, tool, found 'user\\n'"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "content"),
@@ -615,7 +619,7 @@ def test_the_usage_of_a_stream_is_in_its_last_event(at):
 
 
 @pytest.mark.parametrize("raw, status, words", [
-    (b"", 400, "not JSON"), (b"[1]", 400, "not a JSON object"), (b"{", 400, "not JSON"),
+    (b"", 400, "not JSON"), (b"[1]", 400, "expected a JSON object"), (b"{", 400, "not JSON"),
     (b'{"prompt": "\\ud800"}', 400, "surrogate"), (b"\xff\xfe", 400, "UTF-8"),
     (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"), (b"[" * 200_000, 400, "deeply"),
     (b'{"prompt": "a", "max_tokens": 1e999}', 400, "max_tokens"),
@@ -627,7 +631,8 @@ def test_a_wrong_body(at, raw, status, words):
 
 def test_wrong_addresses_methods_and_types(at):
     assert send(at, "GET", "/v1/completions")[0] == 405
-    assert send(at, "GET", "/v1/nothing")[2]["error"]["message"] == "there is no /v1/nothing"
+    assert send(at, "GET", "/v1/nothing")[2]["error"]["message"] == (
+        "/v1/nothing does not exist on this server")
     assert send(at, "GET", "/../../etc/passwd")[0] == 404
     assert send(at, "GET", "/api/run?name=../secret.jsonl")[0] == 404
     assert send(at, "GET", "/api/run?name=x&from=-1")[0] == 400
@@ -934,7 +939,7 @@ def started(file, *args, cwd):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
     try:
         said = [process.stdout.readline(), process.stdout.readline()]
-        assert "to talk" in said[1], process.communicate(timeout=200)
+        assert "for the chat" in said[1], process.communicate(timeout=200)
         yield process, said[1].split()[0].rstrip("/")
     finally:
         process.kill()

@@ -482,7 +482,7 @@ def started(file, planted, cwd):
                                stderr=subprocess.PIPE, encoding="utf-8")
     try:
         said = [process.stdout.readline(), process.stdout.readline()]
-        assert "to talk" in said[1], process.communicate(timeout=60)
+        assert "for the chat" in said[1], process.communicate(timeout=60)
         yield process, said[1].split()[0].rstrip("/")
     finally:
         process.kill()

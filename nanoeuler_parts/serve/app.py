@@ -94,16 +94,18 @@ class Guard:
         """A Refusal if the request must be rejected, otherwise None"""
         host = headers.get("host", "")
         if not self.names.allows_host(host):
-            return Refusal(403, f"the server was called {ne.printable(host)[:200]!r}, which is not "
-                           f"a name of this machine; start it with --allow-host to allow the name")
+            return Refusal(403, f"expected a name of this machine in the Host header, found "
+                           f"{ne.printable(host)[:200]!r}; to allow this name, start the server "
+                           f"with --allow-host")
         origin = headers.get("origin")
         own = origin is None or bool(host) and urlsplit_netloc(origin) == host
         if not (own or allowed):
-            return Refusal(403, f"pages of {ne.printable(origin)[:200]} may not ask here; "
-                           f"--origin allows it")
+            return Refusal(403, f"requests from pages of {ne.printable(origin)[:200]} are not "
+                           f"allowed; to allow them, start the server with --origin")
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not allowed and not (
                 headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"):
-            return Refusal(403, "pages of others may not ask here; --origin allows it")
+            return Refusal(403, "requests from pages of other sites are not allowed; to allow "
+                           "them, start the server with --origin")
         if scope["method"] == "OPTIONS" and allowed:     # browsers send no key with it
             return None
         key = self.options.api_key
@@ -170,7 +172,8 @@ class Talk(Response):
     def problem(self, news):
         if news.finish == "timeout":
             most = self.server.options.seconds
-            return Refusal(504, f"it took more than {most} s", code="timeout")
+            return Refusal(504, f"the request took more than {most} s, the server's --seconds; ask "
+                           f"for fewer tokens", code="timeout")
         return Refusal(500, news.problem, code="generation_failed")
 
     async def at_once(self, send):
@@ -281,8 +284,9 @@ class Server:
 
     # ---- errors, all in OpenAI's shape
     async def http_error(self, request, e):
-        said = {404: f"there is no {request.url.path}", 405: f"{request.url.path} is not for "
-                f"{request.method}"}.get(e.status_code, str(e.detail))
+        said = {404: f"{request.url.path} does not exist on this server",
+                405: f"{request.url.path} does not accept the method {request.method}"
+                }.get(e.status_code, str(e.detail))
         return as_json(Refusal(e.status_code, said).body(), e.status_code, e.headers)
 
     async def refusal(self, request, e):
@@ -298,7 +302,7 @@ class Server:
         return Response(status_code=499)     # nobody receives this
 
     async def fault(self, request, e):
-        return refused(Refusal(500, "an internal error; the server's log has more"))
+        return refused(Refusal(500, "internal error; see the server's log"))
 
     # ---- OpenAI's routes
     async def body(self, request):
@@ -308,7 +312,8 @@ class Server:
             raise Refusal(415, f"expected the header Content-Type: application/json, found "
                           f"{kind[:100] or 'none'}; add it to the request")
         most, raw = self.options.body, bytearray()
-        too_large = Refusal(413, f"the body has more than {most:,} bytes")
+        too_large = Refusal(413, f"expected a body of at most {most:,} bytes, the server's --body; "
+                            f"shorten it")
         if (said := request.headers.get("content-length", "")).isdigit() and int(said) > most:
             raise too_large
         try:
@@ -318,9 +323,10 @@ class Server:
                     if len(raw) > most:
                         raise too_large
         except TimeoutError:
-            raise Refusal(408, f"the body took more than {BODY_SECONDS} s") from None
+            raise Refusal(408, f"the body did not arrive within {BODY_SECONDS} s; send the request "
+                          f"again") from None
         except ClientDisconnect:
-            raise Refusal(400, "the body was not sent to its end") from None
+            raise Refusal(400, "the connection was closed before the body was complete") from None
         return bytes(raw)
 
     async def talk(self, request, understand):
@@ -350,7 +356,7 @@ class Server:
 
     async def model(self, request):
         if request.path_params["name"] != self.name:
-            raise Refusal(404, f"there is no such model, but {self.name!r}", "model",
+            raise Refusal(404, f"unknown model; this server has {self.name!r}", "model",
                           "model_not_found")
         return as_json(self.described())
 
@@ -362,8 +368,8 @@ class Server:
         e = self.engine
         return PlainTextResponse(self.stats.text({
             "requests_waiting": ("Answers that wait for a slot.", len(e.waiting)),
-            "requests_running": ("Answers that are being written.", len(e.active)),
-            "slots": ("Answers that can be written at a time.", len(e.used))}),
+            "requests_running": ("Answers that are being generated.", len(e.active)),
+            "slots": ("Answers that can be generated at once.", len(e.used))}),
             media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # ---- the routes of the pages
@@ -386,7 +392,8 @@ class Server:
         body = parse(await self.body(request))
         for name in body:
             refuse_unless(name in ("tokens", "chosen", "trajectory"),
-                          f"there is no parameter {name[:60]!r}", name[:100])
+                          f"unknown parameter {name[:60]!r}, expected tokens, chosen or trajectory",
+                          name[:100])
         ids, chosen = body.get("tokens"), body.get("chosen")
         self.explainer.check(ids, self.reader.length + self.reader.most)
         if chosen is not None:
@@ -406,9 +413,9 @@ class Server:
         """The records of the log `name`, starting at byte `from`"""
         start = request.query_params.get("from", "0")
         refuse_unless(start.isascii() and start.isdigit() and len(start) < 16,
-                      f"from is {start[:40]!r}, expected a number of bytes", "from")
+                      f"from is {start[:40]!r}, expected a position in bytes", "from")
         name = request.query_params.get("name", "")
         found = await self.disk.call(request, self.runs.read, name, int(start))
         if found is None:
-            raise Refusal(404, "there is no such log")
+            raise Refusal(404, "unknown log; /api/runs lists the names of all logs")
         return as_json(found)

@@ -103,9 +103,11 @@ class Engine:
         """Puts all of the answers into the queue, or raises Busy."""
         with self.changed:
             if self.draining:
-                raise Busy("the server is about to end")
+                raise Busy("the server is shutting down")
             if len(self.waiting) + len(answers) > self.most + len(self.free):
-                raise Busy(f"{len(self.waiting)} answers wait already, and at most {self.most} may")
+                raise Busy(f"the queue has no room for {ne.counted(len(answers), 'answer')}: "
+                           f"{len(self.waiting)} are waiting, the limit is {self.most}; try again "
+                           f"later")
             now = time.perf_counter()
             for answer in answers:
                 answer.arrived = now
@@ -124,7 +126,7 @@ class Engine:
         future = Future()
         with self.changed:
             if self.closing or len(self.jobs) >= MOST_JOBS:
-                raise Busy("too many explanations wait already")
+                raise Busy("too many explanations are waiting; try again later")
             self.jobs.append((function(), future))
             self.changed.notify()
         return future
@@ -164,7 +166,7 @@ class Engine:
                 self.fail(str(e))
             except Exception:                            # a bug must not end the server
                 traceback.print_exc()
-                self.fail("an internal error; the server's log has more")
+                self.fail("internal error; see the server's log")
         with self.changed:
             for _, future in self.jobs:
                 future.cancel()

@@ -28,7 +28,7 @@ class Explainer:
         V = len(self.vocab)
         refuse_unless(isinstance(ids, list) and 0 < len(ids) <= most and
                       all(type(i) is int and 0 <= i < V for i in ids),
-                      f"tokens is no list of 1 to {most:,} ids from 0 to {V - 1}", "tokens")
+                      f"expected 1 to {most:,} token ids from 0 to {V - 1}", "tokens")
 
     def named(self, token):
         return {"id": token, "text": token_text(self.vocab, token), "bytes": [*self.vocab[token]]}

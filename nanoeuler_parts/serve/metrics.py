@@ -6,15 +6,15 @@ from collections import Counter
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 COUNTERS = {
-    "prompt_tokens": "Tokens of prompts.",
-    "cached_tokens": "Tokens of prompts that a slot held already, and that were not read again.",
-    "tokens": "Tokens written.",
-    "drafts_offered": "Tokens guessed ahead, and read together with the one before them.",
-    "drafts_accepted": "Guesses that were right.",
-    "left": "Answers that nobody waited for to the end."}
+    "prompt_tokens": "Prompt tokens.",
+    "cached_tokens": "Prompt tokens found in the KV cache and not computed again.",
+    "tokens": "Generated tokens.",
+    "drafts_offered": "Draft tokens of speculative decoding.",
+    "drafts_accepted": "Draft tokens that were accepted.",
+    "left": "Answers whose client left before they were complete."}
 HISTOGRAMS = {
-    "first": ("time_to_first_token_seconds", "From the request to the first token."),
-    "token": ("time_per_token_seconds", "Between tokens after the first, mean of an answer.")}
+    "first": ("time_to_first_token_seconds", "Time from the request to the first token."),
+    "token": ("time_per_token_seconds", "Mean time per token of an answer, after its first token.")}
 
 
 class Histogram:

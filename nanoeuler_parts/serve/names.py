@@ -50,12 +50,12 @@ def origin_in(text):
             named = port is not None and port != DEFAULT_PORTS.get(parts.scheme)
             return f"{parts.scheme}://{host}" + (f":{port}" if named else "")
     raise UserError(f"--origin is {printable(text)!r}, expected scheme://host or "
-                    f"scheme://host:port, as https://example.org")
+                    f"scheme://host:port, such as https://example.org")
 
 
 def host_in(text):
     need(re.fullmatch(r"[\w.-]+", text, re.ASCII),
-         f"--allow-host is {printable(text)!r}, expected the name of a host, as mybox.example.org")
+         f"--allow-host is {printable(text)!r}, expected a host name such as mybox.example.org")
     return plain(text)
 
 

@@ -83,15 +83,17 @@ def parse(raw):
         body = json.loads(raw.decode("utf-8"), parse_constant=no_number)
         json.dumps(body, ensure_ascii=False).encode()    # raises for a lone surrogate
     except UnicodeDecodeError as e:
-        raise Refusal(400, f"the body is not UTF-8 at byte {e.start}") from None
+        raise Refusal(400, f"expected a body in UTF-8, found an invalid byte at offset "
+                      f"{e.start}") from None
     except UnicodeEncodeError:
-        raise Refusal(400, "the body holds half of a surrogate pair, which is no character"
+        raise Refusal(400, "the body contains half of a surrogate pair; send whole characters"
                       ) from None
     except RecursionError:
-        raise Refusal(400, "the body is nested too deeply") from None
+        raise Refusal(400, "the JSON of the body is nested too deeply") from None
     except ValueError as e:
         raise Refusal(400, f"the body is not JSON: {e}") from None
-    refuse_unless(isinstance(body, dict), "the body is not a JSON object")
+    refuse_unless(isinstance(body, dict), "expected a JSON object as the body, found another JSON "
+                  "value")
     return body
 
 
@@ -112,7 +114,7 @@ def flag(name, value):
 
 
 def text(name, value):
-    refuse_unless(isinstance(value, str), f"{name} is {shown(value)}, expected a text", name)
+    refuse_unless(isinstance(value, str), f"{name} is {shown(value)}, expected a string", name)
     return value
 
 
@@ -120,15 +122,16 @@ def stops(name, value):
     value = [value] if isinstance(value, str) else value
     refuse_unless(isinstance(value, list) and len(value) <= MOST_STOPS and
                   all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in value),
-                  f"{name} is {shown(value)}, expected a text or up to {MOST_STOPS}, each of 1 to "
-                  f"{LONGEST_STOP} characters", name)
+                  f"{name} is {shown(value)}, expected a string or a list of up to {MOST_STOPS}, "
+                  f"each of 1 to {LONGEST_STOP} characters", name)
     return value
 
 
 def stream_options(name, value):
     refuse_unless(isinstance(value, dict), f"{name} is {shown(value)}, expected an object", name)
     for key in value:
-        refuse_unless(key == "include_usage", f"{name}.{shown(key)} is not supported", name)
+        refuse_unless(key == "include_usage", f"{name}: the key {shown(key)} is not "
+                      f"supported; expected include_usage", name)
     return flag(f"{name}.include_usage", value.get("include_usage", False))
 
 
@@ -136,7 +139,8 @@ def only(*neutral):
     """A check for a parameter that is not supported: accepts only values that change nothing."""
     def check(name, value):
         refuse_unless(any(type(value) is type(x) and value == x for x in neutral),
-                      f"{name} is not supported", name, "unsupported_parameter")
+                      f"{name} is not supported; remove it from the request", name,
+                      "unsupported_parameter")
     return check
 
 
@@ -172,8 +176,8 @@ def checked(body, known):
     """The checked parameters of a body, without null ones.  known: {name: check, or None}"""
     found = {}
     for name, value in body.items():
-        refuse_unless(name in known, f"there is no parameter {shown(name)}", name[:100],
-                      "unknown_parameter")
+        refuse_unless(name in known, f"unknown parameter {shown(name)}; correct its name or remove "
+                      f"it", name[:100], "unknown_parameter")
         if value is not None:
             found[name] = known[name](name, value) if known[name] else value
     return found
@@ -208,7 +212,7 @@ class Reader:
     def completion(self, raw, gone):
         """Parses the body of a request to /v1/completions, and returns an Asked."""
         said = checked(parse(raw), OF_COMPLETION)
-        refuse_unless("prompt" in said, "there is no prompt", "prompt")
+        refuse_unless("prompt" in said, "the parameter prompt is missing; add it", "prompt")
         prompts = self.prompts(said["prompt"], gone)
         echo, logprobs = said.get("echo", False), said.get("logprobs")
         answers = self.answers(prompts, said, said.get("max_tokens", 16), logprobs,
@@ -218,14 +222,15 @@ class Reader:
     def chat(self, raw, gone):
         """Parses the body of a request to /v1/chat/completions, and returns an Asked."""
         said = checked(parse(raw), OF_CHAT)
-        refuse_unless(self.speaker.answers, "this model continues texts and was not taught to "
-                      "answer: use /v1/completions, or start with --template", "messages")
-        refuse_unless("messages" in said, "there are no messages", "messages")
+        refuse_unless(self.speaker.answers, "this is not a chat model; use /v1/completions, or "
+                      "start the server with --template", "messages")
+        refuse_unless("messages" in said, "the parameter messages is missing; add it", "messages")
         ids, forgotten = self.conversation(said["messages"], said.get("forget", False), gone)
         most = said.get("max_completion_tokens", said.get("max_tokens"))
         both = {"max_tokens", "max_completion_tokens"} <= {*said}
         refuse_unless(not both or said["max_tokens"] == most,
-                      "max_tokens and max_completion_tokens differ", "max_tokens")
+                      "max_tokens and max_completion_tokens differ; send one of them",
+                      "max_tokens")
         refuse_unless(most != 0, "max_tokens is 0, expected 1 or more", "max_tokens")
         if most is None:
             most = min(self.most, max(1, self.length - len(ids)))
@@ -246,15 +251,16 @@ class Reader:
     def answers(self, prompts, said, most, logprobs, scored):
         """n answers for each prompt, with the random numbers of `generate --file` for that seed"""
         n = said.get("n", 1)
-        refuse_unless(len(prompts) * n <= MOST_CHOICES, f"{len(prompts)} prompts with {n} answers "
-                      f"each are more than {MOST_CHOICES}", "n")
-        refuse_unless(most <= self.most, f"max_tokens is {most}, and this server writes at most "
-                      f"{self.most} in one answer", "max_tokens")
+        refuse_unless(len(prompts) * n <= MOST_CHOICES, f"expected at most {MOST_CHOICES} answers "
+                      f"per request, got {len(prompts)} x {n}; send fewer prompts or a smaller n",
+                      "n")
+        refuse_unless(most <= self.most, f"max_tokens is {most}, expected at most {self.most}, the "
+                      f"server's --tokens", "max_tokens")
         if logprobs is not None:
             scores = n * sum(most + scored * len(ids) for ids in prompts) * (1 + logprobs)
             refuse_unless(scores <= MOST_SCORES, f"expected at most {MOST_SCORES:,} log-"
-                          f"probabilities, found {scores:,}; ask for fewer tokens or answers, or "
-                          f"a smaller logprobs", "logprobs")
+                          f"probabilities per request, got {scores:,}; request fewer tokens or "
+                          f"answers, or a smaller logprobs", "logprobs")
         options = ne.Sampling(
             tokens=most, stop=said.get("stop", []), speculate=self.speculate,
             logprobs=0 if logprobs is None else max(1, logprobs),
@@ -268,13 +274,13 @@ class Reader:
     # ---- prompts
     def prompts(self, prompt, gone):
         """A list of ids for each prompt.  prompt: a text, a list of ids, or a list of either"""
-        wrong = "prompt is neither a text, nor a list of token ids, nor a list of either"
+        wrong = "prompt: expected a string, a list of token ids, or a list of either"
         if isinstance(prompt, str) or (prompt and isinstance(prompt, list) and
                                        all(type(x) is int for x in prompt)):
             prompt = [prompt]
         refuse_unless(isinstance(prompt, list), wrong, "prompt")
         refuse_unless(0 < len(prompt) <= MOST_CHOICES,
-                      f"there are {len(prompt)} prompts, expected 1 to {MOST_CHOICES}", "prompt")
+                      f"expected 1 to {MOST_CHOICES} prompts, got {len(prompt)}", "prompt")
         return [self.ids_of(x, wrong, gone) for x in prompt]
 
     def ids_of(self, prompt, wrong, gone):
@@ -287,31 +293,33 @@ class Reader:
                           "prompt")
             ids, V = prompt, len(self.vocab)
             refuse_unless(all(0 <= i < V for i in ids),
-                          f"a token of prompt is none of 0 to {V - 1}", "prompt")
+                          f"prompt: expected token ids from 0 to {V - 1}, got an id outside this "
+                          f"range", "prompt")
         return self.fitting(ids, "prompt")
 
     def need_room(self, characters, name):
         """Rejects a text that is too long even if all its tokens are the longest.  This check comes
         before tokenization."""
         if characters > self.length * self.longest:
-            raise self.too_long(f"{characters:,} characters are more", name)
+            raise self.too_long(f"{characters:,} characters", name)
 
     def too_long(self, what, name):
-        return Refusal(400, f"{what} than the context of {self.length:,} tokens", name,
-                       "context_length_exceeded")
+        return Refusal(400, f"{what} do not fit into the context of {self.length:,} tokens; "
+                       f"shorten the {name}", name, "context_length_exceeded")
 
     def fitting(self, ids, name):
         refuse_unless(ids, ne.NO_TOKEN, name)
         if len(ids) > self.length:
-            raise self.too_long(f"{len(ids):,} tokens are more", name)
+            raise self.too_long(f"{len(ids):,} tokens", name)
         return ids
 
     def conversation(self, messages, forget, gone):
         """Returns (ids, number of messages left out).  With `forget`, the oldest exchanges are left
         out, as few as possible, so that a quarter of the context remains for the answer."""
         said = [self.message(i, m) for i, m in enumerate(self.list_of(messages))]
-        refuse_unless(said[-1][0] == "user", "the last message is not the user's; an answer is "
-                      "continued by /v1/completions, from its tokens", "messages")
+        refuse_unless(said[-1][0] == "user", "expected the role user in the last message, got "
+                      f"{said[-1][0]}; to continue an answer, send its tokens to /v1/completions",
+                      "messages")
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
             return self.newest_exchanges(system, said[len(system):], gone)
@@ -367,10 +375,11 @@ class Reader:
     def message(self, i, m):
         """(role, text) of messages[i]"""
         place = f"messages[{i}]"
-        refuse_unless(isinstance(m, dict), f"{place} is no object", "messages")
+        refuse_unless(isinstance(m, dict), f"{place}: expected an object with role and content",
+                      "messages")
         for key, value in m.items():
             refuse_unless(key in ("role", "content") or value in (None, [], ""),
-                          f"{place}.{shown(key)} is not supported", "messages",
+                          f"{place}: the key {shown(key)} is not supported; remove it", "messages",
                           "unsupported_parameter")
         try:
             return ne.checked_message(m.get("role"), m.get("content"), place)

@@ -88,7 +88,7 @@ def listening(options):
             s.bind((options.host, options.port))
             s.listen(1024)                   # connections wait until the model is loaded
         except (OSError, ValueError) as e:   # ValueError: an impossible host name
-            said = getattr(e, "strerror", None) or "not the name of a host"
+            said = getattr(e, "strerror", None) or "not a valid host name"
             raise ne.UserError(f"{ne.printable(options.host)}:{options.port}: {said}; choose "
                                f"another --port or --host") from None
         undo.pop_all()
@@ -128,8 +128,8 @@ class Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets=None):
         if n := self.engine.unfinished():
-            print(f"ending: {ne.counted(n, 'answer')} may take {self.drain} s more; Ctrl-C ends "
-                  f"now", flush=True)
+            print(f"shutting down: waiting up to {self.drain} s for {ne.counted(n, 'answer')}; "
+                  f"press Ctrl-C to stop now", flush=True)
         loop = asyncio.get_running_loop()
         timers = [loop.call_later(self.drain, self.engine.close),        # clients get an error
                   loop.call_later(self.drain + 1, self.cut_off)]
@@ -153,19 +153,21 @@ def run(file, decoder, options):
     for path in options.log:
         if not os.path.exists(path):
             print(f"note: --log {ne.printable(path)} does not exist yet; the training page shows "
-                  f"it as soon as it does", file=sys.stderr)
+                  f"it as soon as it exists", file=sys.stderr)
     with listening(options) as s:
         server = build(file, decoder, options)
         address = f"[{options.host}]" if ":" in options.host else options.host
         port = s.getsockname()[1]
-        print(f"{ne.shown_name(file)}: {server.card['parameters']:,} parameters, {options.slots} "
-              f"slots of {server.card['context']:,} tokens, {server.card['cache_mib']:,.0f} MiB\n"
-              f"http://{address}:{port}/ to talk, "
-              f"http://{address}:{port}/training to watch a run; Ctrl-C ends it", flush=True)
+        print(f"{ne.shown_name(file)}: {server.card['parameters']:,} parameters, "
+              f"{ne.counted(options.slots, 'slot')} of {server.card['context']:,} tokens, KV cache "
+              f"of {server.card['cache_mib']:,.0f} MiB\n"
+              f"http://{address}:{port}/ for the chat, "
+              f"http://{address}:{port}/training for training runs; press Ctrl-C to stop",
+              flush=True)
         if not is_loopback(options.host):
-            print(f"note: {options.host} lets other machines in, "
-                  f"{'with the key' if key else 'and there is no --api-key: whoever reaches it'}"
-                  f"{'' if key else ' may use it'}; nothing is encrypted", file=sys.stderr)
+            print(f"note: {options.host} admits other machines "
+                  f"{'with the API key' if key else 'without an API key (set it with --api-key)'}; "
+                  f"connections are not encrypted", file=sys.stderr)
         try:
             asyncio.run(Uvicorn(server).serve(sockets=[s]))
         finally:
@@ -190,4 +192,4 @@ def need_checkpoint(file):
 
 def need_ascii(key):
     ne.need(key.isascii() and key.isprintable() and " " not in key,
-            "--api-key: expected printable ASCII characters without blanks")
+            "--api-key: expected printable ASCII characters without spaces")

@@ -45,8 +45,8 @@ class Serving(Settings):
 def need_packages(verb, names):
     """Raises a UserError that names all missing packages of a verb."""
     missing = [name for name in names if not importlib.util.find_spec(name)]
-    need(not missing, f"{verb} needs {' and '.join(missing)}, not installed for this Python: pip "
-         f"install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "
+    need(not missing, f"{verb} needs {' and '.join(missing)}, not installed for this Python; run "
+         f"pip install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "
          f"pip install -e '.[{verb}]'")
 
 def serve(file=None, decoder=Decoder, **chosen):

@@ -23,7 +23,8 @@ class Worker:
         Raises Busy if too many requests are waiting, and Gone as soon as the client leaves.  Then
         work that has not begun is dropped, and `gone` is set for work that has begun."""
         if self.waiting >= MOST_WAITING:
-            raise Busy(f"{self.waiting} requests wait for the {self.name} already")
+            raise Busy(f"{self.waiting} requests are waiting for the {self.name} already; try "
+                       f"again later")
         gone, self.waiting = threading.Event(), self.waiting + 1
         try:
             return await until_gone(request, self.pool.submit(self.work, function, *args, gone))

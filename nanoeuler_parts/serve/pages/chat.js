@@ -8,13 +8,13 @@ const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
 const PAINT_EVERY = 30; // ms
 // name, label, default, least, most, step; the default temperature is the model card's
 const FIELDS = [
-  ["temperature", "Temperature", "", 0, 100, 0.1], ["max_tokens", "Longest answer, tokens", 200, 1, 1e6, 1],
-  ["top_p", "Top p", 1, 0, 1, 0.01], ["top_k", "Top k, 0: all", 0, 0, 1e6, 1],
+  ["temperature", "Temperature", "", 0, 100, 0.1], ["max_tokens", "Maximum tokens", 200, 1, 1e6, 1],
+  ["top_p", "Top p", 1, 0, 1, 0.01], ["top_k", "Top k (0: all)", 0, 0, 1e6, 1],
   ["min_p", "Min p", 0, 0, 1, 0.01], ["presence_penalty", "Presence penalty", 0, -100, 100, 0.1],
-  ["frequency_penalty", "Frequency penalty", 0, -100, 100, 0.1], ["seed", "Seed, empty: any", "", 0, 2 ** 53, 1],
+  ["frequency_penalty", "Frequency penalty", 0, -100, 100, 0.1], ["seed", "Seed (empty: random)", "", 0, 2 ** 53, 1],
 ];
 const LONGEST_SYSTEM = 2 ** 20; // characters
-const COMPUTING = "Computing the trajectory…", FIRST = " The first one can take half a minute.";
+const COMPUTING = "Computing the trajectory…", FIRST = " The first trajectory can take half a minute.";
 
 let card = null, running = null, looked = null, asking = null;
 let early = false; // was something sent before the model's card had come?
@@ -82,7 +82,7 @@ function save() {
       return;
     } catch {
       const heavy = store.conversations.findLast((c) => c.id !== store.current && !c.light);
-      if (!heavy) return notify("The browser's storage is full. Export conversations, then remove some.");
+      if (!heavy) return notify("The browser's storage is full. Export your conversations, then remove some.");
       for (const node of Object.values(heavy.nodes)) if (node.tokens) [node.text, node.tokens, node.prompt] = [textOf(node), null, null];
       heavy.light = true;
     }
@@ -120,7 +120,7 @@ function message(c, node) {
   if (node.role === "user") {
     tools.append(button("Edit", () => edit(c, node, article)));
   } else {
-    tools.append(button("Again", () => again(c, node)));
+    tools.append(button("Regenerate", () => again(c, node)));
     if (node.tokens?.length) {
       if (node.finish !== "stop" || !card?.answers) tools.append(button("Continue", () => goOn(c, node)));
       tools.append(button("Look inside", () => look(node, 0, true)));
@@ -138,8 +138,8 @@ function render() {
   const path = branch(c);
   log.replaceChildren(...path.map((node) => message(c, node)));
   if (!path.length) {
-    log.append(element("p", { class: "welcome" }, card?.answers ? "Ask something. Click a token of the answer to see what else it could have been." :
-      "This model continues texts: begin one. Click a token of what it writes to see what else it could have been."));
+    log.append(element("p", { class: "welcome" }, card?.answers ? "Ask something. Then click a token of the answer to see its alternatives." :
+      "This model continues texts. Type the beginning of one. Then click a generated token to see its alternatives."));
   }
   log.scrollTop = log.scrollHeight;
   meter(path.findLast((node) => node.used)?.used ?? 0);
@@ -241,7 +241,7 @@ async function run(c, node, path, body) {
   } catch (error) {
     if (error.name !== "AbortError") node.problem = error.message;
     else node.finish = "stopped";
-    say(node.problem ? `It failed: ${node.problem}` : "Stopped.");
+    say(node.problem ? `The answer failed: ${node.problem}` : "Stopped.");
   }
   clearTimeout(timer);
   $("pace").textContent = node.pace = came ? paceOf(came, first - began, last - first) : "";
@@ -265,7 +265,7 @@ async function withLessText(path, body) {
   }
 }
 
-const paceOf = (n, first, rest) => `${n > 1 && rest > 0 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first after ${(first / 1000).toFixed(2)} s`;
+const paceOf = (n, first, rest) => `${n > 1 && rest > 0 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first token after ${(first / 1000).toFixed(2)} s`;
 
 // A function that shows the tokens that came since its last call.  It looks at none twice: answers
 // are long, and tokens may come faster than a page is drawn.
@@ -371,7 +371,7 @@ async function look(node, i, focus = false) {
   const tokens = [...node.prompt, ...node.tokens.slice(0, i).map(([t]) => t)];
   try {
     const found = await askJson("api/explain", { tokens, chosen: id }, signal);
-    $("chosen").replaceChildren(element("span", { class: "piece" }, piece), ` had ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
+    $("chosen").replaceChildren(element("span", { class: "piece" }, piece), ` has probability ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
     rivals(node, i, found);
     drafts(node, i, found);
     $("steps").replaceChildren();
@@ -381,7 +381,7 @@ async function look(node, i, focus = false) {
       computed = true;
       $("steps").replaceChildren(...chart(steps, piece, visible));
     }
-    say(`${piece} had ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
+    say(`${piece}: probability ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
   } catch (error) {
     if (error.name !== "AbortError") $("steps").replaceChildren(element("p", { class: "problem", role: "alert" }, error.message));
   }
@@ -393,8 +393,8 @@ function rivals(node, i, found) {
     const is = rival.id === node.tokens[i][0];
     const bar = drawn("svg", { viewBox: "0 0 100 4", preserveAspectRatio: "none", "aria-hidden": "true" },
       drawn("rect", { class: "track", width: 100, height: 4 }), drawn("rect", { class: "fill", width: 100 * rival.p / most, height: 4 }));
-    return element("li", {}, element("button", { type: "button", class: is ? "is" : "", title: "Go on from it", onclick: () => fromRival(c, node, i, rival) },
-      element("span", {}, element("span", { class: "piece" }, visible(rival.text)), is ? " said" : ""), bar, element("span", { class: "share" }, percent(rival.p))));
+    return element("li", {}, element("button", { type: "button", class: is ? "is" : "", title: "Continue from this token", onclick: () => fromRival(c, node, i, rival) },
+      element("span", {}, element("span", { class: "piece" }, visible(rival.text)), is ? " chosen" : ""), bar, element("span", { class: "share" }, percent(rival.p))));
   }));
 }
 
@@ -406,12 +406,12 @@ function drafts(node, i, found) {
   $("heads").hidden = !found.guesses.length && !made.length;
   const line = (what, guess, p, real) => element("li", {},
     element("span", { class: "wrong" }, what), element("span", { class: "piece" }, visible(guess)),
-    element("span", { class: real === guess ? "right" : "wrong" }, real === undefined ? "" : real === guess ? "✓ came" : `${visible(real)} came`),
+    element("span", { class: real === guess ? "right" : "wrong" }, real === undefined ? "" : real === guess ? "✓ correct" : `actual: ${visible(real)}`),
     element("span", { class: "wrong" }, p === undefined ? "" : percent(p)));
   const text = (j) => node.tokens[j] && pieces([node.tokens[j]])[0];
-  $("drafts-said").textContent = made.length ? "Guessed ahead in this step, and read together with the token before; then what the further heads guess from here." :
-    "What the further heads guess from here, of the tokens behind this one.";
-  $("drafts").replaceChildren(...made.map((guess, k) => line(`draft of token ${first + k + 1}`, guess, undefined, text(first + k))),
+  $("drafts-said").textContent = made.length ? "Draft tokens of this step, then the predictions of the auxiliary heads for the tokens after this one." :
+    "Predictions of the auxiliary heads for the tokens after this one.";
+  $("drafts").replaceChildren(...made.map((guess, k) => line(`draft for token ${first + k + 1}`, guess, undefined, text(first + k))),
     ...found.guesses.map((guess, k) => line(`head ${k + 1}, token ${i + k + 2}`, guess.text, guess.p, text(i + k + 1))));
 }
 
@@ -476,18 +476,18 @@ function saveSettings() {
   try {
     localStorage.setItem(SETTINGS, JSON.stringify(settings));
   } catch {
-    say("This browser does not store the settings: its storage is full or switched off.");
+    say("The settings were not saved: the browser's storage is full or disabled.");
   }
 }
 
 function buildCard() {
   const { config } = card;
   const facts = [["name", card.name], ["parameters", card.parameters.toLocaleString("en")],
-    ["shape", `${config.n_layer} layers, so ${2 * config.n_layer} Euler steps; width ${config.n_embd}, ${config.n_head}/${config.n_kv_head} heads, vocabulary ${config.vocab_size}`],
-    ["output heads", config.n_mtp], ["weights", card.weights], ["context", `${card.context} tokens, ${card.slots} answers at a time`],
-    ["learned", `${card.tokens_seen.toLocaleString("en")} tokens in ${card.step.toLocaleString("en")} steps`],
-    ["validation", card.bits_per_byte ? `${card.bits_per_byte.toFixed(4)} bits a byte` : "none"],
-    ["it", card.answers ? `answers, by the template ${card.template}${card.remembers ? "" : ", which knows only the last question"}` : "continues texts"]];
+    ["architecture", `${config.n_layer} layers (${2 * config.n_layer} Euler steps), width ${config.n_embd}, ${config.n_head} attention heads (${config.n_kv_head} for keys and values), vocabulary ${config.vocab_size}`],
+    ["output heads", config.n_mtp], ["weights", card.weights], ["context", `${card.context} tokens per slot; slots: ${card.slots}`],
+    ["trained on", `${card.tokens_seen.toLocaleString("en")} tokens in ${card.step.toLocaleString("en")} steps`],
+    ["validation", card.bits_per_byte ? `${card.bits_per_byte.toFixed(4)} bits per byte` : "none"],
+    ["chat template", card.answers ? `${card.template}${card.remembers ? "" : "; the model sees only the last question"}` : "none: the model continues texts"]];
   $("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, String(text))]));
   $("system-label").hidden = !card.remembers;
 }
@@ -500,13 +500,13 @@ function exported() {
 
 async function imported(file) {
   try {
-    if (file.size > MOST_FILE) throw new Error(`expected at most ${MOST_FILE >> 20} MiB, got ${file.size >> 20}`);
+    if (file.size > MOST_FILE) throw new Error(`expected a file of at most ${MOST_FILE >> 20} MiB, got ${file.size >> 20} MiB`);
     const found = checkedStore(JSON.parse(await file.text())), all = found.store.conversations;
-    if (!all.length) throw new Error("it holds no conversation that this page can show");
+    if (!all.length) throw new Error("it contains no valid conversation");
     const known = new Set(store.conversations.map((c) => c.id));
     for (const c of all) if (known.has(c.id)) c.id = newId();
     const before = store;
-    if (all.length + store.conversations.length > MOST_CONVERSATIONS) throw new Error(`expected at most ${MOST_CONVERSATIONS} conversations in all; remove some first`);
+    if (all.length + store.conversations.length > MOST_CONVERSATIONS) throw new Error(`expected at most ${MOST_CONVERSATIONS} conversations in total; remove some first`);
     store = { ...store, current: all[0].id, conversations: [...all, ...store.conversations] };
     closeInside();
     try {
@@ -517,7 +517,7 @@ async function imported(file) {
       render();
       throw error;
     }
-    notify(`${counted(all.length)} imported${found.lost ? `; ${counted(found.lost)} damaged and left out` : ""}.`);
+    notify(`${counted(all.length)} imported${found.lost ? `; ${counted(found.lost)} left out (damaged)` : ""}.`);
   } catch (error) {
     notify(`${file.name} was not imported: ${error.message}.`);
   }
@@ -617,9 +617,9 @@ async function start() {
     $("notice").replaceChildren(error.message, " ", button(label, start));
     return;
   }
-  if (lost) notify(`${counted(lost)} in this browser's storage ${lost === 1 ? "is" : "are"} damaged and left out.`);
+  if (lost) notify(`${counted(lost)} in this browser's storage ${lost === 1 ? "is damaged and was" : "are damaged and were"} left out.`);
   document.title = `${card.name} · NanoEuler`;
-  $("box").placeholder = card.answers ? "Ask something" : "Begin a text";
+  $("box").placeholder = card.answers ? "Ask something" : "Type the beginning of a text";
   settings = checkedSettings(settings);
   buildSettings();
   buildCard();

@@ -105,7 +105,7 @@ export async function ask(path, body, signal) {
       continue;
     }
     const said = await response.json().catch(() => null);
-    throw new Refused(said?.error?.message ?? `the server says ${response.status}`, response.status, said?.error?.code);
+    throw new Refused(said?.error?.message ?? `the server returned HTTP status ${response.status}`, response.status, said?.error?.code);
   }
 }
 

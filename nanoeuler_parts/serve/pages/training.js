@@ -365,8 +365,8 @@ function draw() {
   const validated = (run) => run.records.some((r) => r.val_bits_per_byte !== undefined);
   const faint = chosen.length > 1 && chosen.every(validated);
   $("charts").replaceChildren(...[
-    figure("Bits per byte", "Bits that the model needs for a byte of text; lower is better. Held " +
-      `out is text that it does not train on: where this rises, the model overfits.${
+    figure("Bits per byte", "Bits that the model needs to encode a byte of text; lower is better. " +
+      `The model does not train on held-out text: if that curve rises, the model overfits.${
       faint ? " Faint lines: batches." : ""}`,
     lines(chosen, ["batch", (r) => r.bits_per_byte, { faint }],
       ["held out", (r) => r.val_bits_per_byte, { dots: true }])),
@@ -397,7 +397,7 @@ function showTiles(chosen) {
     const values = late.map((r) => r[name]).filter((x) => x !== undefined);
     return values.length ? values.reduce((a, b) => a + b, 0) / values.length : NaN;
   };
-  const number = (x, text) => Number.isFinite(x) ? text(x) : "none";
+  const number = (x, text) => Number.isFinite(x) ? text(x) : "unknown";
   const held = run.records.findLast((r) => r.val_bits_per_byte !== undefined);
   const { planned } = run;
   const of = planned ? ` / ${planned.toLocaleString("en")}` : "";

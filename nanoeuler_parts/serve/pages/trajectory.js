@@ -10,7 +10,7 @@ export function chart(steps, piece, visible) {
   const y = (share) => TALL - BOTTOM - (TALL - TOP - BOTTOM) * share;
   const width = Math.max(1, Math.min(14, (WIDE - LEFT - RIGHT) / steps.length - 2));
   const svg = drawn("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", "aria-label":
-    `${moves.length} steps; the longest is ${most.toFixed(2)} of the state; ${piece} goes from ${percent(steps[0].p)} to ${percent(steps.at(-1).p)}. The table below has all numbers.` });
+    `${moves.length} steps, the largest |f|/|x| is ${most.toFixed(2)}; the probability of ${piece} changes from ${percent(steps[0].p)} to ${percent(steps.at(-1).p)}. The table below has all numbers.` });
   svg.append(drawn("line", { class: "axis", x1: LEFT, x2: WIDE - RIGHT, y1: y(0), y2: y(0) }),
     drawn("text", { x: 2, y: y(1) + 4 }, most.toPrecision(2)), drawn("text", { x: 2, y: y(0) }, "0"));
   moves.forEach((step, i) => {
@@ -27,14 +27,14 @@ export function chart(steps, piece, visible) {
   steps.forEach((s, i) => svg.append(drawn("circle", { class: "knot", cx: x(i), cy: y(s.p), r: 2.4 })));
 
   const swatch = (kind, text) => element("span", {}, element("span", { class: `swatch ${kind}` }), text);
-  const legend = element("div", { class: "legend", "aria-hidden": "true" }, swatch("attention", "|f|/|x| of attention"), swatch("swiglu", "of SwiGLU"), swatch("p", `probability of ${piece}, 0 to 1`), ...(moves.length <= 24 ? [element("span", {}, "∠ how far a step turns x")] : []));
+  const legend = element("div", { class: "legend", "aria-hidden": "true" }, swatch("attention", "|f|/|x| of attention"), swatch("swiglu", "|f|/|x| of SwiGLU"), swatch("p", `probability of ${piece}, 0 to 1`), ...(moves.length <= 24 ? [element("span", {}, "∠ angle by which a step rotates x")] : []));
 
   const head = element("tr", {}, element("th", { scope: "col" }, "step"), element("th", { class: "number", scope: "col" }, "|f|/|x|"),
-    element("th", { class: "number", scope: "col" }, "angle"), element("th", { scope: "col" }, "if it stopped here"));
+    element("th", { class: "number", scope: "col" }, "angle"), element("th", { scope: "col" }, "prediction if stopped here"));
   const rows = steps.map((s) => element("tr", {}, element("td", {}, s.name.trim()),
     element("td", { class: "number" }, s.ratio === undefined ? "" : s.ratio.toFixed(3)),
     element("td", { class: "number" }, s.angle === undefined ? "" : `${s.angle.toFixed(1)}°`),
     element("td", {}, ...s.top.flatMap((t) => [element("span", { class: "likely" }, element("code", {}, visible(t.text)), ` ${percent(t.p)}`), "  "]))));
   const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
-  return [svg, legend, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers of the trajectory" }, table)];
+  return [svg, legend, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of the trajectory" }, table)];
 }
