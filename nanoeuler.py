@@ -1798,6 +1798,12 @@ class Examples(Epochs):
     def n_read(self, i, B):
         return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
 
+class Validation(NamedTuple):
+    """Held-out data: the arguments of `evaluate` (8) after the model"""
+    tokens: np.ndarray         # (n, T) int32
+    targets: np.ndarray        # (n, T) int32, -1 for none
+    n_bytes: int               # length of the text that the targets spell
+
 @dataclass
 class DataSet:
     """The training and validation data of a run, returned by its `load`."""
@@ -1805,7 +1811,7 @@ class DataSet:
     sha256: str
     tokenizer: bpe.Tokenizer
     batches: Epochs            # for training: take(i, B) -> tokens (B, T), targets (P, B, T)
-    validation: tuple          # (tokens (n, T), targets (n, T), n_bytes), as in `evaluate`
+    validation: Validation
     bytes_per_token: float     # of the training data
     steps: int | None          # length of the run; None: `plan` sets it by the clock
     rows: list                 # lines of the table printed at the start: (name, value)
@@ -1858,7 +1864,7 @@ class TrainingLoop:
         """The training loop.  It ends after the last step, or after a step in which a signal came.
         caught: a list of the signals so far"""
         s, o, model, batches = self.state, self.options, self.model, self.data.batches
-        self.told = self.elapsed()
+        self.printed = self.elapsed()        # when the last line was printed
         while s.step < (s.n_steps or math.inf) and not caught:
             began = time.perf_counter()
             tokens, targets = self.next                  # (B, T), (P, B, T)
@@ -1923,8 +1929,8 @@ class TrainingLoop:
         in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
         if is_due and not self.data.steps and not in_last_tenth:
             self.plan(step_time)
-        if is_due or self.elapsed() - self.told > MOST_SILENT:
-            self.told = self.elapsed()
+        if is_due or self.elapsed() - self.printed > MOST_SILENT:
+            self.printed = self.elapsed()
             self.report(r, step_time)
 
     def validate_midway(self):
@@ -1988,7 +1994,7 @@ class TrainingLoop:
         """Runs after the last `validate`.  Returns a note if an earlier model was clearly better,
         else ""."""
         s, held_out = self.state, self.data.validation
-        n, estimate = len(held_out[0]), s.bits_per_byte
+        n, estimate = len(held_out.tokens), s.bits_per_byte
         if n > ESTIMATE:                     # the last validation took all rows: not comparable
             estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
         self.compare(estimate)
@@ -2000,7 +2006,7 @@ class TrainingLoop:
     def plan(self, step_time):
         """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
         step.  The last validation takes part of that time."""
-        s, tokens = self.state, self.data.validation[0]
+        s, tokens = self.state, self.data.validation.tokens
         check = step_time * tokens.size / (3 * self.next[0].size)    # forward: 1/3 of a step
         left = 60 * self.options.minutes - self.elapsed() - check
         s.n_steps = s.step + max(1, int(left / step_time))
@@ -2113,6 +2119,39 @@ def generate(decoder, prompt, n, rng, sampling, end=None):
 NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
 
 # ---- sampling
+def sample(logits, rng, o):
+    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p.
+    logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used"""
+    best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
+    if not math.isfinite(logits[best]):
+        raise UserError(f"the logit of token {best} is {logits[best]}: the model's weights are too "
+                        f"large to compute with; name another checkpoint")
+    if o.temperature == 0:
+        return best
+    z = logits.astype(np.float64)
+    odds = np.exp((z - z[best]) / max(o.temperature, 1e-99))         # 1 for the most probable token
+    n = min(o.top_k or len(odds), len(odds))
+    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
+        total = np.sort(odds)[::-1].cumsum()
+        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+    if n < len(odds):
+        odds[~largest_mask(odds, n)] = 0
+    odds[odds < o.min_p] = 0
+    total = odds.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+
+def largest_mask(x, n):
+    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
+    least = np.partition(x, len(x) - n)[len(x) - n]
+    chosen = x > least
+    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
+    return chosen
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max()
+    return z - math.log(np.exp(z).sum())
+
 @dataclass
 class Sampling(Settings):
     """How a text is sampled, and how long it may be."""
@@ -2149,45 +2188,13 @@ class Sampling(Settings):
         return self
 
 @dataclass
-class Talking(Sampling):
+class ChatSampling(Sampling):
     """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
     (bench/NOTES.md) but still varies the answers"""
     temperature: float = setting(0.5, 0, 100, "sampling temperature, a divisor of the logits; 0: "
                                  "always the most probable token")
     n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
     logprobs: int = setting(0, 0, 0)
-
-def of_the_largest(x, n):
-    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
-    least = np.partition(x, len(x) - n)[len(x) - n]
-    chosen = x > least
-    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
-    return chosen
-
-def sample(logits, rng, o):
-    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p."""
-    likeliest = int(np.argmax(logits))       # argmax finds the first NaN, if there is one
-    if not math.isfinite(logits[likeliest]):
-        raise UserError(f"the logit of token {likeliest} is {logits[likeliest]}: the model's "
-                        f"weights are too large to compute with; name another checkpoint")
-    if o.temperature == 0:
-        return likeliest
-    z = logits.astype(np.float64)
-    odds = np.exp((z - z[likeliest]) / max(o.temperature, 1e-99))    # 1 for the most probable token
-    n = min(o.top_k or len(odds), len(odds))
-    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
-        total = np.sort(odds)[::-1].cumsum()
-        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(odds):
-        odds[~of_the_largest(odds, n)] = 0
-    odds[odds < o.min_p] = 0
-    total = odds.cumsum()
-    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
-
-def log_softmax(logits):
-    z = logits.astype(np.float64)
-    z -= z.max()
-    return z - math.log(np.exp(z).sum())
 
 # ---- rows and slots
 # rows     a row is one token, at one position of one slot; R rows are computed together
@@ -2285,7 +2292,7 @@ def embed(x, tokens, w, scale):
             row[c] = panel_entry(column, c, scale) * scale[token]
 
 @jit
-def remember(kv, rows, qkv):
+def store_kv(kv, rows, qkv):
     """Writes the key and value of each row into its slot of a layer's Cache.
     k (slots, G, panels, D, width): K^T in packed panels; v (slots, G, T, D), qkv (R, QKV)"""
     k, v = kv
@@ -2386,7 +2393,7 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
             t = rows.positions[r]
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
-        remember(kv, rows, qkv)
+        store_kv(kv, rows, qkv)
         attention(att, qkv, rows, kv, AttentionScratch(s.q, s.scores, s.out))
         product(x, att, p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
@@ -2531,7 +2538,7 @@ class Decoder:
 
     @staticmethod
     def ready():
-        fill_cache(SPEECH)
+        fill_cache(DECODING)
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
         self.begin(cfg, slots, length)
@@ -2695,17 +2702,17 @@ class Decoder:
 
 def steps_of(pieces):
     """Yields the pieces of each step, at most MOST_ROWS rows together.  A long piece is cut."""
-    step, room = [], MOST_ROWS
+    step, free = [], MOST_ROWS               # free: rows that the step can still take
     for slot, start, ids, wanted in pieces:
-        while len(ids) > room:
-            rest = len(ids) - room
-            if room:
-                step.append((slot, start, ids[:room], max(0, wanted - rest)))
+        while len(ids) > free:
+            later = len(ids) - free          # tokens of this piece that later steps read
+            if free:
+                step.append((slot, start, ids[:free], max(0, wanted - later)))
             yield step
-            start, ids, wanted = start + room, ids[room:], min(wanted, rest)
-            step, room = [], MOST_ROWS
+            start, ids, wanted = start + free, ids[free:], min(wanted, later)
+            step, free = [], MOST_ROWS
         step.append((slot, start, ids, wanted))
-        room -= len(ids)
+        free -= len(ids)
     yield step
 
 # ---- a reply
@@ -2749,7 +2756,7 @@ class Reply:
         need(vocab or not self.stops, "stop texts need a vocabulary")
         self.drafts = []                     # draft tokens, to be read after pending
         self.slot = 0
-        self.told = 0                        # bytes of text that `news` has returned
+        self.n_returned = 0                  # bytes of text that `news` has returned
 
     def draw(self, logits):
         """Samples a token from the logits (V,), appends it and returns it.  The token that ends the
@@ -2819,8 +2826,8 @@ class Reply:
                     if self.text.endswith(stop[:n]):
                         end = min(end, len(self.text) - n)
                         break
-        end = max(end, self.told)
-        piece, self.told = self.text[self.told:end], end
+        end = max(end, self.n_returned)
+        piece, self.n_returned = self.text[self.n_returned:end], end
         return piece
 
 # ---- drafts
@@ -2831,18 +2838,18 @@ class Reply:
 # text: each token is sampled from head 0's logits, with the same random number (Stern et al. 2018
 # for greedy; a sample that must equal the draft is the simplest case of Leviathan et al. 2023).
 MOST_DRAFTS = 15
-LOOKED_UP = 4                # default number of drafts by prompt lookup
+DEFAULT_DRAFTS = 4                # default number of drafts by prompt lookup
 
 def draft(reader, reply, row, k):
     """Up to k draft tokens that may follow the token just sampled from row `row` of the logits.
     They come from the model's other heads, where head i predicts token t + 1 + i, or by lookup."""
     if reader.heads:
         return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
-    return looked_up(reader.texts[reply.slot] + reply.pending, k)
+    return prompt_lookup(reader.texts[reply.slot] + reply.pending, k)
 
 LONGEST_MATCH = 3
 
-def looked_up(tokens, k):
+def prompt_lookup(tokens, k):
     """Finds an earlier occurrence of the last few tokens, and returns up to k tokens that followed
     it.  The longest match wins, and of equally long ones the latest
     (prompt lookup decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
@@ -2877,7 +2884,7 @@ class Pace:
     # {were drafts requested?: (seconds, tokens, were some found?) of the last steps of that kind}
     pays: bool = True                        # do drafts pay, as far as is known?
     trial: int = 0                           # the step in which the last trial began
-    rest: int = 64                           # steps from that step to the next trial
+    until_trial: int = 64                    # steps from that step to the next trial
 
     def count(self, tokens, seconds, asked, found, reading):
         """Counts a step.  asked: were drafts requested?  found: were some found?  reading: it also
@@ -2902,7 +2909,8 @@ class Pace:
 
     def drafts(self, reader, sampling):
         """The number of drafts to request for the next step: sampling.speculate, or if that is -1
-        reader.heads or LOOKED_UP while drafts pay, otherwise 0.  A reader that is not wide gets 0.
+        reader.heads or DEFAULT_DRAFTS while drafts pay, otherwise 0.  A reader that is not wide
+        gets 0.
         After a trial, drafts are requested until a token costs more with them than without, by more
         than chance: the mean of n steps has an error of order 1 / sqrt(n).  The next trial begins
         64 steps after the last one.  Each time that drafts do not pay, this distance doubles, up
@@ -2910,15 +2918,16 @@ class Pace:
         token is sampled, never which one."""
         if sampling.speculate >= 0 or not reader.wide:
             return max(0, sampling.speculate) if reader.wide else 0
-        most, tried = reader.heads or LOOKED_UP, self.steps - self.trial
+        most, tried = reader.heads or DEFAULT_DRAFTS, self.steps - self.trial
         if tried < sum(TRIAL):
             return most if tried < TRIAL[0] else 0
         if self.pays:
             dearer = 1 + CHANCE / math.sqrt(max(1, len(self.lately[True])))
             self.pays = self.seconds_a_token(True) < dearer * self.seconds_a_token(False)
-        if tried < self.rest:
+        if tried < self.until_trial:
             return most if self.pays else 0
-        self.trial, self.rest = self.steps, 64 if self.pays else min(2 * self.rest, 1024)
+        self.trial = self.steps
+        self.until_trial = 64 if self.pays else min(2 * self.until_trial, 1024)
         self.pays = True
         return most
 
@@ -2932,11 +2941,27 @@ class Pace:
                      f"{', '.join(shares)}")
         return text
 
+def read_replies(reader, replies, also, is_followed):
+    """Reads the pending tokens and the drafts of each reply, in one step.
+    Returns (ids, None) if the reader samples by itself, else (None, logits).  Both have a row for
+    each token that may be sampled: one per reply and one per draft.
+    also: see `next_tokens`; is_followed: will the next step read only the tokens sampled now?"""
+    parts = [Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
+             for reply in replies] + [*also]
+    if reader.draws:
+        draws, later = [reply.draws(1 + len(reply.drafts)) for reply in replies], []
+        if all(draws):
+            if is_followed:                  # then the reader may queue the next step
+                later = [reply.draws(2)[1:] for reply in replies]
+            ids = reader.draw(parts, sum(draws, []), sum(later, []))
+            if ids is not None:
+                return ids, None
+    return None, reader.read(parts)
+
 def next_tokens(reader, replies, pace, also=()):
     """One step of some replies, each in its own slot: reads the pending tokens and the drafts of
     each reply, and samples its next token.  While the sampled token equals the next draft, one more
-    token is sampled.  A Reader that can sample returns ids.  Otherwise it returns logits, and
-    `Reply.draw` samples from them.
+    token is sampled.
     One Pace decides the number of drafts, so all replies must have the same `speculate`.
     also: Parts of other slots, pieces of long prompts, without logits
     Returns the tokens sampled for each reply."""
@@ -2951,16 +2976,9 @@ def next_tokens(reader, replies, pace, also=()):
         del reply.drafts[max(0, room):]      # a slot must not slide for drafts that may be wrong
     asked, drafted = pace.asked > 0, any(reply.drafts for reply in replies)
     k = pace.asked = pace.drafts(reader, replies[0].sampling)        # per reply, for the next step
-    parts = [Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
-             for reply in replies] + [*also]
-    ids = None                               # the reader's samples; None: it returns logits
-    if reader.draws:
-        draws, later = [reply.draws(1 + len(reply.drafts)) for reply in replies], []
-        goes_on = all(len(reply.tokens) + 1 < reply.sampling.tokens for reply in replies)
-        if goes_on and not (k or drafted or also):       # then the reader may queue the next step
-            later = [reply.draws(2)[1:] for reply in replies]
-        ids = reader.draw(parts, sum(draws, []), sum(later, [])) if all(draws) else None
-    logits = reader.read(parts) if ids is None else None
+    unfinished = all(len(reply.tokens) + 1 < reply.sampling.tokens for reply in replies)
+    is_followed = unfinished and not (k or drafted or also)
+    ids, logits = read_replies(reader, replies, also, is_followed)
     first, drawn = 0, []                     # first: where a reply's rows of logits begin
     for reply in replies:
         drafts, accepted, new = reply.drafts, 0, []
@@ -3155,8 +3173,8 @@ def chat_ids(template, messages, state, tokenizer, sampled=None):
     messages = [(role, unmarked(text)) for role, text in messages_in(messages, "messages")]
     pieces = own_pieces(template, messages)
     if pieces is None:
-        from nanoeuler_parts.interchange.templates import strangers_pieces
-        pieces = strangers_pieces(template, messages, state, tokenizer)
+        from nanoeuler_parts.interchange.templates import third_party_pieces
+        pieces = third_party_pieces(template, messages, state, tokenizer)
     ids, text = [], ""                       # text: not encoded yet, as words may span pieces
     for piece, speaker in pieces:
         for part in [piece] if speaker else re.split(f"({special_names(tokenizer)})", piece):
@@ -3387,13 +3405,13 @@ class Speaker:
         elif command == "/help":
             print(HELP)
         elif command.split()[:1] == ["/temperature"]:
-            self.warm(command.removeprefix("/temperature").strip())
+            self.set_temperature(command.removeprefix("/temperature").strip())
         elif re.fullmatch("/[a-z]+( .*)?", command):
             print(f"there is no {command.split()[0]}; /help lists what there is")
         elif command:
             self.answer_line(text)
 
-    def warm(self, number):
+    def set_temperature(self, number):
         """/temperature: sets the temperature if a number is given, then prints it."""
         try:
             if number:
@@ -3417,7 +3435,7 @@ HELP = """/help     this list
 /temperature 0.5    from now on, 0: always the likeliest token; alone: what it is
 Ctrl-C    stops a reply; clears a line that is being typed"""
 
-def said_or_read(prompt):
+def prompt_text(prompt):
     """The prompt; for `-`, standard input without its last line end"""
     if prompt != "-":
         return prompt
@@ -3434,7 +3452,7 @@ BUNDLED, BOX = "bundled", "box"
 def is_bundled(file):
     return os.path.realpath(file) == os.path.realpath(beside_program(SHIPPED))
 
-def in_box(file):
+def model_path(file):
     """The path of a checkpoint.  A file with the name `bundled` or `box` takes precedence over the
     bundled model."""
     bundled = file in (BUNDLED, BOX) and not os.path.exists(file)
@@ -3467,7 +3485,7 @@ def model_to_use(file=None, place=None):
     place: where on the command line to name a checkpoint, for the note that prints the choice.
     If place is None, no note is printed."""
     if file is not None:
-        return in_box(file)
+        return model_path(file)
     newest, bundled = newest_model(), beside_program(SHIPPED)
     need(newest or os.path.exists(bundled), f"expected a model in this folder, found none; name "
          f"its file, or make one: {typed(Model.program)} train")
@@ -3483,7 +3501,7 @@ def model_to_use(file=None, place=None):
 AFTER_PROMPT = " after the prompt"
 
 def need_prompt_first(prompt, file):
-    need(file is None or os.path.exists(file) or not os.path.isfile(in_box(prompt)),
+    need(file is None or os.path.exists(file) or not os.path.isfile(model_path(prompt)),
          f"{file}: No such file; the prompt comes first, and then the checkpoint, {prompt}")
 
 def load(file=None, decoder=Decoder, **sampling):
@@ -3534,7 +3552,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
     need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
-    prompt = said_or_read(prompt)
+    prompt = prompt_text(prompt)
     speaker = Speaker(file, decoder, options)
     if speaker.answers:
         print_template_note(speaker.template)
@@ -3561,7 +3579,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
 def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation at the terminal"""
     need(sys.stdin, "standard input is closed; see generate")
-    talking = Talking(**chosen).check()
+    talking = ChatSampling(**chosen).check()
     file = model_to_use(file, place="")
     speaker = Speaker(file, decoder, talking)
     print(f"{shown_name(file)}: {n_params(speaker.cfg):,} parameters, context "
@@ -3839,7 +3857,7 @@ def print_table(title, rows):
 KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
 
 @dataclass
-class Optimization(Settings):
+class RunOptions(Settings):
     """Settings that all runs share; the subclasses below add their own.  A checkpoint stores them
     for --resume."""
     # Attributes without a type are not dataclass fields: they have no flag, and no file stores them
@@ -3872,6 +3890,7 @@ class Optimization(Settings):
                         "model")
     dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
                          "bfloat16; empty: the faster one on this machine")
+    data: str = ""             # the file to train on; subclasses give it a default and a help text
 
     given = frozenset()        # names of the settings passed to `chosen`
 
@@ -3883,7 +3902,6 @@ class Optimization(Settings):
         need(self.dtype in self.dtypes,
              f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
         super().check()
-        # Subclasses declare the field data, each with its own default
         need("\0" not in self.data, f"data is {self.data!r}, which names no file")
         return self
 
@@ -3895,7 +3913,7 @@ class Optimization(Settings):
         return options
 
 @dataclass
-class Options(Optimization):
+class TextOptions(RunOptions):
     steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
                                 "--minutes instead")
     data: str = setting("data/shakespeare.txt", 0, 0, "text file to train on, in UTF-8")
@@ -3915,16 +3933,16 @@ class Options(Optimization):
                           "the model learns their spelling; 0: none")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
-# The defaults of Options were best for AdamW alone, and those of TrainOptions were best with Muon
-# (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do not
-# apply.
-ADAMW_DEFAULTS = {f.name: f.default for f in fields(Options)
+# The defaults of TextOptions were best for AdamW alone, and those of TrainOptions were best with
+# Muon (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do
+# not apply.
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(TextOptions)
                   if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
 ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
 MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
-class TrainOptions(Options):
+class TrainOptions(TextOptions):
     """Settings of `train` in this program.  The defaults are for Muon."""
     unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
               "newton_schulz": 5, "embedding_lr": 3.0}
@@ -3978,10 +3996,10 @@ def beside_program(path):
 
 def with_progress(parts, what):
     """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
-    told = time.perf_counter()
+    printed = time.perf_counter()            # when the last line was printed
     for i, part in enumerate(parts):
-        if time.perf_counter() - told > MOST_SILENT:
-            told = time.perf_counter()
+        if time.perf_counter() - printed > MOST_SILENT:
+            printed = time.perf_counter()
             print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
         yield part
 
@@ -4051,14 +4069,14 @@ class Run(TrainingLoop):
     def rows_of_optimizer(self):
         """The optimizer's rows of the printed table"""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        rest = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
-                f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
+        of_both = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
+                   f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
         if o.optimizer == "adamw":
-            return [("AdamW", f"{of_adamw}, {rest}")]
+            return [("AdamW", f"{of_adamw}, {of_both}")]
         return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
                 ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
                           f"others"),
-                ("both", rest)]
+                ("both", of_both)]
 
     def data_file(self):
         return self.data_path(self.options)
@@ -4100,8 +4118,8 @@ class Run(TrainingLoop):
                 ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
                               f"bytes a token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
-                       validation=(x, targets[0], len(val)), bytes_per_token=bytes_per_token,
-                       steps=o.steps, rows=rows)
+                       validation=Validation(x, targets[0], len(val)),
+                       bytes_per_token=bytes_per_token, steps=o.steps, rows=rows)
 
     def same_data(self, digest):
         """Returns the digest, after a check that a resumed run has the data it was started with.
@@ -4271,7 +4289,7 @@ def resumed(run, out, preset, file, chosen):
          f"run goes on with it; start with --out NAME")
     if file is not None:
         need_source(file, out, start.state)
-    stored = Optimization.unsaid | run.Options.unsaid | start.state.options
+    stored = RunOptions.unsaid | run.Options.unsaid | start.state.options
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
     settings = {name: value for name, value in stored.items()
@@ -4453,7 +4471,7 @@ def compile_gradient(dtype="f32"):
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     model.run(GRADIENT, np.zeros((1, 8), np.int32))
 
-def compile_speech():
+def compile_decoding():
     """Compiles the decoder for each type of weights, and the tokenizer."""
     for weights in ("f32", "bf16", "int8"):
         decoder = Decoder(SPECK, init_params(SPECK, 0), weights)
@@ -4461,19 +4479,19 @@ def compile_speech():
         decoder.guesses(0)
     bpe.train(b"a b a b", 258).encode(b"a b")
 
-def compile_rest(dtype="f32"):
+def compile_updates(dtype="f32"):
     """Compiles the optimizers, the decoder and the tokenizer: about as long as `run_batch`."""
     model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
     for muon_lr in (0.0, 1.0):
         model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0,
                               muon_lr=muon_lr))
-    compile_speech()
+    compile_decoding()
 
 INT8 = types.uint32 if QUADS else types.int8             # Numba's type of packed int8
 
 # {the call of a separate process: the kernels in it that take long to compile}, here for chat.
 # A compiled kernel includes the functions that it calls.
-SPEECH = {"compile_speech()": [Compiled(decode_step, "p.wte", types.float32),
+DECODING = {"compile_decoding()": [Compiled(decode_step, "p.wte", types.float32),
                                Compiled(decode_step, "p.wte", types.int32),
                                Compiled(decode_step, "p.wte", INT8),
                                Compiled(bpe.encode_range, "byte_id", types.int32)]}
@@ -4488,9 +4506,9 @@ def gradient_kernels(dtype):
 def training_kernels(dtype):
     """The kernels of a run in this dtype, and of a chat with its model"""
     return {**gradient_kernels(dtype),
-            f"compile_rest({dtype!r})": [Compiled(adamw_update, "p", types.float32),
+            f"compile_updates({dtype!r})": [Compiled(adamw_update, "p", types.float32),
                                          Compiled(muon, "scratch.like", PRODUCTS[dtype]),
-                                         *SPEECH["compile_speech()"]]}
+                                         *DECODING["compile_decoding()"]]}
 
 def compile_kernels(dtype=DTYPE):
     """`compile`: compiles the kernels for training in this dtype and for chat."""
@@ -4525,13 +4543,13 @@ def file_name(argument):
 
 def model_name(argument):
     """The checked path of a checkpoint to read"""
-    return in_box(file_name(argument))
+    return model_path(file_name(argument))
 
 def checkpoint(default):
     return arg("file", nargs="?", type=model_name, default=default,
                help=f"checkpoint to read; {BUNDLED}: the bundled model")
 
-def beginning(run):
+def start_argument(run):
     """The argument for the checkpoint that a run begins with.  It is absent by default, because
     --resume compares only a checkpoint that is named."""
     return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
@@ -4740,7 +4758,7 @@ def train_verb(add):
         out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
 
 def chat_verb(add):
-    add(chat, MODEL, settings=fields(Talking))
+    add(chat, MODEL, settings=fields(ChatSampling))
 
 def generate_verb(add):
     add(generate_text, *TO_GENERATE, settings=fields(Sampling))

@@ -5990,8 +5990,9 @@ class Run(CountsGpus, ne.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"
 
     @dataclass
-    class Options(OnGpu, ne.Options):
-        data: str = ne.setting(ne.Options.data, 0, 0, "a text, UTF-8; data/pretrain.txt goes first")
+    class Options(OnGpu, ne.TextOptions):
+        data: str = ne.setting(ne.TextOptions.data, 0, 0,
+                               "a text, UTF-8; data/pretrain.txt goes first")
         steps: int | None = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
         batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
         holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
@@ -6055,15 +6056,15 @@ def i_verb(add):
     add(on_gpu(ne.generate_text, decoder=Decoder), *ne.TO_GENERATE, settings=fields(ne.Sampling))
 
 def s_verb(add):
-    add(stage(SftRun), ne.beginning(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
+    add(stage(SftRun), ne.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
         settings=fields(SftRun.Options), shape=ne.CONTEXT)
 
 def d_verb(add):
-    add(stage(DpoRun), ne.beginning(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
+    add(stage(DpoRun), ne.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
         settings=fields(DpoRun.Options), shape=ne.CONTEXT)
 
 def c_verb(add):
-    add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.Talking))
+    add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.ChatSampling))
 
 def serve_verb(add):
     from nanoeuler_parts.serve.verb import Serving, serve

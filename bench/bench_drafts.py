@@ -158,7 +158,7 @@ def report_prices(c, weights, prices):
           "|---|---:|---:|---:|---:|")
     for temperature in (0.0, 0.8):
         ways = {k: write(decoder, prompts, temperature, k, prices)
-                for k in (0, decoder.heads or ne.LOOKED_UP, -1)}
+                for k in (0, decoder.heads or ne.DEFAULT_DRAFTS, -1)}
         for k, way in ways.items():
             print(f"| {temperature:g} | {'as many as pay' if k < 0 else k} | "
                   f"{1e3 * way.seconds / len(prompts):.2f} | {ways[0].seconds / way.seconds:.2f} | "
@@ -172,7 +172,7 @@ def compare(c, weights, n, gpu):
     decoder = new_decoder(c, weights, gpu, slots=16)
     for temperature in (0.0, 0.8):
         plain, drafted = (write(decoder, prompts, temperature, k)
-                          for k in (0, decoder.heads or ne.LOOKED_UP))
+                          for k in (0, decoder.heads or ne.DEFAULT_DRAFTS))
         equal = sum(a == b for a, b in zip(plain.texts, drafted.texts))
         shares = ", ".join(f"{share:.1%}" for share in drafted.accepted)
         print(f"temperature {temperature:g}: {equal:,} of {n:,} texts are equal; accepted by "

@@ -190,10 +190,10 @@ def nanoeuler(path, minutes, threads):
         text = out.with_suffix(".jsonl").read_text(encoding="utf-8")
         log = [json.loads(line) for line in text.splitlines()]
     sys.path.insert(0, str(ROOT))
-    from nanoeuler import PRESETS, Options, n_params
+    from nanoeuler import PRESETS, TextOptions, n_params
     cfg = PRESETS["small"]
     return {"parameters": n_params(cfg), "iterations": log[-1]["step"],
-            "tokens_seen": log[-1]["step"] * Options().batch,
+            "tokens_seen": log[-1]["step"] * TextOptions().batch,
             "vocabulary": cfg.vocab_size, "val_bits_per_byte": log[-1]["val_bits_per_byte"],
             "minutes": seconds / 60}
 

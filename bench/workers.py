@@ -90,7 +90,7 @@ def torch_decode(engine, preset):
 def nanoeuler_train(engine, preset):
     import nanoeuler as ne
     cfg = ne.PRESETS[preset]
-    o = ne.Options()
+    o = ne.TextOptions()
     tokens, targets = random_batch(preset, cfg)
     dtype = ne.BF16 if "bf16" in engine else None
     model = ne.Model(cfg, ne.init_params(cfg, 0), dtype=dtype)

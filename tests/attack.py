@@ -287,7 +287,7 @@ def write_good_files():
     few = bpe.Tokenizer({"</s>": 0, "t": 1, "o": 2, "to": 3}, ["t o"], ["</s>"])   # not even blanks
     flat = random_flat(TINY, 1, np.float32)
     options = dict(data="text.txt", batch=64, warmup=1)
-    state = ne.State(step=3, n_steps=9, options=asdict(ne.Options(**options)))
+    state = ne.State(step=3, n_steps=9, options=asdict(ne.TextOptions(**options)))
     of_muon = replace(state, options=asdict(ne.TrainOptions(**options)))
     chat = replace(TINY, seq_len=300, tie_embeddings=True, n_mtp=1)
     tiny = replace(TINY, vocab_size=4)

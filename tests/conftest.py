@@ -49,7 +49,7 @@ def pytest_configure(config):
         for dtype in {"f32", DTYPE}:
             ne.compile_kernels(dtype)
     ne.compile_gradient()
-    ne.compile_rest()
+    ne.compile_updates()
 
 
 # The files that take half a minute and more, the longest first: begun last, one would leave the
@@ -238,7 +238,7 @@ def checkpoint(tmp_path):
     path, flat = tmp_path / "tiny.bin", random_flat(TINY, 1, np.float32)
     tokenizer = bpe.train(b"to be or not to be, that is the question", TINY.vocab_size)
     assert tokenizer.vocab_size == TINY.vocab_size
-    state = ne.State(step=3, n_steps=9, options=ne.asdict(ne.Options()))
+    state = ne.State(step=3, n_steps=9, options=ne.asdict(ne.TextOptions()))
     ne.write_checkpoint(str(path), TINY, tokenizer, state, flat,
                         (flat * 0.5, flat * flat))
     return path

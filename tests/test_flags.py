@@ -308,7 +308,7 @@ def test_every_verb_has_help(capsys):
     verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
     for verb, settings in (("train", ne.TrainOptions), ("sft", SftOptions),
-                           ("dpo", DpoOptions), ("chat", ne.Talking),
+                           ("dpo", DpoOptions), ("chat", ne.ChatSampling),
                            ("generate", ne.Sampling)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():

@@ -159,7 +159,7 @@ def test_a_part_is_computed_in_these_pieces():
     ([1], 4, []), ([4, 4, 4], 3, [4]), ([1, 2, 8, 1, 2, 9, 1, 2], 1, [9])])
 def test_look_up(tokens, k, want):
     """The longest match goes first, then the latest."""
-    assert ne.looked_up(tokens, k) == want
+    assert ne.prompt_lookup(tokens, k) == want
 
 
 def test_drafts_that_do_not_pay_are_left_out():
@@ -326,7 +326,7 @@ def test_stop_texts_that_are_none():
     ([1, 3, 2], 2, [1, 2]), ([2, 2, 2, 2], 3, [0, 1, 2]), ([1, 2, 1, 2, 1], 3, [0, 1, 3]),
     ([5.0], 1, [0])])
 def test_of_equal_ones_the_first_are_the_largest(p, n, want):
-    assert np.flatnonzero(ne.of_the_largest(np.array(p), n)).tolist() == want
+    assert np.flatnonzero(ne.largest_mask(np.array(p), n)).tolist() == want
 
 
 def test_seeds_of_answers():

@@ -604,7 +604,7 @@ def test_settings_are_corrected_visibly(opened, address):
     """The default temperature is the one of `chat`."""
     page = opened(address)
     wait(page, "document.querySelector('[name=temperature]').value !== ''")
-    assert page.input_value("[name=temperature]") == str(ne.Talking.temperature)
+    assert page.input_value("[name=temperature]") == str(ne.ChatSampling.temperature)
     page.click("#open-settings")
     page.fill("[name=temperature]", "-5")
     page.press("[name=temperature]", "Tab")
@@ -623,7 +623,7 @@ def test_settings_are_corrected_visibly(opened, address):
                   "{temperature: 'hot', top_p: 7, seed: null}))")
     page.reload()
     wait(page, "document.querySelector('[name=temperature]').value !== ''")
-    assert page.input_value("[name=temperature]") == str(ne.Talking.temperature)
+    assert page.input_value("[name=temperature]") == str(ne.ChatSampling.temperature)
     assert page.input_value("[name=top_p]") == "1" and page.input_value("[name=seed]") == ""
 
 

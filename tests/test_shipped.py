@@ -25,7 +25,7 @@ def box(tmp_path, monkeypatch, checkpoint):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(ne, "SHIPPED", str(tmp_path / "model.bin"))
-    replace_everywhere(monkeypatch, "said_or_read",
+    replace_everywhere(monkeypatch, "prompt_text",
                        lambda prompt: "" if prompt == "> " else prompt)
     monkeypatch.setattr(ne.Speaker, "converse", lambda speaker: None)
     return tmp_path / "model.bin"

@@ -443,7 +443,7 @@ def test_a_relative_cache_folder_is_one_folder(alone, env, tmp_path):
     """The processes that compile work in another directory."""
     path = alone / "nanoeuler.py"
     source = path.read_text(encoding="utf-8")
-    for line in ('def compile_gradient(dtype="f32"):\n', 'def compile_rest(dtype="f32"):\n'):
+    for line in ('def compile_gradient(dtype="f32"):\n', 'def compile_updates(dtype="f32"):\n'):
         assert source.count(line) == 1
         source = source.replace(line, f"{line}    return\n")
     path.write_text(source, encoding="utf-8")

@@ -126,7 +126,7 @@ def test_what_a_run_makes_of_its_settings(text, elsewhere):
     """The rate is that of width 128, the batch whole sequences, cuts are of what is learned."""
     cfg = replace(TINY, n_embd=256, seq_len=16, vocab_size=280)
     make = lambda **chosen: ne.Run("x.bin", ne.Checkpoint(cfg, None, ne.State(), None, ()),
-                                   ne.Options(data=str(text), **chosen).check())
+                                   ne.TextOptions(data=str(text), **chosen).check())
     plain, cut = make(batch=75, lr=0.004), make(batch=7, cuts=0.3)
     assert plain.lr == pytest.approx(0.002) and (plain.B, cut.B) == (5, 1)
     train, _ = split_text(text.read_bytes(), 0.1)
@@ -197,7 +197,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
 def test_a_pace_beyond_all_measure(copy):
     """As of a checkpoint that was made up: a run is never longer than a flag may say."""
     state = ne.State(step=7, elapsed=5e-324)
-    assert ne.steps_planned(state, ne.Options(minutes=1e6)) == 1 << 40
+    assert ne.steps_planned(state, ne.TextOptions(minutes=1e6)) == 1 << 40
 
 
 def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
@@ -208,7 +208,7 @@ def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
     (elsewhere / "text.txt").write_bytes(b"a" * 900 + b"z" * 100)
     start = ne.read_checkpoint("x.bin")
     with pytest.raises(ne.UserError, match="held out, has no token to predict"):
-        ne.Run("y.bin", start, ne.Options(data="text.txt").check())
+        ne.Run("y.bin", start, ne.TextOptions(data="text.txt").check())
 
 
 def test_memory_does_not_grow_with_a_batch():

@@ -1,5 +1,5 @@
 """Third-party chat templates.  They are programs in Jinja, and untrusted input.  Section 11 of
-nanoeuler.py calls `strangers_pieces` for any template but the two built-in ones."""
+nanoeuler.py calls `third_party_pieces` for any template but the two built-in ones."""
 import contextlib
 import hashlib
 import importlib.util
@@ -211,7 +211,7 @@ def frame(text, special):
     parts = re.split(f"({special})", text)
     return parts[1::2], [{*"".join(SAID.findall(part))} for part in parts[::2]]
 
-def strangers_pieces(template, messages, state, tokenizer):
+def third_party_pieces(template, messages, state, tokenizer):
     """[(text, role)], the pieces of messages in a third-party template.  The role is "" for the
     template's own text."""
     text, speakers = conversation_text(template, messages, state, tokenizer)

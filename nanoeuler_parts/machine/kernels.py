@@ -108,7 +108,7 @@ def folder_of_program():
     return os.path.dirname(os.path.abspath(sys.modules["nanoeuler"].__file__))
 
 def in_another_process(call):
-    """Starts a process that calls a function of nanoeuler.py, for example "compile_speech()".
+    """Starts a process that calls a function of nanoeuler.py, for example "compile_decoding()".
     Its standard input is empty, and its stderr is a pipe."""
     here = folder_of_program()
     code = f"import sys; sys.path.insert(0, {here!r}); import nanoeuler; nanoeuler.{call}"
@@ -126,7 +126,7 @@ def wait_for(process):
     print(said, end="", file=sys.stderr)
 
 def fill_cache(parts):
-    """Compiles the kernels that the cache lacks.     parts: SPEECH or `training_kernels`
+    """Compiles the kernels that the cache lacks.     parts: DECODING or `training_kernels`
     A process that compiles `run_batch` links its callees differently from a process that loads it,
     which changes the last bits.  A first run must be bit-identical to a second one, so other
     processes compile the kernels."""

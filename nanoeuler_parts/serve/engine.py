@@ -37,7 +37,7 @@ CACHE_BYTES = 1 << 30        # size of the KV cache of all slots, if --context i
 
 def likeliest(p, k):
     """[(id, p)] of the k largest of p (V,), largest first; of equal ones, lower ids first"""
-    top = np.flatnonzero(ne.of_the_largest(p, k)) if k else []
+    top = np.flatnonzero(ne.largest_mask(p, k)) if k else []
     return sorted(((int(i), float(p[i])) for i in top), key=lambda found: -found[1])
 
 

@@ -52,7 +52,7 @@ def card_of(name, speaker, options, length):
             "remembers": speaker.answers and not ne.is_alpaca(template),
             "weights": speaker.decoder.kept_as, "context": length, "slots": options.slots,
             "cache_mib": length * bytes_a_token(cfg, options) / 2**20,
-            "temperature": (ne.Talking if speaker.answers else ne.Sampling).temperature,
+            "temperature": (ne.ChatSampling if speaker.answers else ne.Sampling).temperature,
             "most_tokens": options.tokens, "heads": speaker.decoder.heads,
             "version": ne.__version__}
 

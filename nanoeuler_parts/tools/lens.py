@@ -6,7 +6,7 @@ import numpy as np
 from bpe import need
 from nanoeuler import (
     AFTER_PROMPT, chat_ids, DTYPE, MODEL, Model, model_to_use, need_prompt_first, PRECISIONS,
-    print_template_note, read_checkpoint, said_or_read, TEXT,
+    print_template_note, read_checkpoint, prompt_text, TEXT,
 )
 
 def euler_steps(model, tokens):
@@ -40,7 +40,7 @@ def lens(prompt, file=None):
     in its template, so that the last token is the one before the answer."""
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
-    prompt = said_or_read(prompt)
+    prompt = prompt_text(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode(prompt)
     need(len(tokens), "the prompt is empty; give at least one character")

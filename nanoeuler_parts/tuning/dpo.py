@@ -7,7 +7,8 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    beginning, CONTEXT, counted, dpo_loss, is_chatml, launch, out, PreferenceLoop, RUN, setting,
+    CONTEXT, counted, dpo_loss, is_chatml, launch, out, PreferenceLoop, RUN, setting,
+    start_argument,
 )
 from nanoeuler_parts.tuning.sft import has_chatml, SftRun, TuningOptions
 
@@ -80,5 +81,5 @@ class DpoRun(PreferenceLoop, SftRun):
         return f"{self.line.format(**measures)}  {text} of the chosen answers"
 
 def dpo_verb(add):
-    add(partial(launch, DpoRun), beginning(DpoRun), out("nanoeuler_dpo.bin"), *RUN,
+    add(partial(launch, DpoRun), start_argument(DpoRun), out("nanoeuler_dpo.bin"), *RUN,
         settings=fields(DpoOptions), shape=CONTEXT)

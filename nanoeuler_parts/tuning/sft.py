@@ -9,9 +9,9 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    alpaca_instruction, beginning, CHATML, chatml_row, CHATML_TOKENS, CONTEXT, counted, DataSet,
-    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, Optimization, out, RUN, Run,
-    setting, TEMPLATES, with_progress,
+    alpaca_instruction, CHATML, chatml_row, CHATML_TOKENS, CONTEXT, counted, DataSet,
+    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, out, RUN, Run, RunOptions,
+    setting, start_argument, TEMPLATES, Validation, with_progress,
 )
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import (
@@ -20,7 +20,7 @@ from nanoeuler_parts.tuning.examples import (
 )
 
 @dataclass
-class TuningOptions(Optimization):
+class TuningOptions(RunOptions):
     """Settings that `sft` and `dpo` share."""
     holdout: float = setting(0.02, 0, 0.5, "fraction of the questions held out for validation; 0: "
                              "validate on the training examples")
@@ -209,7 +209,7 @@ class SftRun(Run):
         held += " held out" + ("; validation uses the training examples" if val is train else "")
         return ExampleSet(
             path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
-            validation=(tokens, targets[0], n_bytes(val, self.answers[:1])),
+            validation=Validation(tokens, targets[0], n_bytes(val, self.answers[:1])),
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
             rows=[("examples", f"{self.path}, {n:,} for training, {held}"),
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
@@ -226,5 +226,5 @@ class SftRun(Run):
                 f"{self.continuation(n, asked, temperature=0.0)}")
 
 def sft_verb(add):
-    add(partial(launch, SftRun), beginning(SftRun), out("nanoeuler_chat.bin"), *RUN,
+    add(partial(launch, SftRun), start_argument(SftRun), out("nanoeuler_chat.bin"), *RUN,
         settings=fields(SftOptions), shape=CONTEXT)
