@@ -1885,9 +1885,9 @@ class TrainingLoop:
             s.step, self.updating = s.step + 1, False    # step and parameters agree again
 
             # The log, and sometimes a printed line
-            r = self.log_entry(ce, norm, hyper, weight, time.perf_counter() - began)
-            self.record(**r, **measures)
-            self.report_progress(r | measures)
+            r = self.log_entry(ce, norm, hyper, weight, time.perf_counter() - began) | measures
+            self.record(**r)
+            self.report_progress(r)
 
             # Validation and checkpoints; after the last step, `Run.go` makes both
             if s.step != s.n_steps:
