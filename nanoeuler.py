@@ -87,9 +87,9 @@ if __name__ == "__main__":
         python = os.path.join(venv, "bin", "python")
         remedy = "pip install 'numba==0.68.*'"
         if e.name == "bpe":
-            remedy = "expected bpe.py in the folder of nanoeuler.py, found none"
+            remedy = "put bpe.py into the folder of nanoeuler.py"
         elif os.path.exists(python) and os.path.realpath(sys.prefix) != os.path.realpath(venv):
-            remedy = f"start it with {python}, or {remedy}"
+            remedy = f"run nanoeuler.py with {python}, or {remedy}"
         print(f"nanoeuler: {e} (Python is {sys.executable}); {remedy}", file=sys.stderr)
         sys.exit(2)
     except ValueError as e:          # a UserError, or an error of Numba, about the environment
@@ -117,7 +117,7 @@ import numba
 
 NUMBA = "0.68"               # machine/kernels.py and bpe.py use this version's private API
 if not numba.__version__.startswith(f"{NUMBA}."):        # before an import from it can fail
-    raise ValueError(f"Numba {numba.__version__} is installed, this program knows {NUMBA}: "
+    raise ValueError(f"expected Numba {NUMBA}, found {numba.__version__}; "
                      f"pip install 'numba=={NUMBA}.*'")
 
 import numpy as np
@@ -1227,7 +1227,8 @@ class Model:
         self.dtype = np.dtype(dtype or flat.dtype)       # of matrix-product inputs
         mixed = self.dtype == BF16 and flat.dtype == np.float32
         need(mixed or self.dtype == flat.dtype,
-             f"parameters of {flat.dtype} do not go with products of {self.dtype}")
+             f"cannot compute {self.dtype} products of {flat.dtype} parameters; use one dtype for "
+             f"both, or bfloat16 products of float32 parameters")
         self.p = views(flat, table)
         self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
         self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # decaying tensors first
@@ -1285,17 +1286,20 @@ class Model:
         self.memory = [self.new(*x) for x in zip(shapes, held)]
         self.a, self.d, self.s = map(parts_of, self.memory, shapes)
         for x in (self.g_flat, *self.a, *self.d, *self.s):         # `tile` reads past their ends
-            need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`")
+            need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`: `tile` needs "
+                 f"{TILE_BYTES} bytes after its end")
         self.shape = shape
 
     def run(self, until, tokens, targets=None, weight=1.0, outputs=None):
         """Calls `run_batch` on tokens (B, T) int32, and returns losses (B, outputs), in nats.
         outputs: the number of heads, from head 0 on; None means all of them."""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
-        need(0 < T <= cfg.seq_len, f"{T} tokens are none or more than the context of {cfg.seq_len}")
+        need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, got {T}")
         for x in (tokens, targets):          # kernels do not check array bounds
-            need(x is None or x.max() < cfg.vocab_size, "a token that the model has not")
-        need(tokens.min() >= 0, "a token that is negative")
+            need(x is None or x.max() < cfg.vocab_size,
+                 f"expected token ids from 0 to {cfg.vocab_size - 1}, found a larger one")
+        need(tokens.min() >= 0,
+             f"expected token ids from 0 to {cfg.vocab_size - 1}, found a negative one")
         if targets is None:
             targets = np.full((P, B, T), -1, np.int32)
         else:
@@ -1406,7 +1410,7 @@ class Model:
     def device(self):
         name, note = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
         if self.dtype == BF16 and not HAS_BF16:          # emulated by float32 instructions
-            note = ", which this CPU cannot multiply: no faster than --dtype f32"
+            note = " (emulated on this CPU, no faster than --dtype f32)"
         elif self.dtype == np.float32 and DTYPE == "f32":
             note = " (bfloat16 is no faster on this CPU)"
         return f"{counted(get_num_threads(), 'thread')}, {name}{note}"
@@ -1416,7 +1420,8 @@ class Model:
         the values computed from them.  `loss` and `backward` have replaced the activations logits
         and gate_up by their gradients."""
         for kind, group in (("parameter", self.p), ("activation", self.a),
-                            ("its gradient", self.d), ("gradient", self.g)):
+                            ("gradient of activation", self.d),
+                            ("gradient of parameter", self.g)):
             for name, x in zip(group._fields, map(self.host, group)):
                 finite = np.isfinite(x)
                 if not finite.all():
@@ -1745,8 +1750,8 @@ class Batches(Epochs):
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
         shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) > 1 else ""
-        need(self.n > 0, f"{counted(len(tokens), 'token')} to learn: less than two windows of {T}; "
-             f"use a longer text with --data{shorter}")
+        need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, got "
+             f"{len(tokens):,}; use a longer text with --data{shorter}")
         self.tokens, self.P = tokens, P
 
     def take(self, i, B):
@@ -1900,8 +1905,8 @@ class TrainingLoop:
         """Ends the run if a loss or the norm of the gradient is not finite."""
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
             raise UserError(f"step {self.state.step + 1}: {self.model.first_bad_tensor()}; stopped "
-                            f"before the update, {self.out} is as it was; start with a lower --lr "
-                            f"and another --out")
+                            f"before the update, {self.out} is unchanged; start again with a "
+                            f"lower --lr and another --out")
 
     def log_entry(self, ce, norm, hyper, weight, seconds):
         """The log record of the step that has just ended.
@@ -1975,8 +1980,9 @@ class TrainingLoop:
         result as text."""
         s = self.state
         measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
-        need(math.isfinite(measured), f"step {s.step}: held-out text has {measured} bits/byte; "
-             f"{self.out} is as it was; start with a lower --lr and another --out")
+        need(math.isfinite(measured),
+             f"step {s.step}: the validation loss is {measured} bits/byte; {self.out} is "
+             f"unchanged; start again with a lower --lr and another --out")
         s.bits_per_byte = measured
         self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
         return f"{s.bits_per_byte:.4f} bits/byte"
@@ -2000,8 +2006,9 @@ class TrainingLoop:
         self.compare(estimate)
         if n < FEWEST or estimate <= WORSE * s.best:
             return ""
-        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}, and the "
-                f"same rows have {estimate:.4f} now: the model has begun to learn {self.by_heart}")
+        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}; the "
+                f"same rows now have {estimate:.4f}: the model overfits; use "
+                f"{self.against_overfitting}")
 
     def plan(self, step_time):
         """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
@@ -2116,7 +2123,8 @@ def generate(decoder, prompt, n, rng, sampling, end=None):
         yield token
         ids = [token]
 
-NO_TOKEN = "the prompt has no token: it is empty, or of unknown bytes; use other words"
+NO_TOKEN = ("the prompt has no tokens: it is empty, or the tokenizer knows none of its bytes; use "
+            "another prompt")
 
 # ---- sampling
 def sample(logits, rng, o):
@@ -2124,8 +2132,8 @@ def sample(logits, rng, o):
     logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used"""
     best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
     if not math.isfinite(logits[best]):
-        raise UserError(f"the logit of token {best} is {logits[best]}: the model's weights are too "
-                        f"large to compute with; name another checkpoint")
+        raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
+                        f"the model's weights are too large: use another checkpoint")
     if o.temperature == 0:
         return best
     z = logits.astype(np.float64)
@@ -2184,7 +2192,7 @@ class Sampling(Settings):
     def check(self):
         super().check()
         need(all(isinstance(text, str) and text for text in self.stop),
-             f"stop is {self.stop}, expected texts that are not empty")
+             f"stop is {self.stop}, expected a list of non-empty texts")
         return self
 
 @dataclass
@@ -2548,7 +2556,7 @@ class Decoder:
 
     def begin(self, cfg, slots, length):
         """Sets the fields that a decoder on any device has.  Its slots are empty."""
-        need(slots > 0, f"{slots} slots are none")
+        need(slots > 0, f"expected one slot or more, got {slots}")
         self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
         self.texts = [[] for _ in range(slots)]
         self.heads = cfg.n_mtp - 1
@@ -2629,12 +2637,15 @@ class Decoder:
 
     def check(self, parts):
         V, slots = self.cfg.vocab_size, [part.slot for part in parts]
-        need(parts and len({*slots}) == len(slots), "each slot is read once in a step")
+        need(parts and len({*slots}) == len(slots), "expected one part or more, one per slot; "
+             f"parts: {len(slots)}, slots: {len({*slots})}")
         for slot, ids, wanted in parts:
-            need(0 <= slot < len(self.texts), f"slot {slot} is none of {len(self.texts)}")
-            need(ids and 0 <= wanted <= len(ids), f"the logits of {wanted} of {len(ids)} tokens")
+            need(0 <= slot < len(self.texts),
+                 f"expected a slot from 0 to {len(self.texts) - 1}, got {slot}")
+            need(ids and 0 <= wanted <= len(ids), f"slot {slot}: expected one token or more, "
+                 f"and 0 to {len(ids)} wanted; tokens: {len(ids)}, wanted: {wanted}")
             for token in min(ids), max(ids):
-                need(0 <= token < V, f"token {token} is none of 0 to {V - 1}")
+                need(0 <= token < V, f"expected token ids from 0 to {V - 1}, got {token}")
 
     def pieces(self, part):
         """The pieces [(slot, first position, ids, wanted)] to compute for a part: one, unless the
@@ -2753,7 +2764,7 @@ class Reply:
         self.finish = "" if sampling.tokens else "length"
         self.text = b""                      # the tokens as bytes, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
-        need(vocab or not self.stops, "stop texts need a vocabulary")
+        need(vocab or not self.stops, "stop texts need the bytes of each token; pass vocab")
         self.drafts = []                     # draft tokens, to be read after pending
         self.slot = 0
         self.n_returned = 0                  # bytes of text that `news` has returned
@@ -2933,12 +2944,12 @@ class Pace:
 
     def __str__(self):
         rate = self.tokens / self.seconds if self.seconds else 0.0
-        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} a second, the first after "
+        text = (f"{counted(self.tokens, 'token')}, {rate:,.1f} per second, the first after "
                 f"{self.first:.2f} s")
         if any(self.offered):
             shares = [f"{a / n:.0%}" for a, n in zip(self.accepted, self.offered) if n]
-            text += (f"; {self.tokens / self.steps:.2f} a step, drafts accepted by position: "
-                     f"{', '.join(shares)}")
+            text += (f"; {self.tokens / self.steps:.2f} per step, draft tokens accepted by "
+                     f"position: {', '.join(shares)}")
         return text
 
 def read_replies(reader, replies, also, is_followed):
@@ -3188,7 +3199,7 @@ def chat_ids(template, messages, state, tokenizer, sampled=None):
             ids += [*tokenizer.encode(text).tolist(), *new]
             text = ""
     ids += tokenizer.encode(text).tolist()
-    need(ids, f"the model's chat template makes no text of it; {OTHER_TEMPLATE}")
+    need(ids, f"the model's chat template turns the messages into an empty text; {OTHER_TEMPLATE}")
     return ids
 
 def rewind_to(decoder, ids):
@@ -3216,7 +3227,7 @@ class Speaker:
 
     def __init__(self, file, decoder, options):
         need(options.template in TEMPLATES,
-             f"--template {options.template} is not alpaca or chatml")
+             f"--template is {options.template}, expected alpaca or chatml")
         c = read_checkpoint(file, moments=False)
         decoder.ready()
         self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
@@ -3253,11 +3264,11 @@ class Speaker:
             said = said[2:]                  # drop the first question and its answer
             forgotten += 1
         if forgotten and not is_alpaca(self.template):   # which holds one question anyway
-            print(f"note: the context has {T} tokens: the oldest of what was said is forgotten",
-                  file=sys.stderr)
+            print(f"note: the oldest messages are dropped: the conversation does not fit into the "
+                  f"context of {T} tokens", file=sys.stderr)
         if len(ids) > T:
-            print(f"note: {len(ids)} tokens are more than the context of {T}: their beginning is "
-                  f"forgotten", file=sys.stderr)
+            print(f"note: the beginning of the prompt is dropped: its {len(ids)} tokens exceed the "
+                  f"context of {T}", file=sys.stderr)
         self.said = [*said, ("assistant", "")]           # last: an error above changes nothing
         return rewind_to(self.decoder, ids)
 
@@ -3307,7 +3318,8 @@ class Speaker:
         if isinstance(prompt, str) and not self.answers:
             ids = self.tokenizer.encode(prompt)
         else:
-            need(self.answers, "messages are for a chat model, and this one continues texts")
+            need(self.answers, "expected a text, got messages: a base model continues a text; use "
+                 "a chat model")
             messages = [("user", prompt)] if isinstance(prompt, str) else prompt
             ids = chat_ids(self.template, messages, self.state, self.tokenizer)
         need(len(ids), NO_TOKEN)
@@ -3320,13 +3332,13 @@ class Speaker:
         if truncate and len(ids) > T:
             return ids[len(ids) - (T - min(self.options.tokens, T // 2)):]
         need(len(ids) <= T, f"the prompt has {len(ids):,} tokens, the context {T:,}; shorten it, "
-             f"or let --truncate cut it from the left")
+             f"or use --truncate to cut it from the left")
         return ids
 
     def settings_of_one(self, sampling):
         """The settings of this speaker, with those that a single call overrides"""
         fixed = sorted({"weights", "template"} & sampling.keys())
-        need(not fixed, f"{' and '.join(fixed)}: chosen once, for all calls, by nanoeuler.load")
+        need(not fixed, f"{' and '.join(fixed)}: set once for all calls; pass it to nanoeuler.load")
         return replace(self.options, **sampling).check()
 
     def stream(self, prompt, **sampling):
@@ -3388,7 +3400,7 @@ class Speaker:
                 if cleared:
                     break
                 cleared = True
-                print("\nCtrl-D, /quit or Ctrl-C once more leaves")
+                print("\nto leave: Ctrl-C again, Ctrl-D, or /quit")
                 continue
             cleared = False
             if text.strip() == "/quit":
@@ -3407,7 +3419,7 @@ class Speaker:
         elif command.split()[:1] == ["/temperature"]:
             self.set_temperature(command.removeprefix("/temperature").strip())
         elif re.fullmatch("/[a-z]+( .*)?", command):
-            print(f"there is no {command.split()[0]}; /help lists what there is")
+            print(f"unknown command {command.split()[0]}; /help lists the commands")
         elif command:
             self.answer_line(text)
 
@@ -3429,17 +3441,19 @@ class Speaker:
         else:
             self.reply(ids)
 
-HELP = """/help     this list
-/reset    forgets what was said
-/quit     leaves, as Ctrl-D does
-/temperature 0.5    from now on, 0: always the likeliest token; alone: what it is
-Ctrl-C    stops a reply; clears a line that is being typed"""
+HELP = """/help               list the commands
+/reset              forget the conversation
+/quit               leave the chat, as Ctrl-D does
+/temperature 0.5    set the temperature (0: always the most probable token);
+                    without a number, print it
+Ctrl-C              stop the reply, or clear the typed line"""
 
 def prompt_text(prompt):
     """The prompt; for `-`, standard input without its last line end"""
     if prompt != "-":
         return prompt
-    need(sys.stdin, "standard input is closed; name the prompt")
+    need(sys.stdin, "expected the prompt on standard input, but it is closed; give the prompt "
+         "as an argument")
     if sys.stdin.isatty():
         print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     return sys.stdin.read().removesuffix("\n")
@@ -3488,12 +3502,12 @@ def model_to_use(file=None, place=None):
         return model_path(file)
     newest, bundled = newest_model(), beside_program(SHIPPED)
     need(newest or os.path.exists(bundled), f"expected a model in this folder, found none; name "
-         f"its file, or make one: {typed(Model.program)} train")
-    note = (f"the {BUNDLED} model is used, as this folder has none; to use another, name its file"
-            f"{place}")
+         f"a checkpoint, or train one: {typed(Model.program)} train")
+    note = (f"the {BUNDLED} model is used, as this folder has no model; to use another, name its "
+            f"file{place}")
     if newest:
-        note = (f"{newest} is the newest model in this folder; to use another, name it{place}: a "
-                f"file, or {BUNDLED}")
+        note = (f"{newest} is used, as the newest model in this folder; to use another, name its "
+                f"file or {BUNDLED}{place}")
     if place is not None:
         print(f"note: {printable(note)}", file=sys.stderr, flush=True)
     return newest or bundled
@@ -3502,7 +3516,7 @@ AFTER_PROMPT = " after the prompt"
 
 def need_prompt_first(prompt, file):
     need(file is None or os.path.exists(file) or not os.path.isfile(model_path(prompt)),
-         f"{file}: No such file; the prompt comes first, and then the checkpoint, {prompt}")
+         f"{file}: No such file; the prompt comes first, the checkpoint {prompt} after it")
 
 def load(file=None, decoder=Decoder, **sampling):
     """A Speaker of a checkpoint, for use from Python; by default, `model_to_use` picks one:
@@ -3542,14 +3556,14 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
     """`generate`: continues or answers one prompt, or every prompt of a file."""
     options = Sampling(**chosen).check()
     if prompts:                              # then the first argument is the checkpoint
-        need(out, "name a file for the answers: --out answers.jsonl")
+        need(out, "expected a file for the answers; add --out answers.jsonl")
         need(not prompt or file is None,
-             f"the prompts are those of {prompts}: name a checkpoint alone, {prompt} or {file}")
+             f"the prompts come from {prompts}; name a checkpoint alone, not {prompt} and {file}")
         from nanoeuler_parts.tools.prompts import generate_file
         file = model_to_use(prompt or file, place="")
         return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
-    need(not out, "--out is for the answers to a file of prompts: --file prompts.jsonl")
+    need(not out, "--out needs a file of prompts; add --file prompts.jsonl")
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
     prompt = prompt_text(prompt)
@@ -3568,8 +3582,8 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
             rewound = speaker.ids_to_read(prompt)
         n, most = speaker.reply(rewound), options.tokens
         if n < most and not speaker.answers and not options.stop:
-            print(f"note: {n:,} of {counted(most, 'token')}: there the model ended the text, by "
-                  f"{printable(speaker.state.eos)}", file=sys.stderr)
+            print(f"note: the model ended the text with {printable(speaker.state.eos)} after {n:,} "
+                  f"of {counted(most, 'token')}", file=sys.stderr)
         for row in shown_logprobs(speaker.last):
             top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
             print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
@@ -3578,14 +3592,14 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
 
 def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation at the terminal"""
-    need(sys.stdin, "standard input is closed; see generate")
+    need(sys.stdin, "chat reads standard input, but it is closed; use generate")
     talking = ChatSampling(**chosen).check()
     file = model_to_use(file, place="")
     speaker = Speaker(file, decoder, talking)
     print(f"{shown_name(file)}: {n_params(speaker.cfg):,} parameters, context "
           f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
           f"type.\n"
-          f"/reset forgets what was said, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
+          f"/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
     speaker.converse()
 
 # ==== 11.1 Checkpoint ====
@@ -4012,7 +4026,7 @@ class Run(TrainingLoop):
     larger_data = ""                         # used instead of Options.data if it exists
     scope = "the whole held-out tail"        # of the final validation
     # the end of the note that the model overfits; "" means that there is no note
-    by_heart = "the text by heart; fewer --steps or --minutes, or more text, keep it from that"
+    against_overfitting = "fewer --steps or --minutes, or more text"
     updating = False                         # True while an update changes the parameters
     pending_log = None                       # name of a log that is yet to replace an older one
 
@@ -4216,7 +4230,7 @@ class Run(TrainingLoop):
                 self.train(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate() if complete else ""
-                overdone = self.compare_last() if complete and self.by_heart else ""
+                overdone = self.compare_last() if complete and self.against_overfitting else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
                 if not self.updating:

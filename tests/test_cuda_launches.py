@@ -509,8 +509,8 @@ def test_a_bad_tensor_is_found_and_named(dtype, naive, dry):
     model = blank(TINY, dtype, naive)
     step(model, 2, 8)
     assert model.first_bad_tensor() == "the loss is not finite"
-    for group, name, kind in (("a", "qkv", "activation"), ("d", "att", "its gradient"),
-                              ("g", "down", "gradient"), ("p", "wte", "parameter")):
+    for group, name, kind in (("a", "qkv", "activation"), ("d", "att", "gradient of activation"),
+                              ("g", "down", "gradient of parameter"), ("p", "wte", "parameter")):
         dry.bad = {getattr(getattr(model, group), name).gpu_data.address}
         said = model.first_bad_tensor()
         assert said.startswith(f"{kind} {name}[") and said.endswith("is nan"), said

@@ -197,7 +197,7 @@ def test_the_pace_is_that_of_all_steps_and_of_the_first(monkeypatch):
         now[0] += seconds
         pace.count(tokens, seconds, False, False, reading=seconds == 2.0)
     assert (pace.first, pace.seconds, pace.tokens, pace.steps) == (2.0, 4.0, 10, 3)
-    assert str(pace) == "10 tokens, 2.5 a second, the first after 2.00 s"
+    assert str(pace) == "10 tokens, 2.5 per second, the first after 2.00 s"
 
 
 def test_what_is_asked_in_vain_can_cost_too():
@@ -318,7 +318,7 @@ def test_stop_texts(stops, text, want, finish):
 
 def test_stop_texts_that_are_none():
     for stop in ([""], [3]):
-        with pytest.raises(ne.UserError, match="expected texts"):
+        with pytest.raises(ne.UserError, match="expected a list of non-empty texts"):
             ne.Sampling(stop=stop).check()
 
 
@@ -398,7 +398,7 @@ def test_several_answers(path):
 def test_what_load_has_chosen_no_call_chooses_anew(path):
     model = ne.load(str(path))
     for chosen in dict(weights="int8"), dict(template="chatml"):
-        with pytest.raises(ne.UserError, match=f"{[*chosen][0]}: chosen once"):
+        with pytest.raises(ne.UserError, match=f"{[*chosen][0]}: set once for all calls"):
             model.generate(["To be"], **chosen)
         with pytest.raises(ne.UserError, match="nanoeuler.load"):
             next(model.stream("To be", **chosen))

@@ -423,8 +423,8 @@ def test_ctrl_c_at_the_prompt(typed, answers, told, tmp_path, monkeypatch, capsy
     monkeypatch.setattr("builtins.input", type_next)
     run("chat", path, "--temperature", 0)
     said = capsys.readouterr().out
-    assert said.count("Yes!") == answers and said.count("Ctrl-C once more leaves") == told
-    assert said.count("Ctrl-D, /quit") == told
+    assert said.count("Yes!") == answers and said.count("to leave: Ctrl-C again") == told
+    assert said.count("Ctrl-D, or /quit") == told
 
 
 def test_help_of_a_chat(tmp_path):
@@ -467,7 +467,7 @@ def test_fewer_tokens_than_asked_have_a_reason(tmp_path, capsys):
     for kind, tokens, noted in (("base", 5, True), ("base", 4, False), ("chat", 5, False)):
         run("generate", "a", spoken(tmp_path, "Yes!", kind), "--temperature", 0, "--tokens", tokens)
         notes = capsys.readouterr().err.splitlines()
-        reason = "note: 4 of 5 tokens: there the model ended the text, by </s>" in notes
+        reason = "note: the model ended the text with </s> after 4 of 5 tokens" in notes
         assert reason == noted and len(notes) == noted + (kind == "chat")
 
 
@@ -628,7 +628,7 @@ def test_a_command_that_there_is_not_is_no_question(tmp_path):
     path = spoken(tmp_path, "Yes!", "chat")
     said = ok(nanoeuler("chat", path, "--tokens", 3, cwd=tmp_path,
                         stdin="/exit\n/sing 0\n/tmp/x is a file\n/quit\n"))
-    assert "there is no /exit; /help" in said and "there is no /sing" in said
+    assert "unknown command /exit; /help" in said and "unknown command /sing;" in said
     assert said.count("Yes") == 1            # what only begins like one is said to the model
 
 

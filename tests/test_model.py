@@ -515,9 +515,9 @@ def test_memory_is_kept_for_the_largest_batch():
 
 
 @pytest.mark.parametrize("tokens, targets, words", [
-    ([[29]], None, "token that the model has not"), ([[-1]], None, "negative"),
-    ([[0]], [[[29]]] * 4, "token that the model has not"), ([[0] * 41], None, "41 tokens"),
-    ([[]], None, "0 tokens")])
+    ([[29]], None, "ids from 0 to 28, found a larger"), ([[-1]], None, "0 to 28, found a negative"),
+    ([[0]], [[[29]]] * 4, "ids from 0 to 28, found a larger"),
+    ([[0] * 41], None, "1 to 40 tokens per sequence, got 41"), ([[]], None, "1 to 40 .*, got 0")])
 def test_what_is_no_sequence_of_this_model_is_refused(tokens, targets, words):
     """Kernels check no index: they would read, and write, behind an array."""
     model = ne.Model(BASE, random_flat(BASE, 1, np.float32))

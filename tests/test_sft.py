@@ -633,7 +633,7 @@ def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, mo
     monkeypatch.chdir(copy_of(base, tmp_path))
     run("sft", "--data", "add.json", "--steps", 3, "--eval-every", 2, "--holdout", holdout)
     said = capsys.readouterr().err
-    note = "the examples by heart (overfitting); use fewer --epochs"
+    note = "the model overfits; use fewer --epochs or more examples"
     assert (note in said) == (rows >= ne.FEWEST)
 
 

@@ -78,7 +78,8 @@ def test_the_newest_of_ones_own_goes_first(verb, names, box, capsys):
     out, err = spoken_by(capsys, verb)
     assert out == told(*with_model(verb, names[-1]))
     note = note_on_the_choice(verb, err)
-    assert f"{names[-1]} is the newest model in this folder" in note and "or bundled" in note
+    assert f"{names[-1]} is used, as the newest model in this folder" in note
+    assert "file or bundled" in note
 
 
 def test_what_is_no_model_is_not_the_newest(box, monkeypatch):

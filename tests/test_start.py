@@ -611,12 +611,13 @@ def test_what_is_not_installed_is_named(missing, verb, alone, env, tmp_path):
     with open(tmp_path / "guard/sitecustomize.py", "a", encoding="utf-8") as f:
         f.write(f"sys.modules[{missing!r}] = None\n")   # bpe may be installed with the repository
     said = complains(program(alone, verb, env=env), missing)
-    assert ("expected bpe.py in the folder" in said) == (missing == "bpe")
+    assert ("put bpe.py into the folder of nanoeuler.py" in said) == (missing == "bpe")
     assert (f"pip install 'numba=={ne.NUMBA}.*'" in said) == (missing != "bpe")
     (alone / ".venv" / "bin").mkdir(parents=True)
     (alone / ".venv" / "bin" / "python").touch()
     said = complains(program(alone, verb, env=env), missing)
-    assert (f"start it with {alone / '.venv' / 'bin' / 'python'}" in said) == (missing != "bpe")
+    advice = f"run nanoeuler.py with {alone / '.venv' / 'bin' / 'python'}"
+    assert (advice in said) == (missing != "bpe")
 
 
 @pytest.mark.parametrize("name, value, words", [

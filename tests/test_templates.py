@@ -579,7 +579,7 @@ def test_the_oldest_of_a_long_conversation_is_forgotten(tmp_path, capsys):
         assert text.startswith("<|im_start|>user\nquestion ") and f"question {k}<" in text
         assert text.count("question") == len(speaker.said) // 2
         assert text.count("a" * 30) == text.count("question")
-    assert notes[0] == "" and notes[-1].count("forgotten") == 1
+    assert notes[0] == "" and notes[-1].count("the oldest messages are dropped") == 1
     assert len(speaker.said) == 6            # three exchanges of some 65 tokens
 
 
@@ -596,7 +596,7 @@ def test_a_conversation_that_just_fits_forgets_nothing(more, messages, tmp_path,
     speaker.said = [*said]
     speaker.ids_to_read(question)
     assert len(speaker.said) == messages and speaker.said[-2] == ("user", question)
-    assert ("forgotten" in capsys.readouterr().err) == (messages == 2)
+    assert ("the oldest messages are dropped" in capsys.readouterr().err) == (messages == 2)
 
 
 def test_a_question_longer_than_the_context_slides(tmp_path, capsys):

@@ -325,10 +325,10 @@ def test_a_text_learned_by_heart_is_told_of(found, best, measured, text, elsewhe
     run("train", "--data", text, *VALIDATED)
     said, state = capsys.readouterr().err, ne.read_checkpoint("nanoeuler.bin").state
     assert measured == [] and (state.best, state.bits_per_byte) == (min(found), 9.0)
-    assert ("by heart" in said) == (best is not None)
+    assert ("the model overfits" in said) == (best is not None)
     if best:
-        assert f"was {min(found):.4f} bits/byte, at step {best}, and" in said
-        assert f"have {found[-1]:.4f} now" in said and state.best_step == best
+        assert f"was {min(found):.4f} bits/byte, at step {best}; the same rows now" in said
+        assert f"rows now have {found[-1]:.4f}: the" in said and state.best_step == best
         assert "--minutes" in said and "--keep-best keeps the model of that step" in said
 
 
@@ -336,7 +336,7 @@ def test_a_text_learned_by_heart_is_told_of(found, best, measured, text, elsewhe
 def test_a_few_held_out_rows_say_little(holdout, rows, measured, text, elsewhere, capsys):
     measured[:] = [1.5, 1.5]
     run("train", "--data", text, *VALIDATED, "--holdout", holdout)
-    assert ("by heart" in capsys.readouterr().err) == (rows >= ne.FEWEST)
+    assert ("the model overfits" in capsys.readouterr().err) == (rows >= ne.FEWEST)
 
 
 def test_the_best_validation_is_known_after_a_break(measured, text, elsewhere, monkeypatch, capsys):
@@ -628,7 +628,7 @@ def test_a_validation_that_is_no_number_is_not_saved(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     before = (copy / "nanoeuler.bin").read_bytes()
     monkeypatch.setattr(ne, "evaluate", lambda *args: float("nan"))
-    refused(capsys, "train", "--resume", "--steps", 25, words=("held-out text has nan bits/byte",))
+    refused(capsys, "train", "--resume", "--steps", 25, words=("validation loss is nan bits/byte",))
     assert (copy / "nanoeuler.bin").read_bytes() == before
 
 

@@ -34,7 +34,7 @@ class DpoRun(PreferenceLoop, SftRun):
     begins_with = "nanoeuler_chat.bin"
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
-    by_heart = ""                            # no overfitting note: dpo does not minimize the bits
+    against_overfitting = ""                 # no overfitting note: dpo does not minimize the bits
     answers = ["chosen", "rejected"]
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"

@@ -72,7 +72,7 @@ class SftRun(Run):
     begins_with = "nanoeuler.bin"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
-    by_heart = "the examples by heart (overfitting); use fewer --epochs or more examples"
+    against_overfitting = "fewer --epochs or more examples"
     answers = ["output"]                     # the keys of the R responses
 
     def read_data(self, start):
