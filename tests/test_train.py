@@ -280,6 +280,8 @@ def test_a_cold_start_computes_the_same(text, tmp_path):
     (tmp_path / "__pycache__").mkdir()
     for name in ("nanoeuler.py", "bpe.py"):
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "nanoeuler_parts", tmp_path / "nanoeuler_parts",
+                    ignore=shutil.ignore_patterns("__pycache__"))
     for folder in {kernel.stats.cache_path for kernel in (ne.decode_step, bpe.encode_range)}:
         for path in Path(folder).glob("*.nb[ic]"):
             if path.name.startswith(("bpe.", "nanoeuler.decode_step-", "nanoeuler.attention_par",
