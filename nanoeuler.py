@@ -3644,7 +3644,7 @@ class State(Settings):
         for name in ("template", "bos", "eos"):
             text = getattr(self, name)
             need(text == text.encode(errors="replace").decode(),
-                 f"{name} holds half a surrogate pair, which is no character")
+                 f"{name} contains half of a surrogate pair, expected whole characters")
         return self
 
 LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
@@ -3780,14 +3780,15 @@ def read_checkpoint(path, moments=True):
     """Reads a Checkpoint, and checks its tensors' names, types, shapes and values.  nanoeuler_parts
     also verifies the checksum of all bytes.
     `moments=False` skips the optimizer's moments, which are twice the size of the model."""
-    with reading(path, "name a checkpoint that train, sft, dpo or import wrote"):
+    with reading(path, "name a checkpoint written by train, sft, dpo or import"):
         meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
-        need(meta.get("format") == "nanoeuler" and meta.get("sha256"), "another program wrote it")
+        need(meta.get("format") == "nanoeuler" and meta.get("sha256"),
+             "expected a NanoEuler checkpoint, found a file of another program")
         cfg = Config(**json.loads(meta["config"])).check()
         state = State(**json.loads(meta["state"])).check()
         optimizer = "muon" if "muon.momentum" in tensors else "adamw"
         need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
-             "its moments are another optimizer's")
+             "it stores moments of Muon, but its settings name another optimizer")
         matrices = meta.get("matrices", "f32")
         need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
         expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
@@ -3796,7 +3797,7 @@ def read_checkpoint(path, moments=True):
             expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
         if REFERENCE in tensors:
             expected[REFERENCE] = DTYPES["F64"], (tensors[REFERENCE].size,)
-        need(types_of(tensors) == expected, "its tensors are not those of its configuration")
+        need(types_of(tensors) == expected, "its tensors do not match its configuration")
         flat = aligned((n_params(cfg),), np.float32)
         for name, x in named(cfg, flat).items():
             if tensors[name].dtype == np.int8:
@@ -3813,23 +3814,24 @@ def read_checkpoint(path, moments=True):
                 need_finite(name, tensors[name])
             kept = read_moments(cfg, tensors)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
-        need(tokenizer.hash() == meta["tokenizer_sha256"], "its tokenizer is another model's")
+        need(tokenizer.hash() == meta["tokenizer_sha256"],
+             "its tokenizer does not match the stored checksum")
         need(tokenizer.vocab_size == cfg.vocab_size,
-             f"its tokenizer has {tokenizer.vocab_size} tokens, its model {cfg.vocab_size}")
+             f"its tokenizer has {tokenizer.vocab_size} tokens, but its model has {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
 
 # ---- overwriting files, and printing tables
-def refuse_overwrite(path, force, remedy="another name keeps it"):
+def refuse_overwrite(path, force, remedy="choose another name"):
     """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else."""
     if os.path.exists(path):
-        what = "a directory" if os.path.isdir(path) else "no regular file"
+        what = "a directory" if os.path.isdir(path) else "not a regular file"
         need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
-        need(force, f"{path} exists; {remedy}, --force replaces a file")
+        need(force, f"{path} exists; {remedy}, or replace it with --force")
 
 def need_another(path, source):
     """Rejects an output path that is also the input, even with --force."""
     need(os.path.realpath(path) != os.path.realpath(source),
-         f"{path} would replace {source}, of which it is to be made; choose another name")
+         f"{path} would replace its input {source}; choose another name")
 
 def begins_as_checkpoint(path):
     """Is this file a NanoEuler checkpoint?  Only its first 64 bytes are read."""
@@ -3848,7 +3850,7 @@ def need_own_best(path, state):
     same_log = kept and kept.log_sha256 and kept.log_sha256 == state.log_sha256
     same_best = kept and state.best and (kept.step, kept.best) == (state.best_step, state.best)
     need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
-         f"replace it; rename it, or --force replaces it")
+         f"replace it; rename it, or replace it with --force")
 
 def counted(n, noun):
     """A number and its noun: 1 thread, 2,000 threads."""
@@ -3916,7 +3918,7 @@ class RunOptions(Settings):
         need(self.dtype in self.dtypes,
              f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
         super().check()
-        need("\0" not in self.data, f"data is {self.data!r}, which names no file")
+        need("\0" not in self.data, f"data is {self.data!r}, expected a file name without NUL")
         return self
 
     @classmethod
@@ -3993,7 +3995,7 @@ class TrainOptions(TextOptions):
             return super().chosen(**settings)
         for name in MUON_SETTINGS:
             need(name not in settings,
-                 f"{name} is a setting of Muon: drop it, or --optimizer adamw")
+                 f"{name} is a setting of Muon; drop it, or drop --optimizer adamw")
         return super().chosen(**ADAMW_DEFAULTS | settings)
 
 # ---- a run
@@ -4067,29 +4069,30 @@ class Run(TrainingLoop):
         cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
         print_table(f"NanoEuler: {n_params(cfg):,} parameters, {self.model.device()}", [
             ("model", f"{counted(cfg.n_layer, 'layer')}, width {cfg.n_embd}, "
-                      f"{cfg.n_head}/{cfg.n_kv_head} heads, SwiGLU {cfg.n_hidden}, "
+                      f"{cfg.n_head} query and {cfg.n_kv_head} key/value heads, "
+                      f"SwiGLU {cfg.n_hidden}, "
                       f"{counted(cfg.n_mtp, 'output head')}"),
             *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             *self.rows_of_optimizer(),
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
-            *([("keeps", f"{best_path(self.out)}, the best model")] if o.keep_best else [])])
+            *([("best model", best_path(self.out))] if o.keep_best else [])])
         if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
-                  f"{o.warmup}: the learning rate never falls; --warmup sets another",
+                  f"{o.warmup}, so the learning rate never falls; set a shorter --warmup",
                   file=sys.stderr)
 
     def rows_of_optimizer(self):
         """The optimizer's rows of the printed table"""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        of_both = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of it, "
-                   f"decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
+        of_both = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of the peak, "
+                   f"weight decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
         if o.optimizer == "adamw":
             return [("AdamW", f"{of_adamw}, {of_both}")]
         return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
-                ("AdamW", f"{of_adamw}, of the embedding {self.lr * o.embedding_lr:.2g}, for the "
-                          f"others"),
+                ("AdamW", f"{of_adamw}, embedding lr {self.lr * o.embedding_lr:.2g}, for all other "
+                          f"parameters"),
                 ("both", of_both)]
 
     def data_file(self):
@@ -4120,17 +4123,17 @@ class Run(TrainingLoop):
         tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
         tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
         batches = Batches(tokens, T, cfg.n_mtp, o.seed)
-        need(len(tail), f"{path}: its last {o.holdout:.0%}, held out, has no token to predict; use "
-             f"a longer text with --data, or another --holdout")
+        need(len(tail), f"{path}: the held-out last {o.holdout:.0%} has no token to predict; name "
+             f"a longer text with --data, or raise --holdout")
         tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
         x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
         bytes_per_token = len(train) / len(tokens)
         fewer = ""
         if tokenizer.vocab_size < cfg.vocab_size:
-            fewer = f" of {cfg.vocab_size:,}, the text has no more"
+            fewer = f" instead of {cfg.vocab_size:,} (the text has no more pairs to merge)"
         rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
                 ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
-                              f"bytes a token")]
+                              f"bytes per token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=Validation(x, targets[0], len(val)),
                        bytes_per_token=bytes_per_token, steps=o.steps, rows=rows)
@@ -4139,8 +4142,8 @@ class Run(TrainingLoop):
         """Returns the digest, after a check that a resumed run has the data it was started with.
         A fresh run has no text_sha256 yet, and accepts any data."""
         old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.data_file()} has changed, its sha256 is {digest[:12]}, not "
-             f"{old[:12]}; restore it, or start with --out NAME")
+        need(digest == old, f"{self.data_file()} has changed: its sha256 is {digest[:12]}, "
+             f"expected {old[:12]}; restore it, or add --out NAME to start a new run")
         return digest
 
     def save(self, best=False):
@@ -4159,7 +4162,8 @@ class Run(TrainingLoop):
         try:
             write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
         except MemoryError as e:             # for copies of the moments, or a long reference
-            raise WriteError(f"cannot write {path}: out of memory ({e}); end other programs") from e
+            raise WriteError(f"cannot write {path}: out of memory ({e}); "
+                             f"close other programs") from e
 
     def save_if_possible(self, best=False):
         """Saves during the run.  If the file cannot be written, for example because the disk is
@@ -4168,8 +4172,8 @@ class Run(TrainingLoop):
         try:
             self.save(best)
         except WriteError as e:
-            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run goes "
-                  f"on, and saves again in {counted(self.options.save_every, 'step')}",
+            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run "
+                  f"continues and saves again in {counted(self.options.save_every, 'step')}",
                   file=sys.stderr, flush=True)
 
     def continuation(self, n, prompt, **sampling):
@@ -4247,7 +4251,7 @@ class Run(TrainingLoop):
                 print(f"note: {overdone}; {kept}", file=sys.stderr)
             print_done(self.out, s, self.model)
         else:
-            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved; go on with:"
+            print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.  Resume it with:"
                   f"\n    {typed(self.model.program)} {self.verb} --resume --out "
                   f"{shlex.quote(self.out)}")
 
@@ -4261,7 +4265,8 @@ def signals_caught():
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):   # no print: the signal may have interrupted one
-            os.write(2, b"\nstopping after this step, and saving; once more: at once, unsaved\n")
+            os.write(2, b"\nstopping after this step, and saving; "
+                        b"a second Ctrl-C stops at once, unsaved\n")
 
     before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -4289,18 +4294,18 @@ def sha256_of(path):
 
 def need_source(file, out, state):
     """Rejects a `file` that is not the checkpoint with which the run `out` began."""
-    need(os.path.isfile(file), f"{file}: No such file; --resume goes on with {out} without it")
+    need(os.path.isfile(file), f"{file}: No such file; to resume {out}, drop this name")
     began_with = state.source_sha256         # "": older versions did not store it
-    need(began_with in ("", sha256_of(file)), f"{out} did not begin with {file} as it is now: drop "
-         f"it to go on with {out}, or --force to begin anew with {file} in place of --resume")
+    need(began_with in ("", sha256_of(file)), f"{out} did not start from {file} as it is now; to "
+         f"resume {out}, drop {file}; to start anew from it, replace --resume with --force")
 
 def resumed(run, out, preset, file, chosen):
     """(Checkpoint, options) of the run `out`, to be resumed
     It must be a run of this class, and agree with the file, the flags and the preset that the user
     names.  Only the settings in FREE may differ."""
     start = read_checkpoint(out)
-    need(start.matrices == "f32", f"{out} is rounded to {start.matrices}, without moments, and no "
-         f"run goes on with it; start with --out NAME")
+    need(start.matrices == "f32", f"{out} has {start.matrices} matrices and no optimizer moments, "
+         f"so it cannot be resumed; to start a new run, add --out NAME")
     if file is not None:
         need_source(file, out, start.state)
     stored = RunOptions.unsaid | run.Options.unsaid | start.state.options
@@ -4309,15 +4314,15 @@ def resumed(run, out, preset, file, chosen):
     settings = {name: value for name, value in stored.items()
                 if name in has or name not in ENGINE_SETTINGS}
     need(start.state.options and settings.keys() <= has,
-         f"{out} was not made by {run.verb}; start with --out NAME")
-    with reading(f"{out} was not made by {run.verb}", "start with --out NAME"):
+         f"{out} was not made by {run.verb}; to start a new run, add --out NAME")
+    with reading(f"{out} was not made by {run.verb}", "to start a new run, add --out NAME"):
         old = run.Options(**settings).check()
     need("optimizer" in has or optimizer == "adamw",
-         f"{out} is trained with {optimizer}, which this program has not; go on with nanoeuler.py")
+         f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
     if "data" in chosen:
         digest = sha256_of(chosen["data"])
-        need(digest == start.state.text_sha256, f"{out} learns {old.data}, and {chosen['data']} is "
-             f"something else; start with --out NAME")
+        need(digest == start.state.text_sha256, f"{out} trains on {old.data}, and the contents of "
+             f"{chosen['data']} differ; to start a new run, add --out NAME")
     asked = dict(chosen)
     if preset:
         of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
@@ -4326,7 +4331,7 @@ def resumed(run, out, preset, file, chosen):
         asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
-             f"{value}, not {asked.get(name)}; drop the flag, or start with --out NAME")
+             f"{value}, not {asked.get(name)}; drop the flag, or add --out NAME to start a new run")
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
@@ -4336,7 +4341,7 @@ def resumed(run, out, preset, file, chosen):
         done = start.state.step
         longer = not options.steps or options.steps > done
         if longer and start.state.n_steps and done >= start.state.n_steps:
-            print(f"note: {out} was complete after {counted(done, 'step')}; its run goes on, and "
+            print(f"note: {out} was complete after {counted(done, 'step')}; the run continues, and "
                   f"the learning rate rises again", file=sys.stderr)
         n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
         start = start._replace(state=replace(start.state, n_steps=n_steps))
@@ -4356,12 +4361,13 @@ def fresh(run, preset, file, chosen):
     if file is not None:
         start = read_checkpoint(file)
         if issubclass(run, PreferenceLoop) and start.state.kind == "base":
-            print(f"note: {file} is a base model: sft comes first, which teaches it to answer; dpo "
-                  f"teaches only which of two answers is the better one", file=sys.stderr)
+            print(f"note: {file} is a base model; run sft first to teach it to answer, because dpo "
+                  f"only teaches which of two answers is better", file=sys.stderr)
         bos, eos, template = start.state.bos, start.state.eos, start.state.template
         if start.state.kind == "chat":       # a base model's "" names no template
             template = template or "alpaca"
-        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response")
+        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response; start "
+             f"from another model")
         start = start._replace(moments=(), state=State(
             kind="chat", bos=bos, eos=eos, template=template,
             source_sha256=sha256_of(file)))
@@ -4381,8 +4387,9 @@ def need_memory(cfg):
     n, there = n_params(replace(cfg, vocab_size=1)), math.inf
     with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need(16 * n <= there, f"{n:,} parameters learn in {16 * n / 2**30:,.0f} GiB, and this machine "
-         f"has {there / 2**30:,.0f}; choose a smaller --n-layer, --n-embd or --n-hidden")
+    need(16 * n <= there, f"training {n:,} parameters needs {16 * n / 2**30:,.0f} GiB of memory, "
+         f"this machine has {there / 2**30:,.0f} GiB; choose a smaller --n-layer, --n-embd or "
+         f"--n-hidden")
 
 SLOW_ON_CPU = 30_000_000     # parameters; larger models get a note
 
@@ -4406,17 +4413,17 @@ def note_slow_run(cfg, options):
         length = f"{options.steps:,} steps take about {options.steps * seconds / 3600:,.1f} hours"
     else:
         steps = 60 * options.minutes / seconds
-        length = f"{options.minutes:g} minutes are about {steps:,.0f} steps"
+        length = f"{options.minutes:g} minutes allow about {steps:,.0f} steps"
     print(f"note: {n:,} parameters are many for a CPU: a step takes about {seconds:,.1f} s, so "
-          f"{length}, of the thousands that a useful model needs; nanoeuler_cuda.py trains it on a "
-          f"GPU, and the presets small and big suit a CPU", file=sys.stderr, flush=True)
+          f"{length}, but a useful model needs thousands of steps; train on a GPU with "
+          f"nanoeuler_cuda.py, or choose the preset small or big", file=sys.stderr, flush=True)
 
 def need_data(path, out):
     """Rejects a path that is not a file, before anything is compiled."""
-    remedy = f"{out} is to learn it: name another with --data"
-    need(path, f"the name of the data is empty; {remedy}")
+    remedy = f"name the training data of {out} with --data"
+    need(path, f"the name of the data file is empty; {remedy}")
     need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
-    need(os.path.isfile(path), f"{path}: no regular file; {remedy}")
+    need(os.path.isfile(path), f"{path}: not a regular file; {remedy}")
 
 def need_free_best(best, state, reads, resume, force):
     """Rejects a file of --keep-best if the run reads it.  Without --force, also rejects a file of
@@ -4424,9 +4431,9 @@ def need_free_best(best, state, reads, resume, force):
     if resume and not force:
         need_own_best(best, state)
     else:
-        refuse_overwrite(best, force, "--keep-best would replace it; another --out keeps it")
+        refuse_overwrite(best, force, "--keep-best would replace it; choose another --out")
     need(os.path.realpath(best) not in map(os.path.realpath, filter(None, reads)),
-         f"{best}, of --keep-best, would replace what the run reads; choose another --out")
+         f"{best} of --keep-best would replace an input of the run; choose another --out")
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
     """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
@@ -4449,18 +4456,19 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             if s.step >= (options.steps or s.n_steps or math.inf):
                 return print_done(out, s, engine)
             need(not refusal, refusal)
-            need(start.moments, f"{out} has no moments to go on with; start with --out NAME")
+            need(start.moments, f"{out} has no optimizer moments, so it cannot be resumed; to "
+                 f"start a new run, add --out NAME")
         else:
             need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
-                 f"{out} exists and is no checkpoint; choose another --out")
-            refuse_overwrite(out, force, "--resume goes on with it, --out NAME keeps it")
+                 f"{out} exists and is not a checkpoint; choose another --out")
+            refuse_overwrite(out, force, "continue it with --resume, choose another --out")
             own = run.begins_with
-            need(file or not own or os.path.exists(own), f"{own}: there is none here; make it "
-                 f"first, or begin with another, such as {BUNDLED}")
+            need(file or not own or os.path.exists(own), f"{own}: No such file; make it "
+                 f"first, or name another checkpoint, such as {BUNDLED}")
             file = file or own
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
-            need(not replaced, f"{out} would replace {file}, with which it begins; choose another "
-                 f"--out")
+            need(not replaced, f"{out} would replace {file}, the model it starts from; choose "
+                 f"another --out")
             start, options = fresh(run, preset, file, chosen)
         data = run.data_path(options)
         need_data(data, out)
@@ -4470,7 +4478,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 need(not refusal, refusal)
                 need_free_best(best_path(out), start.state, (data, file), resume, force)
             if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
-                print(f"learning {options.data}; {run.larger_data}, of make data, would go first\n")
+                print(f"training on {options.data}; to use {run.larger_data}, run make data\n")
             if engine is Model and run is Run:
                 note_slow_run(start.cfg, options)
             run(out, start, options, engine).go()
@@ -4547,12 +4555,14 @@ LONGEST_NAME = 4096          # the longest path on Linux
 def file_name(argument):
     """The name of a file or a folder, checked before the program does any work."""
     if not argument:
-        raise argparse.ArgumentTypeError("an empty name; is a variable of your shell unset?")
+        raise argparse.ArgumentTypeError("expected a name, found an empty one; is a shell "
+                                         "variable unset?")
     if argument == "-":
         raise argparse.ArgumentTypeError("expected the name of a file, found -: standard input "
                                          "and output are not supported here")
     if len(argument) > LONGEST_NAME:
-        raise argparse.ArgumentTypeError(f"a name of {len(argument):,} characters")
+        raise argparse.ArgumentTypeError(f"expected a name of at most {LONGEST_NAME:,} characters, "
+                                         f"found {len(argument):,}")
     return argument
 
 def model_name(argument):
@@ -4617,7 +4627,7 @@ PLAIN_ERRORS = [
     (r"\Aargument (\S+): expected one argument", r"\1: expected a value, found none"),
     (r"\Aargument (\S+): ignored explicit argument (.*)", r"\1: expected no value, found \2"),
     (r"\Aargument (\S+): ", r"\1: "),
-    (r"\Athe following arguments are required: (.*)", r"expected \1, found nothing"),
+    (r"\Athe following arguments are required: (.*)", r"missing required arguments: \1"),
     (r"\Aunrecognized arguments: (.*)", r"expected no more arguments, found \1"),
     (r"\Aambiguous option: (\S+) could match (.*)", r"\1 may mean \2; write it in full")]
 
@@ -4630,7 +4640,7 @@ class Parser(argparse.ArgumentParser):
         for pattern, plain in PLAIN_ERRORS:
             said = re.sub(f"(?s){pattern}", plain, said, count=1)
         if message.startswith("argument preset: invalid choice"):
-            said += "; a text is named by --data"
+            said += "; name a text file with --data"
         raise UserError(f"{said}; see {self.prog} --help")
 
     def need_flags(self, argv):
@@ -4643,10 +4653,10 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("--") or " " in word:
                 continue
             if value == "--":                # argparse removes it, and then finds no value
-                self.error(f"{name} is --, which is no value")
+                self.error(f"{name}: expected a value, found --")
             if not any(flag.startswith(name) for flag in self.flags):    # a prefix will do
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
-                self.error(f"there is no flag {name}" + "".join(f", is it {x}?" for x in near))
+                self.error(f"unknown flag {name}" + "".join(f" (did you mean {x}?)" for x in near))
 
 def add_arguments(parser, call, *args, settings=(), shape=()):
     """Declares a verb, and returns its parser.  The verb calls `call` with its arguments and with
@@ -4681,7 +4691,7 @@ def parse(verbs, text, argv):
     verb = parsers.choices.get(argv[0])
     near = difflib.get_close_matches(argv[0], parsers.choices, n=1, cutoff=0.7)
     if near and not verb:
-        root.error(f"there is no verb {argv[0]}, is it {near[0]}?")
+        root.error(f"unknown verb {argv[0]} (did you mean {near[0]}?)")
     if verb:
         verb.need_flags(argv[1:])
     if verb and "--" not in argv:
@@ -4707,13 +4717,13 @@ def problem(e):
     """The cause of an error and its remedy, in one line"""
     if isinstance(e, ModuleNotFoundError):   # nanoeuler_parts, or an optional package
         if e.name.startswith("nanoeuler_parts"):
-            return "it needs the folder nanoeuler_parts, expected beside nanoeuler.py, found none"
+            return "expected the folder nanoeuler_parts beside nanoeuler.py, found none"
         package = PACKAGES.get(e.name, e.name)
-        return f"it needs the package {e.name}, which is not installed: pip install '{package}'"
+        return f"the package {e.name} is not installed; run: pip install '{package}'"
     if isinstance(e, MemoryError):
         return f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
     if isinstance(e, OSError):
-        return f"{e.filename or 'a file'}: {e.strerror or e}; see --out"
+        return f"{e.filename or 'a file'}: {e.strerror or e}; check the path and the disk"
     return str(e)
 
 def run_verb(verbs, text, argv=None):
@@ -4724,8 +4734,8 @@ def run_verb(verbs, text, argv=None):
         with contextlib.suppress(AttributeError):        # None, or a notebook's
             stream.reconfigure(errors="replace")
     try:
-        need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, and nothing here runs "
-             "without the compiler: unset it")
+        need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, but this program needs "
+             "Numba's compiler; unset it")
         chosen = parse(verbs, text, sys.argv[1:] if argv is None else argv)
         call = chosen.pop("call")
         use_threads(chosen.pop("threads"))
@@ -4796,7 +4806,7 @@ if not nanoeuler_parts:
     tile, rows_tile, pack = plain_tile, plain_rows_tile, plain_pack
 
     def use_threads(asked):
-        print("note: without the folder nanoeuler_parts there is one thread, and float32 alone",
+        print("note: without the folder nanoeuler_parts, only one thread and float32 are used",
               file=sys.stderr)
         set_num_threads(1)
 
@@ -4905,13 +4915,13 @@ if not nanoeuler_parts:
             x["shape"]) for name, x in entries.items()}
 
     def need_finite(name, x):
-        need(np.isfinite(x).all(), f"{name} has a number that is not finite")
+        need(np.isfinite(x).all(), f"expected finite numbers in {name}, found NaN or infinity")
 
     def note_large(doing, n_bytes):
         pass
 
     def read_text(path):
-        with reading(path, "name a text with --data"):
+        with reading(path, "name a text file with --data"):
             return bpe.read_bytes(path)
 
     def split_text(text, holdout):

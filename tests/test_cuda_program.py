@@ -100,7 +100,7 @@ def test_a_run_of_the_cpu_goes_on_here_and_there_again(life, text, capsys):
     capsys.readouterr()
     assert verb("tr", "--out", "muon.bin", "--steps", 4) == 2
     said = capsys.readouterr().err
-    assert "muon.bin is trained with muon" in said and said.count("\n") == 1
+    assert "muon.bin was trained with muon" in said and said.count("\n") == 1
 
 
 def test_a_setting_that_is_none_is_refused_in_a_line(life, capsys):

@@ -231,7 +231,7 @@ def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, mo
     (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_dpo.bin").read_bytes())
     for name, said in (("nanoeuler.bin", True), ("chat.bin", False)):
         run("dpo", name, *RUN[2:], "--steps", 1, "--force")
-        note = f"note: {name} is a base model: sft comes first"
+        note = f"note: {name} is a base model; run sft first"
         assert (note in capsys.readouterr().err) == said
 
 
@@ -267,12 +267,12 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):
             said = capsys.readouterr().out
             shown = name if folder == tmp_path else program / name
             assert f"  examples         {shown}, " in said
-            assert ("data/preferences.jsonl, of make data" in said) == ("sample" in name)
+            assert ("to use data/preferences.jsonl, run make data" in said) == ("sample" in name)
 
 
 def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
-    refused(capsys, "dpo", words=["nanoeuler_chat.bin", "there is none here"])
+    refused(capsys, "dpo", words=["nanoeuler_chat.bin: No such file", "make it first"])
     refused(capsys, "dpo", "--resume", "--out", "nanoeuler.bin", words=["dpo", "--out"])
     for flag, value in (("beta", 0), ("beta", "nan"), ("epochs", 0)):
         refused(capsys, *RUN, f"--{flag}", value, words=[flag, value])

@@ -80,7 +80,7 @@ def test_a_model_of_any_shape(text, elsewhere, capsys):
 
 @pytest.mark.parametrize("flags, word", [
     (["--n-embd", 65536, "--n-layer", 4096], "choose a smaller --n-layer"),
-    (["--tie-embeddings", 3], "3"), (["--n-layers", 3], "is it --n-layer?"),
+    (["--tie-embeddings", 3], "3"), (["--n-layers", 3], "did you mean --n-layer?"),
     (["--n-head", 6, "--n-kv-head", 4], "n_head is 6, expected a multiple of n_kv_head, 4")])
 def test_a_shape_that_no_model_has(flags, word, text, elsewhere, capsys):
     refused(capsys, "train", "--data", text, "--steps", 1, *flags, words=[word])
@@ -131,21 +131,22 @@ def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
 
 # ---- what is said of wrong ones
 @pytest.mark.parametrize("args, said", [
-    (("train", "--stpes", "5"), "there is no flag --stpes, is it --steps?; see "),
-    (("chat", "--temprature=0.5"), "there is no flag --temprature, is it --temperature?; see "),
-    (("train", "--nonsense", "5"), "there is no flag --nonsense; see "),
+    (("train", "--stpes", "5"), "unknown flag --stpes (did you mean --steps?); see "),
+    (("chat", "--temprature=0.5"), "unknown flag --temprature (did you mean --temperature?); see "),
+    (("train", "--nonsense", "5"), "unknown flag --nonsense; see "),
     (("train", "mine.txt"), "preset: expected one of "),
-    (("trian", "--steps", "5"), "there is no verb trian, is it train?; see "),
+    (("trian", "--steps", "5"), "unknown verb trian (did you mean train?); see "),
     (("teach",), "VERB: expected one of "),
     (("train", "--steps", "many"), "--steps: expected a whole number, found 'many'; see "),
     (("chat", "--temperature", "hot"), "--temperature: expected a number, found 'hot'; see "),
     (("train", "--steps"), "--steps: expected a value, found none; see "),
     (("train", "--force=1"), "--force: expected no value, found '1'; see "),
-    (("import", "a"), "expected out, found nothing; see "),
+    (("import", "a"), "missing required arguments: out; see "),
     (("import", "a", "b", "c"), "expected no more arguments, found c; see "),
     (("chat", "--te", "1"), "--te may mean --temperature, --template; write it in full; see "),
     (("export", "a.bin", "-"), "folder: expected the name of a file, found -: "),
-    (("generate", "--tokns", "5", "--", "--help"), "there is no flag --tokns, is it --tokens?; ")])
+    (("generate", "--tokns", "5", "--", "--help"),
+     "unknown flag --tokns (did you mean --tokens?); ")])
 def test_an_unknown_flag_is_named_first(args, said, elsewhere, capsys):
     """argparse would take the 5 for a preset."""
     assert refused(capsys, *args).startswith(f"nanoeuler: {said}")
@@ -172,8 +173,8 @@ def test_an_empty_name_is_said_to_be_one(args, elsewhere, capsys):
 
 
 @pytest.mark.parametrize("args, words", [
-    (("train", "--threads=--"), ["--threads is --"]),
-    (("export", "x.bin", "y/" * 3000), ["a name of 6,000 characters"]),
+    (("train", "--threads=--"), ["--threads: expected a value, found --"]),
+    (("export", "x.bin", "y/" * 3000), ["a name of at most 4,096 characters, found 6,000"]),
     (("train", "--batch", 1 << 30), ["batch is 1073741824", "16777216"])])
 def test_absurd_values(args, words, elsewhere, capsys):
     refused(capsys, *args, words=words)
@@ -183,7 +184,7 @@ def test_absurd_values(args, words, elsewhere, capsys):
     (("info", "a\nb\x1b[31m.bin"), r"a\nb\x1b[31m.bin: No such file"),
     (("train", "--data", "a\rb"), r"a\rb: No such file"),
     (("train", "--out", "a\n/b.bin"), r"cannot write a\n/b.bin"),
-    (("train", "a\nb"), r"found 'a\nb'; a text is named by --data")])
+    (("train", "a\nb"), r"found 'a\nb'; name a text file with --data")])
 def test_a_name_with_a_line_end_is_one_line(args, shown, elsewhere, capsys):
     assert shown in refused(capsys, *args)
 
@@ -253,7 +254,7 @@ def test_version(capsys):
 
 @pytest.mark.parametrize("error, code, line", [
     (KeyboardInterrupt(), 130, ""), (MemoryError("9 GiB"), 2, "out of memory (9 GiB); use a small"),
-    (OSError(5, "Input/output error", "a.bin"), 2, "a.bin: Input/output error; see --out")])
+    (OSError(5, "Input/output error", "a.bin"), 2, "a.bin: Input/output error; check the path")])
 def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
     def fail(*args, **flags):
         raise error

@@ -275,7 +275,7 @@ def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
     o = ne.TrainOptions.chosen(seed=3)
     assert (o.optimizer, o.lr, o.floor, o.warmup, o.weight_decay) == ("muon", 4e-3, 0, 25, 0.1)
     refused(capsys, "train", "--data", text, "--optimizer", "adamw", "--momentum", 0.9, *FAST,
-            words=["momentum is a setting of Muon"])
+            words=["momentum is a setting of Muon; drop it"])
 
 
 def test_when_the_auxiliary_heads_are_off():
@@ -335,7 +335,8 @@ def test_moments_of_another_optimizer_are_refused(elsewhere, text, capsys):
     c.state.options["optimizer"] = "adamw"
     write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
                      "")
-    refused(capsys, "train", "--resume", "--steps", 4, words=["moments are another optimizer's"])
+    refused(capsys, "train", "--resume", "--steps", 4,
+            words=["stores moments of Muon, but its settings name another optimizer"])
 
 
 def test_a_run_begun_before_goes_on_as_it_was(elsewhere, text):

@@ -55,7 +55,7 @@ def test_a_checkpoint_does_not_replace_its_text(text, elsewhere, capsys):
 def test_what_is_no_checkpoint_is_not_offered_to_go_on(text, elsewhere, capsys):
     (elsewhere / "a.txt").write_bytes(text.read_bytes())
     line = refused(capsys, "train", "--data", "a.txt", "--out", "a.txt",
-                   words=["a.txt exists and is no checkpoint; choose another --out"])
+                   words=["a.txt exists and is not a checkpoint; choose another --out"])
     assert "--force" not in line and "--resume" not in line
 
 
@@ -65,7 +65,7 @@ def test_the_best_model_replaces_nothing_unasked(copy, text, monkeypatch, capsys
     start = ("--steps", 21, "--keep-best")
     refused(capsys, "train", "--resume", *start, words=["nanoeuler_best.bin", "--keep-best"])
     refused(capsys, "train", "--data", "nanoeuler_best.bin", "--force", *start, *FAST,
-            words=["nanoeuler_best.bin, of --keep-best, would replace what the run reads"])
+            words=["nanoeuler_best.bin of --keep-best would replace an input of the run"])
     assert (copy / "nanoeuler_best.bin").read_bytes() == b"mine"
     run("train", "--resume", *start, "--force")
     assert ne.read_checkpoint("nanoeuler_best.bin").state.step == 21
@@ -257,13 +257,14 @@ def test_interchange_replaces_nothing_that_it_reads(copy, monkeypatch, capsys):
     read = [*(copy / "here").iterdir(), *(copy / "hf").iterdir()]
     before = {path: path.read_bytes() for path in read}
     refused(capsys, "export", "here/model.safetensors", "here", "--force",
-            words=["here/model.safetensors would replace here/model.safetensors"])
+            words=["here/model.safetensors would replace its input here/model.safetensors"])
     for name in "model.safetensors", "config.json":
         refused(capsys, "import", "hf", f"hf/{name}", "--force",
-                words=[f"hf/{name} would replace hf/{name}"])
+                words=[f"hf/{name} would replace its input hf/{name}"])
     refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "hf2/config.json",
             words=["hf2/config.json", "one of the files", "--gguf"])
-    refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "", words=["--gguf", "empty name"])
+    refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "",
+            words=["--gguf", "expected a name, found an empty one"])
     assert not (copy / "hf2").exists()
     assert before == {path: path.read_bytes() for path in before}
 

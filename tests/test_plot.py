@@ -104,7 +104,7 @@ def test_a_plot_replaces_no_log(link, log, capsys):
         out = log.with_name("loss.png")
         out.symlink_to(log.name)
     for force in ([], ["--force"]):
-        refused(capsys, "plot", log, "--out", out, *force, words=["would replace", log])
+        refused(capsys, "plot", log, "--out", out, *force, words=["would replace its input", log])
     assert log.read_bytes() == before
 
 

@@ -241,7 +241,7 @@ def test_tensors_that_are_not_those_of_the_configuration(kind, small, capsys):
     CHANGED[kind](tensors)
     write_tensors(str(small), meta, tensors, "")
     for verb in "info", "chat", "sft":
-        refused(capsys, verb, small, words=[small, "not those of its configuration"])
+        refused(capsys, verb, small, words=[small, "do not match its configuration"])
 
 
 @pytest.mark.parametrize("said, word", [("int4", "int4"), ("f32", "configuration"),

@@ -314,7 +314,7 @@ def test_other_data_than_a_run_learns_are_refused(base, tmp_path, monkeypatch, c
     shutil.copy("add.json", "moved.json")
     run("sft", "--data", "add.json", "--steps", 1, *FLAGS[:4])
     refused(capsys, "sft", "--resume", "--data", tmp_path / "mine.json",
-            words=["nanoeuler_chat.bin learns add.json", "mine.json", "--out NAME"])
+            words=["nanoeuler_chat.bin trains on add.json", "mine.json", "--out NAME"])
     assert "is complete" in told("sft", "--resume", "--data", "moved.json")
 
 
@@ -471,7 +471,8 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):
             said = capsys.readouterr().out
             shown = name if folder == tmp_path else program / name
             assert f"  examples         {shown}, " in said
-            assert ("data/alpaca.json, of make data" in said) == (name == "data/instructions.json")
+            note = "to use data/alpaca.json, run make data"
+            assert (note in said) == (name == "data/instructions.json")
     run(*start, "--data", "add.json")
     assert "  examples         add.json, " in capsys.readouterr().out
 
@@ -613,7 +614,7 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(base, tuned, tmp_path,
     assert "is complete" in told("sft", "--resume")
     shutil.copy("nanoeuler.bin", "same.bin")             # by another name
     assert "is complete" in told("sft", "same.bin", "--resume")
-    for name, words in (("nanoeuler_chat.bin", "did not begin with nanoeuler_chat.bin"),
+    for name, words in (("nanoeuler_chat.bin", "did not start from nanoeuler_chat.bin"),
                         ("gone.bin", "gone.bin: No such file")):
         refused(capsys, "sft", name, "--resume", "--steps", 61,
                 words=[words, "nanoeuler_chat.bin"])

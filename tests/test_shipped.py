@@ -172,7 +172,7 @@ def test_other_verbs_do_not(box, capsys):
     assert "bundled" not in refused(capsys, "export")
     for verb, own in ("sft", "nanoeuler.bin"), ("dpo", "nanoeuler_chat.bin"):
         line = refused(capsys, verb)
-        assert f"{own}: there is none here" in line and "such as bundled" in line
+        assert f"{own}: No such file; make it first" in line and "such as bundled" in line
 
 
 @pytest.fixture

@@ -176,8 +176,8 @@ def test_the_program_and_its_tokenizer_work_alone(env, tmp_path):
     result = subprocess.run([sys.executable, "-c", PAIR.format(folder=str(pair))], cwd=work,
                             env=env, timeout=600, capture_output=True, encoding="utf-8")
     assert ok(result).splitlines()[-1] == "[0, 0, 0, 0, 2]", result.stderr
-    assert "without the folder nanoeuler_parts there is one thread" in result.stderr
-    assert "nanoeuler: it needs the folder nanoeuler_parts" in result.stderr
+    assert "without the folder nanoeuler_parts, only one thread" in result.stderr
+    assert "nanoeuler: expected the folder nanoeuler_parts" in result.stderr
     c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
     assert c.state.step == 4 and c.moments
     assert [r["step"] for r in read_log(work / "nanoeuler.jsonl") if "loss" in r] == [1, 2, 3, 4]

@@ -311,7 +311,7 @@ def test_a_text_may_move_but_not_change(text, copy, monkeypatch, capsys):
     (copy / "other.txt").write_bytes(text.read_bytes()[1:])
     run("train", "--resume", "--steps", 21, "--data", "moved.txt")
     refused(capsys, "train", "--resume", "--steps", 22, "--data", "other.txt",
-            words=["nanoeuler.bin learns moved.txt", "other.txt", "--out"])
+            words=["nanoeuler.bin trains on moved.txt", "other.txt", "--out"])
     run("train", "--resume", "--steps", 22)              # where it was last
 
 

@@ -207,7 +207,7 @@ def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
     ne.write_checkpoint("x.bin", cfg, tokenizer, ne.State(), random_flat(cfg, 1, np.float32))
     (elsewhere / "text.txt").write_bytes(b"a" * 900 + b"z" * 100)
     start = ne.read_checkpoint("x.bin")
-    with pytest.raises(ne.UserError, match="held out, has no token to predict"):
+    with pytest.raises(ne.UserError, match="held-out last 10% has no token to predict"):
         ne.Run("y.bin", start, ne.TextOptions(data="text.txt").check())
 
 
@@ -645,7 +645,7 @@ def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
 
 
 @pytest.mark.parametrize("length, words", [
-    (dict(minutes=3.0), "so 3 minutes are about 15 steps"),
+    (dict(minutes=3.0), "so 3 minutes allow about 15 steps"),
     (dict(steps=3600), "so 3,600 steps take about 12.0 hours")])
 def test_a_model_for_a_gpu_is_said_to_be_slow_on_a_cpu(length, words, monkeypatch, capsys):
     monkeypatch.setattr(ne, "seconds_of_step", lambda cfg, tokens: 12.0)

@@ -34,8 +34,8 @@ def need_picture(out, logs, force):
     for path in logs:
         need_another(out, path)
     is_older_plot = os.path.isfile(out) and is_plot(out)
-    refuse_overwrite(out, force or is_older_plot, "it is not a matplotlib plot; another --out "
-                     "keeps it")
+    refuse_overwrite(out, force or is_older_plot, "it is not a matplotlib plot; choose "
+                     "another --out")
 
 def plot(logs, out, force=False):
     """`plot`: draws the curves with matplotlib, or as letters in the terminal if it is missing."""
