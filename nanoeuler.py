@@ -3870,6 +3870,7 @@ def print_table(title, rows):
 # `Run.go`, and skip the rest, which compares settings and protects files.
 
 # ---- settings
+NEW_RUN = "to start a new run, drop --resume and add --out NAME"
 KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
 
 @dataclass
@@ -4143,7 +4144,7 @@ class Run(TrainingLoop):
         A fresh run has no text_sha256 yet, and accepts any data."""
         old = self.state.text_sha256 or digest
         need(digest == old, f"{self.data_file()} has changed: its sha256 is {digest[:12]}, "
-             f"expected {old[:12]}; restore it, or add --out NAME to start a new run")
+             f"expected {old[:12]}; restore it, or {NEW_RUN}")
         return digest
 
     def save(self, best=False):
@@ -4305,7 +4306,7 @@ def resumed(run, out, preset, file, chosen):
     names.  Only the settings in FREE may differ."""
     start = read_checkpoint(out)
     need(start.matrices == "f32", f"{out} has {start.matrices} matrices and no optimizer moments, "
-         f"so it cannot be resumed; to start a new run, add --out NAME")
+         f"so it cannot be resumed; {NEW_RUN}")
     if file is not None:
         need_source(file, out, start.state)
     stored = RunOptions.unsaid | run.Options.unsaid | start.state.options
@@ -4314,15 +4315,15 @@ def resumed(run, out, preset, file, chosen):
     settings = {name: value for name, value in stored.items()
                 if name in has or name not in ENGINE_SETTINGS}
     need(start.state.options and settings.keys() <= has,
-         f"{out} was not made by {run.verb}; to start a new run, add --out NAME")
-    with reading(f"{out} was not made by {run.verb}", "to start a new run, add --out NAME"):
+         f"{out} was not made by {run.verb}; {NEW_RUN}")
+    with reading(f"{out} was not made by {run.verb}", NEW_RUN):
         old = run.Options(**settings).check()
     need("optimizer" in has or optimizer == "adamw",
          f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
     if "data" in chosen:
         digest = sha256_of(chosen["data"])
         need(digest == start.state.text_sha256, f"{out} trains on {old.data}, and the contents of "
-             f"{chosen['data']} differ; to start a new run, add --out NAME")
+             f"{chosen['data']} differ; {NEW_RUN}")
     asked = dict(chosen)
     if preset:
         of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
@@ -4331,7 +4332,7 @@ def resumed(run, out, preset, file, chosen):
         asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
-             f"{value}, not {asked.get(name)}; drop the flag, or add --out NAME to start a new run")
+             f"{value}, not {asked.get(name)}; drop the flag, or {NEW_RUN}")
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
@@ -4456,8 +4457,8 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             if s.step >= (options.steps or s.n_steps or math.inf):
                 return print_done(out, s, engine)
             need(not refusal, refusal)
-            need(start.moments, f"{out} has no optimizer moments, so it cannot be resumed; to "
-                 f"start a new run, add --out NAME")
+            need(start.moments, f"{out} has no optimizer moments, so it cannot be resumed; "
+                 f"{NEW_RUN}")
         else:
             need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
                  f"{out} exists and is not a checkpoint; choose another --out")

@@ -7,7 +7,7 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    CONTEXT, counted, dpo_loss, is_chatml, launch, out, PreferenceLoop, RUN, setting,
+    CONTEXT, counted, dpo_loss, is_chatml, launch, NEW_RUN, out, PreferenceLoop, RUN, setting,
     start_argument,
 )
 from nanoeuler_parts.tuning.sft import has_chatml, SftRun, TuningOptions
@@ -68,7 +68,7 @@ class DpoRun(PreferenceLoop, SftRun):
         reference = np.array(self.state.reference, object)
         need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
              f"{self.out} stores the reference of {len(reference)} responses, which do not match "
-             f"{self.path}; to start a new run, add --out NAME")
+             f"{self.path}; {NEW_RUN}")
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref per row
         self.tested_reference = np.array(self.state.reference[n:])
 
