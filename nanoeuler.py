@@ -24,14 +24,14 @@ Contents
     1    Configuration                        6    Optimizer
     2    Memory: flat buffers and views       7    Batches: from a text, from examples
     3    Building blocks                      8    Training: the loop, fine-tuning, preferences
-    4.1  Matmul                               9    Inference: sampling, KV cache, draft tokens
-    4.2  Embedding                            10   Conversation: templates, chat, Python
-    4.3  RMSNorm                              11.1 Checkpoint
-    4.4  RoPE                                 11.2 Runs on disk: settings, log, --resume
-    4.5  Attention                            12   Kernels to compile
-    4.6  SwiGLU                               13   Command line
-    4.7  Cross-entropy                        14   Without nanoeuler_parts
-    5    Model: forward, backward, threads
+    4.1  Matmul                               9.1  Inference: sampling, KV cache
+    4.2  Embedding                            9.2  Replies: batches, draft tokens
+    4.3  RMSNorm                              10   Conversation: templates, chat, Python
+    4.4  RoPE                                 11.1 Checkpoint
+    4.5  Attention                            11.2 Runs on disk: settings, log, --resume
+    4.6  SwiGLU                               12   Kernels to compile
+    4.7  Cross-entropy                        13   Command line
+    5    Model: forward, backward, threads    14   Without nanoeuler_parts
 
     To understand the model, read sections 1 to 9.  The others handle conversations, files and the
     terminal.  One page shows the training loop: `TrainingLoop.train` in section 8.  Ten lines show
@@ -172,11 +172,13 @@ else:
     MR, TILE_BYTES = 8, 64                   # rows and bytes of a row of a tile (4.1)
     ROWS = DY_COLUMNS = 8 * MR
     DTYPE, HAS_BF16, QUADS = "f32", False, False
+    set_num_threads(1)                       # the plain counters (14) are not atomic
     Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 # ==== 1 Configuration ====
 # This section defines the settings of a model and the presets, from "small" to "xl".  A first
-# reader needs Config and Dims, and may skip Settings, which checks types and ranges.
+# reader needs Config and Dims.  Settings, which checks types and ranges, and the helpers that print
+# may be skipped.
 class Settings:
     """A dataclass whose fields are checked: their type, and the range in their metadata.
     A field of type int | None or float | None is None if it is not set.  Files and flags write 0
@@ -266,6 +268,30 @@ PRESETS = {
     "xl": Config(n_embd=1536, n_head=24, n_kv_head=8, head_dim=64, n_layer=48, n_hidden=5120,
                  seq_len=1024, vocab_size=16_384),       # the size of GPT-2 XL, for a GPU
 }
+
+# ---- printed text
+def counted(n, noun):
+    """A number and its noun: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+def print_table(title, rows):
+    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
+    a checkpoint, from adding rows and from controlling the terminal."""
+    print(printable(title))
+    for name, value in rows:
+        print(f"  {name:<16} {printable(str(value))}")
+    print(flush=True)
+
+MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
+
+def with_progress(parts, what):
+    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
+    printed = time.perf_counter()            # when the last line was printed
+    for i, part in enumerate(parts):
+        if time.perf_counter() - printed > MOST_SILENT:
+            printed = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part
 
 # ==== 2 Memory ====
 # A model is one flat buffer of numbers, and a table that says which tensor lies where in it.
@@ -492,6 +518,7 @@ def parts_of(memory, shapes):
 #     narrowed_transpose(x, b)     x.T                 a copy of x.T, rounded for a product with b
 #     panel_rows(K, dtype)         K                   K / 2: packed panels hold pairs of rows
 #
+# Of b only the dtype is read.  An x that is already rounded is returned as it is.
 # The matmul (4.1) calls `narrowed` for its left operand.  So forward and backward (section 5) do
 # not mention precision: the dtypes of their arrays decide it.
 BR = 32              # query rows that attention processes at once: their scores stay in L1
@@ -548,6 +575,7 @@ def _silu(x):
 #         rows, columns = slice(m, m + MR), slice(j, j + width)
 #         out[rows, columns] = x[rows] @ b[:, columns] + add * base[rows, columns]
 #
+# A tile has MR rows and `width` columns: as many numbers as two vectors, or TILE_BYTES, hold.
 # The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
 # takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
 # peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
@@ -625,13 +653,12 @@ def add_transposed_product(out, x, b):
 @jit
 def symmetric_product(out, x, b):
     """out = x b, if that is symmetric, like Y^T Y     out (N, N), x (N, K) of any strides, b (K, N)
-    Entries below the diagonal are copied from above it, which saves almost half of the tiles.  In
-    bfloat16, the caller rounds both x and b."""
-    N = len(out)
+    Entries below the diagonal are copied from above it, which saves almost half of the tiles."""
+    N, left = len(out), narrowed(x, b)
     width = TILE_BYTES // out.itemsize
     for j in range(0, N, width):
         for m in range(0, min(N, j + width), MR):
-            tile(out, out, x, b, m, j, 0)
+            tile(out, out, left, b, m, j, 0)
     for m in range(N):
         row = out[m]
         for j in range(m):
@@ -686,7 +713,7 @@ def embedding_backward(dwte, dx, tokens, c0, c1):
 
 # ==== 4.3 RMSNorm ====
 # RMSNorm divides each row by its root mean square and multiplies it by a learned gain.  A first
-# reader may skip `rounded`, which does nothing in float32, and the columns of `gain_gradient`.
+# reader may skip the columns of `gain_gradient`.
 @jit
 def rmsnorm_forward(y, rstd, x, gain, eps):
     """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
@@ -727,7 +754,7 @@ def gain_gradient(dgain, dy, x, rstd, c0):
 
 # ==== 4.4 RoPE ====
 # RoPE encodes the position of a token: it rotates pairs of entries of q and k by angles that grow
-# with the position.  A first reader may skip `value` and `rounded`, which do nothing in float32.
+# with the position.  Nothing needs to be skipped.
 def rope_table(cfg, dtype):
     """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
     D = cfg.head_dim
@@ -850,7 +877,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
 
 # ==== 4.6 SwiGLU ====
 # SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
-# A first reader may skip `value` and `rounded`, which do nothing in float32.
+# Nothing needs to be skipped.
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
@@ -1075,7 +1102,8 @@ TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
 @bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
 def shared(team, n, step):
     """The parts (i0, i1) of n items that this thread takes.  Their lengths are multiples of step,
-    except for the last part.  After the loop, all n items are done."""
+    except for the last part.  After the loop, all n items are done.  A loop must not end early, by
+    break or return: other threads would wait forever for the part that it has taken."""
     steps = (n + step - 1) // step
     size = (steps + team.share - 1) // team.share * step
     before = team.passed[0]                  # number of this loop's first part
@@ -1091,7 +1119,7 @@ def shared(team, n, step):
 
 # Threads count the parts that are taken and done in arrays of integers:
 #     fetch_add(counter, i)            counter[i]++; returns the old value
-#     next_below(counter, i, end)      the same if counter[i] < end; otherwise only returns it
+#     next_below(counter, i, end)      counter[i]++ if it is below end; returns the old value
 #     seen(counter, i)                 returns counter[i]; all that other threads wrote before
 #                                      they counted is then visible
 #     wait_until(counter, i, least)    waits until counter[i] >= least
@@ -1230,7 +1258,7 @@ class Model:
              f"cannot compute {self.dtype} products of {flat.dtype} parameters; use one dtype for "
              f"both, or bfloat16 products of float32 parameters")
         self.p = views(flat, table)
-        self.m, self.v = moments or np.zeros((2, flat.size), flat.dtype)
+        self.m, self.v = moments if len(moments) else np.zeros((2, flat.size), flat.dtype)
         self.n_decay = entries_where(cfg, lambda x: x.decays).stop         # decaying tensors first
         self.g_flat = aligned(flat.shape, flat.dtype)
         self.g = views(self.g_flat, table)
@@ -1492,10 +1520,12 @@ def lr_at(step, n_steps, lr, warmup, floor):
 Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
                             "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
 
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+
 def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
     m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    muon_settings: the fields in MUON_SETTINGS (11.2); without them AdamW updates all tensors"""
+    muon_settings: the fields in MUON_SETTINGS; without them AdamW updates all tensors"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
                     correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
@@ -1567,9 +1597,9 @@ def adamw(p, g, m, v, n_decay, hyper):
 # A gradient consists mostly of a few directions, and a step along it neglects all others.  Muon
 # gives every direction the same weight.  Let U S V^T be the singular value decomposition of the
 # averaged gradients.  Muon steps along U V^T: the nearest orthogonal matrix, whose singular values
-# are all 1.  Measure a step by its spectral norm, the most by which the matrix may change any
-# output: then U V^T is the direction of steepest descent (Bernstein & Newhouse 2024).  Muon has no
-# second moments: v stays zero.
+# are all 1.  If the length of a step is its spectral norm, the largest factor by which it can
+# stretch an input, then U V^T is the direction of steepest descent (Bernstein & Newhouse 2024).
+# Muon has no second moments: v stays zero.
 #
 # There is no need to compute U and V.  An odd polynomial of the matrix acts on the singular values
 # alone:
@@ -1604,7 +1634,7 @@ def muon_shapes(cfg, n):
                        other=(n, size),      # the result of a Newton-Schulz step
                        gram=(n, side * side),
                        square=(n, side * side),
-                       like=(n, 0, 0))       # empty: its dtype is that of the products' operands
+                       like=(n, 0, 0))       # empty; Numba passes a dtype only with an array
 
 @jit
 def nesterov(y, g, m, scale, momentum):
@@ -1819,7 +1849,7 @@ class DataSet:
     validation: Validation
     bytes_per_token: float     # of the training data
     steps: int | None          # length of the run; None: `plan` sets it by the clock
-    rows: list                 # lines of the table printed at the start: (name, value)
+    table: list                # printed at the start: (name, value)
 
 # ==== 8 Training ====
 # This section trains a model: loss, validation, the training loop, fine-tuning and preferences.  A
@@ -1847,29 +1877,60 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     return float(nats / math.log(2) / (n_bytes * share))
 
 # ---- the training loop
-MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
 ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
 FEWEST = 8           # rows; a validation on fewer rows says little
 WORSE = 1.01         # times the best validation; a worse one means that the model overfits
 
+class Progress:
+    """Measures the steps of a run in this process.  now: seconds, see `TrainingLoop.elapsed`
+    step_time: mean seconds per step, with the time between two steps.  Step 1 and the first
+    validation may include compilation.  Step 1 therefore counts only until step 2 is done, and the
+    first validation does not count at all."""
+
+    def __init__(self, now):
+        self.steps, self.has_validated = 0, False
+        self.printed = now                   # when the last line was printed
+
+    def count_step(self, seconds, now):
+        self.steps += 1
+        if self.steps == 1:
+            self.step_time, self.timed_from = seconds, now
+        else:
+            self.step_time = (now - self.timed_from) / (self.steps - 1)
+
+    def count_validation(self, seconds):
+        if not self.has_validated:
+            self.timed_from += seconds
+            self.has_validated = True
+
+    def is_due(self, step):
+        """Is it time to plan the run again, and to print a line?"""
+        return self.steps == 5 or (self.steps > 5 and step % 20 == 0)
+
 class TrainingLoop:
     """The steps of a training run.  The subclass `Run` (11.2) prepares the run.  `Run` also has
     three methods that are called here: `record` writes to the log, `sample_text` generates a
-    sample, `save_if_possible` writes a checkpoint.
+    sample, `save_if_possible` writes a checkpoint.  It sets these attributes:"""
+    model: Engine            # see section 5
+    data: DataSet            # see section 7
+    options: "RunOptions"    # see section 11.2; `train` uses TrainOptions
+    state: "State"           # see section 11.1
+    B: int                   # rows of a batch, and T tokens per row
+    T: int
+    next: tuple              # the next batch: tokens (B, T), targets (P, B, T)
+    lr: float                # peak learning rate of AdamW, at this width of the model
+    out: str                 # name of the checkpoint
+    began: float             # see `elapsed`
+    updating: bool           # True while an update changes the parameters
 
-    model: an Engine (5), data: a DataSet (7), options: TrainOptions (11.2), state: the State of a
-    checkpoint (11.1); B, T: rows of a batch and tokens per row; next: the next batch; lr: the
-    learning rate at this width"""
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     R = 1                                    # rows that stay together in a batch; 2 in DPO
-    steps_here = 0                           # in this process; a resumed run has earlier steps
-    has_validated = False                    # in this process
 
     def train(self, caught):
         """The training loop.  It ends after the last step, or after a step in which a signal came.
         caught: a list of the signals so far"""
         s, o, model, batches = self.state, self.options, self.model, self.data.batches
-        self.printed = self.elapsed()        # when the last line was printed
+        self.progress = progress = Progress(self.elapsed())
         while s.step < (s.n_steps or math.inf) and not caught:
             began = time.perf_counter()
             tokens, targets = self.next                  # (B, T), (P, B, T)
@@ -1888,11 +1949,18 @@ class TrainingLoop:
             ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,)
             self.stop_if_not_finite(ce, norm)
             s.step, self.updating = s.step + 1, False    # step and parameters agree again
+            s.tokens_seen = s.step * tokens.size
 
-            # The log, and sometimes a printed line
-            r = self.log_entry(ce, norm, hyper, weight, time.perf_counter() - began) | measures
+            # The log; every 20 steps, or after 10 seconds, a printed line
+            seconds = time.perf_counter() - began
+            r = self.log_entry(ce, norm, hyper, weight, seconds) | measures      # DPO has its loss
             self.record(**r)
-            self.report_progress(r)
+            progress.count_step(seconds, self.elapsed())
+            if progress.is_due(s.step):
+                self.plan_if_open(progress.step_time)
+            if progress.is_due(s.step) or self.elapsed() - progress.printed > MOST_SILENT:
+                progress.printed = self.elapsed()
+                self.report(r, progress.step_time)
 
             # Validation and checkpoints; after the last step, `Run.go` makes both
             if s.step != s.n_steps:
@@ -1904,47 +1972,32 @@ class TrainingLoop:
     def stop_if_not_finite(self, ce, norm):
         """Ends the run if a loss or the norm of the gradient is not finite."""
         if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {self.state.step + 1}: {self.model.first_bad_tensor()}; stopped "
-                            f"before the update, {self.out} is unchanged; start again with a "
-                            f"lower --lr and another --out")
+            raise UserError(f"step {self.state.step + 1}: {self.model.first_bad_tensor()}; the run "
+                            f"stops here, {self.out} is unchanged; start again with a lower --lr "
+                            f"and another --out")
 
     def log_entry(self, ce, norm, hyper, weight, seconds):
         """The log record of the step that has just ended.
         ce (P,): mean loss of each head; weight (B, P), from `ce_weights`"""
         s, data = self.state, self.data
-        s.tokens_seen = s.step * self.B * self.T
         n_read = data.batches.n_read((s.step - 1) * self.B, self.B)      # without padding
         trained = weight.any(0)              # (P,): heads with a weight
         return {"step": s.step, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
                 "norm": norm, "bits_per_byte": ce[0] / math.log(2) / data.bytes_per_token,
                 "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps}
 
-    def report_progress(self, r):
-        """Runs after each step: plans the length of a run in minutes, and prints the log record r
-        when a line is due, at the latest after MOST_SILENT seconds.
-        step_time is the mean of the steps in this process, with the time between them.  Step 1 may
-        include compilation, so it counts only until step 2 is done."""
+    def plan_if_open(self, step_time):
+        """Plans the length of a run that trains for minutes, until its last tenth begins."""
         s = self.state
-        self.steps_here += 1
-        if self.steps_here == 1:
-            step_time, self.timed_from = r["ms"] / 1e3, self.elapsed()
-        else:
-            step_time = (self.elapsed() - self.timed_from) / (self.steps_here - 1)
-        is_due = self.steps_here == 5 or (self.steps_here > 5 and s.step % 20 == 0)
         in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-        if is_due and not self.data.steps and not in_last_tenth:
+        if not self.data.steps and not in_last_tenth:
             self.plan(step_time)
-        if is_due or self.elapsed() - self.printed > MOST_SILENT:
-            self.printed = self.elapsed()
-            self.report(r, step_time)
 
     def validate_midway(self):
         """Estimates the loss of held-out text, samples a text, and prints and records both."""
         s, began = self.state, self.elapsed()
         estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
-        if not self.has_validated:           # the first may include compilation: not counted
-            self.timed_from += self.elapsed() - began
-            self.has_validated = True
+        self.progress.count_validation(self.elapsed() - began)
         self.record(step=s.step, sample=sample)
         print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}", flush=True)
         self.compare(s.bits_per_byte)
@@ -2065,8 +2118,8 @@ def dpo_loss(ce, reference, beta):
     ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
     -> measures, means over the n pairs, and d loss / d CE (2n,)
     accuracy: the share of pairs with m > 0; a tie counts half.  kl: log ref(y)/pi(y), nats per
-    response.  It would estimate KL(ref || pi) if ref had sampled y.  It needs no sampling, and may
-    be negative."""
+    response.  It is a cheap stand-in for KL(ref || pi), exact only if ref had sampled y.  It may be
+    negative."""
     with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
         log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
         margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
@@ -2079,6 +2132,7 @@ def dpo_loss(ce, reference, beta):
 
 class PreferenceLoop(TrainingLoop):
     """The training loop on pairs of responses, with `dpo_loss` as its loss."""
+    learned_reference: np.ndarray            # -log ref of each row of the training pairs
 
     def losses(self, examples, rows):
         """-log pi of the responses in these rows, (B,), computed one micro-batch at a time."""
@@ -2103,16 +2157,16 @@ class PreferenceLoop(TrainingLoop):
         weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
         return weight, measures
 
-# ==== 9 Inference ====
+# ==== 9.1 Inference ====
 # This section generates text.  `generate` is the whole idea, and `sample` picks a token.  The rest
-# makes it fast: a decoder with a KV cache, batches of sequences, and draft tokens.  A first reader
-# may stop after `sample`, or read on to `decode_step`, and skip `Pace`.
+# makes it fast: a decoder with a KV cache, for many sequences at once.  A first reader may stop
+# after `sample`, or read on to `decode_step`.
 
 # ---- one text
 def generate(decoder, prompt, n, rng, sampling, end=None):
     """Yields up to n tokens that continue the prompt's ids.  The id `end` ends the text and is not
     yielded.  rng: its method random() returns numbers from [0, 1).  sampling: see `sample`.
-    Penalties, stop texts and draft tokens belong to `Reply`, below."""
+    A `Reply` (9.2) has the same tokens, faster, and adds penalties, stop texts and draft tokens."""
     need(len(prompt), NO_TOKEN)
     ids = prompt
     for _ in range(n):
@@ -2129,7 +2183,8 @@ NO_TOKEN = ("the prompt has no tokens: it is empty, or the tokenizer knows none 
 # ---- sampling
 def sample(logits, rng, o):
     """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p.
-    logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used"""
+    logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used.  Each
+    restriction is applied to the probabilities of all tokens, and the strictest one decides."""
     best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
     if not math.isfinite(logits[best]):
         raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
@@ -2726,6 +2781,10 @@ def steps_of(pieces):
         free -= len(ids)
     yield step
 
+# ==== 9.2 Replies ====
+# A `Reply` is a text that is being generated.  This section generates many replies at once, and
+# speeds up each one by draft tokens.  A first reader may skip it all, and `Pace` in any case.
+
 # ---- a reply
 def rng_of(seed, prompt=0, answer=0):
     """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
@@ -2879,6 +2938,8 @@ def prompt_lookup(tokens, k):
 TRIAL = 4, 8         # the steps of a trial: first with drafts requested, then without
 CHANCE = 0.6         # after n steps with drafts a token may cost 1 + CHANCE / sqrt(n) times as much
 
+TimedStep = namedtuple("TimedStep", "seconds tokens found")      # found: did it read any drafts?
+
 @dataclass
 class Pace:
     """Measures the time of generation, and decides whether drafts pay, from the seconds and tokens
@@ -2892,7 +2953,7 @@ class Pace:
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
     asked: int = 0                           # number of drafts requested for the next step
     lately: dict = field(default_factory=lambda: {False: deque(maxlen=8), True: deque(maxlen=16)})
-    # {were drafts requested?: (seconds, tokens, were some found?) of the last steps of that kind}
+    # {were drafts requested?: the TimedSteps of the last steps of that kind}
     pays: bool = True                        # do drafts pay, as far as is known?
     trial: int = 0                           # the step in which the last trial began
     until_trial: int = 64                    # steps from that step to the next trial
@@ -2905,18 +2966,18 @@ class Pace:
         self.tokens += tokens
         self.steps += 1
         if not reading:
-            self.lately[asked].append((seconds, tokens, found))
+            self.lately[asked].append(TimedStep(seconds, tokens, found))
 
     def seconds_a_token(self, asked):
-        """Recent seconds per token, of steps with drafts requested if asked, otherwise of steps
-        without.  Each step counts as the median of its kind, because some steps stall.  On a GPU a
-        step stalls if it was not queued ahead: the first two steps after drafting stops, and steps
-        for which drafts were requested in vain."""
+        """Seconds per token over recent steps, either with drafts requested (asked) or without.
+        The time of each step is replaced by the median of its kind, so that a stall does not count.
+        On a GPU, a step that was not queued ahead stalls.  These are the first two steps after
+        drafting stops, and the steps for which no draft was found."""
         steps, total = self.lately[asked], 0.0
         for found in False, True:
-            seconds = sorted(step[0] for step in steps if step[2] == found)
+            seconds = sorted(step.seconds for step in steps if step.found == found)
             total += len(seconds) * seconds[len(seconds) // 2] if seconds else 0.0
-        return total / max(1, sum(step[1] for step in steps))
+        return total / max(1, sum(step.tokens for step in steps))
 
     def drafts(self, reader, sampling):
         """The number of drafts to request for the next step: sampling.speculate, or if that is -1
@@ -3604,8 +3665,8 @@ def chat(file=None, decoder=Decoder, **chosen):
 
 # ==== 11.1 Checkpoint ====
 # A checkpoint is one file with everything that a run needs to resume: the weights, the optimizer's
-# moments, the tokenizer and the state of the run.  A first reader may skip the plain versions, the
-# int8 format and the checks of files.
+# moments, the tokenizer and the state of the run.  A first reader may skip the int8 format and the
+# checks of files.
 
 # ---- a run's state, its tensors and moments
 @dataclass
@@ -3820,18 +3881,13 @@ def read_checkpoint(path, moments=True):
              f"its tokenizer has {tokenizer.vocab_size} tokens, but its model has {cfg.vocab_size}")
     return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
 
-# ---- overwriting files, and printing tables
+# ---- overwriting files
 def refuse_overwrite(path, force, remedy="choose another name"):
     """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else."""
     if os.path.exists(path):
         what = "a directory" if os.path.isdir(path) else "not a regular file"
         need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
         need(force, f"{path} exists; {remedy}, or replace it with --force")
-
-def need_another(path, source):
-    """Rejects an output path that is also the input, even with --force."""
-    need(os.path.realpath(path) != os.path.realpath(source),
-         f"{path} would replace its input {source}; choose another name")
 
 def begins_as_checkpoint(path):
     """Is this file a NanoEuler checkpoint?  Only its first 64 bytes are read."""
@@ -3851,18 +3907,6 @@ def need_own_best(path, state):
     same_best = kept and state.best and (kept.step, kept.best) == (state.best_step, state.best)
     need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
          f"replace it; rename it, or replace it with --force")
-
-def counted(n, noun):
-    """A number and its noun: 1 thread, 2,000 threads."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-def print_table(title, rows):
-    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
-    a checkpoint, from adding rows and from controlling the terminal."""
-    print(printable(title))
-    for name, value in rows:
-        print(f"  {name:<16} {printable(str(value))}")
-    print(flush=True)
 
 # ==== 11.2 Runs on disk ====
 # A `Run` adds the data, the log and the checkpoints to the training loop of section 8, and --resume
@@ -3907,7 +3951,7 @@ class RunOptions(Settings):
                         "model")
     dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
                          "bfloat16; empty: the faster one on this machine")
-    data: str = ""             # the file to train on; subclasses give it a default and a help text
+    data: str = setting("", 0, 0)            # the file to train on; subclasses have a default
 
     given = frozenset()        # names of the settings passed to `chosen`
 
@@ -3956,7 +4000,6 @@ class TextOptions(RunOptions):
 ADAMW_DEFAULTS = {f.name: f.default for f in fields(TextOptions)
                   if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
 ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
-MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 @dataclass
 class TrainOptions(TextOptions):
@@ -4011,15 +4054,6 @@ def beside_program(path):
     places = path, os.path.join(folder, path), os.path.join(folder, f"nanoeuler_{path}")
     return next(filter(os.path.exists, places), path)
 
-def with_progress(parts, what):
-    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
-    printed = time.perf_counter()            # when the last line was printed
-    for i, part in enumerate(parts):
-        if time.perf_counter() - printed > MOST_SILENT:
-            printed = time.perf_counter()
-            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
-        yield part
-
 class Run(TrainingLoop):
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb = "train"                           # on the command line
@@ -4073,7 +4107,7 @@ class Run(TrainingLoop):
                       f"{cfg.n_head} query and {cfg.n_kv_head} key/value heads, "
                       f"SwiGLU {cfg.n_hidden}, "
                       f"{counted(cfg.n_mtp, 'output head')}"),
-            *self.data.rows, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
+            *self.data.table, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             *self.rows_of_optimizer(),
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
@@ -4132,12 +4166,12 @@ class Run(TrainingLoop):
         fewer = ""
         if tokenizer.vocab_size < cfg.vocab_size:
             fewer = f" instead of {cfg.vocab_size:,} (the text has no more pairs to merge)"
-        rows = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
-                ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
-                              f"bytes per token")]
+        table = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
+                 ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
+                               f"bytes per token")]
         return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
                        validation=Validation(x, targets[0], len(val)),
-                       bytes_per_token=bytes_per_token, steps=o.steps, rows=rows)
+                       bytes_per_token=bytes_per_token, steps=o.steps, table=table)
 
     def same_data(self, digest):
         """Returns the digest, after a check that a resumed run has the data it was started with.
@@ -4149,8 +4183,8 @@ class Run(TrainingLoop):
 
     def save(self, best=False):
         """Writes the checkpoint; with best=True, the model without moments in NAME_best.bin.
-        If the checkpoint of an older run is still in place (--force), best=True replaces that one
-        first, so that files of two runs never lie side by side."""
+        With --force, the first save always writes the checkpoint, too.  Otherwise a new best model
+        would lie beside the checkpoint of the older run."""
         self.state.elapsed = self.elapsed()
         flat, *moments = self.model.buffers()
         if not best or self.pending_log:
@@ -4177,11 +4211,11 @@ class Run(TrainingLoop):
                   f"continues and saves again in {counted(self.options.save_every, 'step')}",
                   file=sys.stderr, flush=True)
 
-    def continuation(self, n, prompt, **sampling):
+    def continuation(self, n, prompt, temperature=Sampling.temperature):
         """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""
         rng = np.random.default_rng(self.state.step)
         end = self.tokenizer.specials.get(self.state.eos)
-        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(**sampling), end)
+        ids = generate(self.model.decoder(), prompt, n, rng, Sampling(temperature), end)
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
     def sample_text(self, n):
@@ -4267,7 +4301,7 @@ def signals_caught():
         signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):   # no print: the signal may have interrupted one
             os.write(2, b"\nstopping after this step, and saving; "
-                        b"a second Ctrl-C stops at once, unsaved\n")
+                        b"the same signal again stops at once, unsaved\n")
 
     before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -4574,14 +4608,6 @@ def checkpoint(default):
     return arg("file", nargs="?", type=model_name, default=default,
                help=f"checkpoint to read; {BUNDLED}: the bundled model")
 
-def start_argument(run):
-    """The argument for the checkpoint that a run begins with.  It is absent by default, because
-    --resume compares only a checkpoint that is named."""
-    return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
-               help=f"checkpoint whose weights the run starts from; {BUNDLED}: the bundled model "
-                    f"(default: {run.begins_with})")
-
-FILE = checkpoint("nanoeuler.bin")
 MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
             help=f"checkpoint to use; {BUNDLED}: the bundled model (default: the newest model in "
                  f"this folder, or else {BUNDLED})")
@@ -4751,8 +4777,6 @@ def run_verb(verbs, text, argv=None):
         return 2
 
 SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
-CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # of a model that exists already
-HEADS = [f for f in SHAPE if f.name == "n_mtp"]
 
 # Name, the module that declares its arguments (`add_verbs`), help
 VERBS = [
@@ -4881,12 +4905,13 @@ if not nanoeuler_parts:
         """Does nothing: Numba compiles each kernel at its first call."""
 
     # ---- files: the same formats.  They hold every text in memory, do not check files for damage,
-    # and do not lock a checkpoint against a second run.
+    # and do not lock a checkpoint against a second run.  They do not keep the log of an older run,
+    # and do not remove the lines of steps after the checkpoint that --resume continues.
     DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
     LARGE = 1 << 62
 
     class WriteError(UserError):
-        """A file cannot be written."""
+        """A file cannot be written.  A later attempt may succeed."""
 
     def write_tensors(path, meta, tensors, remedy):
         """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
@@ -4902,9 +4927,12 @@ if not nanoeuler_parts:
         data = b"".join(map(bytes, tensors.values()))
         digest = hashlib.sha256(header + data).hexdigest()
         before, _, after = header.rpartition(no_hash.encode())
-        with open(f"{path}.tmp", "wb") as f:
-            f.write(len(header).to_bytes(8, "little") + before + digest.encode() + after + data)
-        os.replace(f"{path}.tmp", path)
+        try:
+            with open(f"{path}.tmp", "wb") as f:
+                f.write(len(header).to_bytes(8, "little") + before + digest.encode() + after + data)
+            os.replace(f"{path}.tmp", path)
+        except OSError as e:
+            raise WriteError(f"cannot write {path}: {e.strerror}; {remedy}") from e
 
     def map_tensors(path, kinds=()):
         """Reads (metadata, {name: array}) of a checkpoint"""
@@ -4946,10 +4974,13 @@ if not nanoeuler_parts:
         return f"{out.removesuffix('.bin')}.jsonl"
 
     def log_identity(log):
-        return ""
+        """The SHA-256 of the first line of a log, or "" if it has none"""
+        with open(log, "rb") as f:
+            line = f.readline()
+        return hashlib.sha256(line).hexdigest() if line else ""
 
     def free_log(log):
-        return log
+        return f"{log}.new"
 
     def keep_aside(log):
         pass
@@ -4958,4 +4989,4 @@ if not nanoeuler_parts:
         pass
 
     def open_log(path, step):
-        return open(path, "ab")
+        return open(path, "ab" if step else "wb")        # a new run begins a new log

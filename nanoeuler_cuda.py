@@ -6056,12 +6056,12 @@ def i_verb(add):
     add(on_gpu(ne.generate_text, decoder=Decoder), *ne.TO_GENERATE, settings=fields(ne.Sampling))
 
 def s_verb(add):
-    add(stage(SftRun), ne.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
-        settings=fields(SftRun.Options), shape=ne.CONTEXT)
+    add(stage(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
+        settings=fields(SftRun.Options), shape=sft.CONTEXT)
 
 def d_verb(add):
-    add(stage(DpoRun), ne.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
-        settings=fields(DpoRun.Options), shape=ne.CONTEXT)
+    add(stage(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
+        settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def c_verb(add):
     add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.ChatSampling))

@@ -45,7 +45,7 @@ class Start(ne.Run):
     def save_if_possible(self, best=False):
         pass
 
-    def report_progress(self, r):
+    def report(self, r, step_time):
         pass
 
 

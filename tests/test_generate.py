@@ -123,6 +123,15 @@ def test_alone_and_in_a_batch(speculate, all_threads):
         assert [tokens for tokens, _ in got] == want
 
 
+@pytest.mark.parametrize("chosen", [dict(), dict(temperature=0.0), dict(top_k=5), dict(top_p=0.7),
+                                    dict(min_p=0.1, speculate=3)], ids=str)
+def test_ten_lines_generate_what_a_reply_does(chosen):
+    """Also where the context slides"""
+    flat, prompt, o = repetitive(), [5, 6, 7], ne.Sampling(**chosen)
+    plain = ne.generate(ne.Decoder(CFG, flat), prompt, 90, ne.rng_of(2), o)
+    assert [*plain] == sampled(ne.Decoder(CFG, flat), prompt, 90, ne.rng_of(2), o)
+
+
 def test_greedy_drafts_against_the_plain_model():
     """The likeliest token each time, by a forward pass in NumPy."""
     flat, text = repetitive(), [5, 6, 7]

@@ -4,7 +4,7 @@ import glob
 import os
 import time
 
-from bpe import UserError
+from bpe import need, UserError
 
 FORGOTTEN = 3600             # seconds; an older temporary file was left by a process that died
 
@@ -43,3 +43,8 @@ def replacing(path, remedy):
             raise WriteError(f"cannot write {path}: {reason}; an existing file is unchanged; "
                              f"{remedy}") from None
         raise
+
+def need_another(path, source):
+    """Rejects an output path that is also the input, even with --force."""
+    need(os.path.realpath(path) != os.path.realpath(source),
+         f"{path} would replace its input {source}; choose another name")

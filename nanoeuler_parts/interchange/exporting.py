@@ -2,9 +2,9 @@
 import os
 
 from bpe import need
-from nanoeuler import arg, FILE, file_name, FORCE, need_another, read_checkpoint, refuse_overwrite
+from nanoeuler import arg, checkpoint, file_name, FORCE, read_checkpoint, refuse_overwrite
 from nanoeuler_parts.files.safetensors import note_large
-from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.files.writing import need_another, replacing
 from nanoeuler_parts.interchange.gguf import write_gguf
 from nanoeuler_parts.interchange.huggingface import (
     export_folder, llama_files, need_folder, WEIGHTS_OF_LLAMA,
@@ -36,7 +36,7 @@ def export(file, folder, gguf, matrices, force):
         export_folder(c, folder)
 
 def export_verb(add):
-    add(export, FILE,
+    add(export, checkpoint("nanoeuler.bin"),
         arg("folder", nargs="?", type=file_name, help="Hugging Face directory to write; "
             "omitted: none"), FORCE,
         arg("--gguf", type=file_name, help="GGUF file to write; omitted: none"),

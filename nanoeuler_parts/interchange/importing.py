@@ -7,10 +7,11 @@ import numpy as np
 
 from bpe import need, reading
 from nanoeuler import (
-    aligned, arg, file_name, FORCE, Model, n_params, named, need_another, refuse_overwrite, State,
-    tensor_shapes, typed, write_checkpoint,
+    aligned, arg, file_name, FORCE, Model, n_params, named, refuse_overwrite, State, tensor_shapes,
+    typed, write_checkpoint,
 )
 from nanoeuler_parts.files.safetensors import need_finite, note_large
+from nanoeuler_parts.files.writing import need_another
 from nanoeuler_parts.interchange.gguf import llama_of_gguf
 from nanoeuler_parts.interchange.huggingface import folder_of_hub, IN_HUB, llama_of_folder
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    aligned, arg, counted, file_name, FORCE, HEADS, Model, model_name, n_params, named,
-    read_checkpoint, refuse_overwrite, typed, write_checkpoint,
+    aligned, arg, counted, file_name, FORCE, Model, model_name, n_params, named, read_checkpoint,
+    refuse_overwrite, SHAPE, typed, write_checkpoint,
 )
 from nanoeuler_parts.files.safetensors import note_large
+
+HEADS = [f for f in SHAPE if f.name == "n_mtp"]          # the only flag of a model's shape
 
 def with_heads(c, n_mtp):
     """The Checkpoint with its first n_mtp heads only, and without moments"""

@@ -6,8 +6,9 @@ import sys
 import numpy as np
 
 from bpe import regular, UserError
-from nanoeuler import arg, FORCE, need_another, out, refuse_overwrite
+from nanoeuler import arg, FORCE, out, refuse_overwrite
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.writing import need_another
 
 LETTERS = string.ascii_letters               # each stands for a curve in the terminal
 

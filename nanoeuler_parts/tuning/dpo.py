@@ -7,10 +7,11 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    CONTEXT, counted, dpo_loss, is_chatml, launch, NEW_RUN, out, PreferenceLoop, RUN, setting,
-    start_argument,
+    counted, dpo_loss, is_chatml, launch, NEW_RUN, out, PreferenceLoop, RUN, setting,
 )
-from nanoeuler_parts.tuning.sft import has_chatml, SftRun, TuningOptions
+from nanoeuler_parts.tuning.sft import (
+    CONTEXT, has_chatml, SftRun, start_argument, TuningOptions,
+)
 
 @dataclass
 class DpoOptions(TuningOptions):

@@ -1,5 +1,6 @@
 """The verb `sft`: supervised fine-tuning on examples, with the loss on answers alone.  The verb
 `dpo` builds on it."""
+import argparse
 import math
 import sys
 from dataclasses import dataclass, fields
@@ -9,15 +10,24 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    alpaca_instruction, CHATML, chatml_row, CHATML_TOKENS, CONTEXT, counted, DataSet,
-    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, out, RUN, Run, RunOptions,
-    setting, start_argument, TEMPLATES, Validation, with_progress,
+    alpaca_instruction, arg, BUNDLED, CHATML, chatml_row, CHATML_TOKENS, counted, DataSet,
+    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, model_name, out, RUN, Run,
+    RunOptions, setting, SHAPE, TEMPLATES, Validation, with_progress,
 )
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, held_out, is_conversation, prompt_of, question_hash, read_examples,
     words_of,
 )
+
+CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # the only flag of a model's shape
+
+def start_argument(run):
+    """The argument for the checkpoint that a run begins with.  It is absent by default, because
+    --resume compares only a checkpoint that is named."""
+    return arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
+               help=f"checkpoint whose weights the run starts from; {BUNDLED}: the bundled model "
+                    f"(default: {run.begins_with})")
 
 @dataclass
 class TuningOptions(RunOptions):
@@ -211,7 +221,7 @@ class SftRun(Run):
             path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
             validation=Validation(tokens, targets[0], n_bytes(val, self.answers[:1])),
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
-            rows=[("examples", f"{self.path}, {n:,} for training, {held}"),
+            table=[("examples", f"{self.path}, {n:,} for training, {held}"),
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
                   ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
                                f"{n_empty:,} empty")],
