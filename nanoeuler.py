@@ -35,7 +35,7 @@ Contents
 
     To understand the model, read sections 1 to 9.  The others handle conversations, files and the
     terminal.  One page shows the training loop: `TrainingLoop.train` in section 8.  Ten lines show
-    how a model generates text: `generate` at the beginning of section 9.
+    how a model generates text: `generate` at the beginning of section 9.1.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.

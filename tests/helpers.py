@@ -242,7 +242,7 @@ def outcome(folder, name="nanoeuler"):
     return Outcome(s.kind, s.step, s.tokens_seen, s.bits_per_byte, s.reference, arrays, log)
 
 
-def signalled(number, step, *args, cwd, after="advance"):
+def signalled(number, step, *args, cwd, after="log_entry"):
     """A run that gets a signal, SIGKILL or another one, at a step: as soon as this method of Run
     returns.  After `advance` the step is not recorded, after `record` it is not saved."""
     started = warm_command(after, step, int(number), *args, program="tests/signalled.py")

@@ -20,7 +20,7 @@ CLASSES = {"Speaker": ne.Speaker, "Model": ne.Model, "Decoder": ne.Decoder,
 def documented(parameters):
     """{name: its default as Python, "" if there is none} of "(a, b=1, *, c, **d)" """
     a = ast.parse(f"def f{parameters}: pass").body[0].args
-    names = [x.arg for x in a.posonlyargs + a.args]
+    names = [x.arg for x in a.posonlyargs + a.args] + ([f"*{a.vararg.arg}"] if a.vararg else [])
     defaults = [""] * (len(names) - len(a.defaults)) + [ast.unparse(x) for x in a.defaults]
     found = dict(zip(names, defaults, strict=True))
     for x, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
@@ -35,7 +35,8 @@ def actual(call):
             continue
         factory = p.default.__class__.__name__ == "_HAS_DEFAULT_FACTORY_CLASS"
         default = "[]" if factory else getattr(p.default, "__name__", repr(p.default))
-        name = f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name
+        stars = {p.VAR_KEYWORD: "**", p.VAR_POSITIONAL: "*"}.get(p.kind, "")
+        name = stars + p.name
         found[name] = "" if p.default is p.empty else default
     return found
 

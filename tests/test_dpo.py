@@ -186,7 +186,7 @@ GOOD = dict(instruction="Sing.", input="", chosen="La.", rejected="No.")
 @pytest.mark.parametrize("lines, words", [
     ([json.dumps(GOOD), "", '{"instruction": "a", '], ["line 3: Expecting"]),
     ([json.dumps(GOOD), "7"], ["line 2", "int", "object"]),
-    (["{}"], ["line 1", "instruction is missing, or null"]),
+    (["{}"], ["line 1", "instruction is missing or null"]),
     ([json.dumps({**GOOD, "chosen": None})], ["line 1", "chosen is missing or null"]),
     ([json.dumps(dict(instruction="a", output="b"))], ["line 1", "chosen is missing", "rejected"]),
     ([json.dumps([GOOD, {"instruction": "a", "chosen": "b"}])],

@@ -262,7 +262,7 @@ def test_interchange_replaces_nothing_that_it_reads(copy, monkeypatch, capsys):
         refused(capsys, "import", "hf", f"hf/{name}", "--force",
                 words=[f"hf/{name} would replace its input hf/{name}"])
     refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "hf2/config.json",
-            words=["hf2/config.json", "one of the files", "--gguf"])
+            words=["hf2/config.json is also an output file in hf2", "--gguf"])
     refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "",
             words=["--gguf", "expected a name, found an empty one"])
     assert not (copy / "hf2").exists()
@@ -551,7 +551,7 @@ def test_file_size_limit_keeps_the_old_checkpoint(copy, monkeypatch):
     code = LIMITED.format(root=str(ROOT), limit=len(before) // 2)
     result = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True,
                             encoding="utf-8", timeout=200)
-    complains(result, "nanoeuler.bin", "untouched", "--out")
+    complains(result, "nanoeuler.bin", "an existing file is unchanged", "--out")
     assert (copy / "nanoeuler.bin").read_bytes() == before
     assert not list(copy.glob("*.tmp"))
     monkeypatch.chdir(copy)

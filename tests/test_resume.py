@@ -50,11 +50,11 @@ def ready(base, text, tmp_path_factory):
 @pytest.fixture(scope="module", params=STAGES)
 def stage(request, ready):
     """A stage, and how it ends if nobody disturbs it."""
-    out, runs, learn = request.param, [], ne.Run.learn
+    out, runs, train = request.param, [], ne.Run.train
     start, folder = STAGES[out], ready(out)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(ne.Run, "learn", lambda run, caught: (runs.append(run), learn(run, caught)))
+        patch.setattr(ne.Run, "train", lambda run, caught: (runs.append(run), train(run, caught)))
         told(*start)
     run, = runs
     epoch = run.data.batches.n * run.R / run.B           # steps
@@ -73,8 +73,8 @@ def test_killed_at_any_point_of_a_step(stage, ready):
     """SIGKILL before there is a checkpoint, between record and checkpoint, right behind one, and in
     the third epoch.  Then two threads go on."""
     folder, args = ready(stage.out), (*stage.start, "--threads", 1)
-    for after, step, logged, saved in (("advance", 4, 3, 0), ("record", 10, 10, 0),
-                                       ("save", 20, 20, 20), ("advance", 28, 27, 20)):
+    for after, step, logged, saved in (("log_entry", 4, 3, 0), ("record", 10, 10, 0),
+                                       ("save", 20, 20, 20), ("log_entry", 28, 27, 20)):
         result = signalled(signal.SIGKILL, step, *args, cwd=folder, after=after)
         assert result.returncode == -signal.SIGKILL, (after, step, result.stderr)
         assert left_at(folder, stage.out) == (logged, saved)

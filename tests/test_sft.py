@@ -385,7 +385,7 @@ def test_what_a_run_prints_and_writes(tuned):
     held_out = [e for e in ADD if is_held_out(e)]
     asked = [e for e in held_out if f"> {e['instruction']}" in out.split("ETA 0:00")[-1]]
     assert len(asked) == 1 and len(held_out) >= 1
-    assert f"add.json, {len(ADD) - len(held_out)} and {len(held_out)} held out" in out
+    assert f"add.json, {len(ADD) - len(held_out)} for training, {len(held_out)} held out" in out
     assert re.search(r"left out +0 examples", out)
     assert f"{STARTED} chat nanoeuler_chat.bin" in out
     o = outcome(tuned, "nanoeuler_chat")
