@@ -35,7 +35,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data release help clean
+.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -62,6 +62,9 @@ chat: $(RUN_DEPS)  ## talk to the newest model here, or to another: MODEL=FILE, 
 serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
 	$(HOW_TO_CHOOSE)
 	$(PY) nanoeuler.py serve $(MODEL) $(ARGS)
+
+tour: $(RUN_DEPS)  ## draw the pictures of docs/tour again
+	$(PY) bench/make_tour.py $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)

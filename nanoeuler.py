@@ -33,6 +33,7 @@ Contents
     4.7  Cross-entropy                        13   Command line
     5    Model: forward, backward, threads    14   Without nanoeuler_parts
 
+    New to language models?  docs/tour explains them in ten pages, and uses the code of this file.
     To understand the model, read sections 1 to 9.  The others handle conversations, files and the
     terminal.  One page shows the training loop: `TrainingLoop.train` in section 8.  Ten lines show
     how a model generates text: `generate` at the beginning of section 9.1.
@@ -690,6 +691,7 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
                         tile(rows, rows, left, right, 0, j, 1)
 
 # ==== 4.2 Embedding ====
+# Tour: docs/tour/04_softmax.md
 # The forward pass copies the row of wte that belongs to a token.  The backward pass adds gradients
 # to the same row of dwte; a first reader may skip how threads share its columns, c0 to c1.
 @jit
@@ -712,6 +714,7 @@ def embedding_backward(dwte, dx, tokens, c0, c1):
                 entry[c] += row[c]
 
 # ==== 4.3 RMSNorm ====
+# Tour: docs/tour/05_rmsnorm.md
 # RMSNorm divides each row by its root mean square and multiplies it by a learned gain.  A first
 # reader may skip the columns of `gain_gradient`.
 @jit
@@ -753,6 +756,7 @@ def gain_gradient(dgain, dy, x, rstd, c0):
             dgain[c] += dy_row[c] * row[c] * r
 
 # ==== 4.4 RoPE ====
+# Tour: docs/tour/06_attention.md
 # RoPE encodes the position of a token: it rotates pairs of entries of q and k by angles that grow
 # with the position.  Nothing needs to be skipped.
 def rope_table(cfg, dtype):
@@ -778,6 +782,7 @@ def rope(qkv, cos, sin, n_heads, sign):
                 hi[i] = rounded(y * cos_t[i] + x * sine, hi)
 
 # ==== 4.5 Attention ====
+# Tour: docs/tour/06_attention.md
 # This is causal attention in which H / G query heads share one key/value head.  A first reader may
 # skip packing, `narrowed` and the blocks, and read each product as if one block had all T rows.
 #
@@ -876,6 +881,7 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
                 add_transposed_product(dv, P, do[t0:t1, q:q + D])
 
 # ==== 4.6 SwiGLU ====
+# Tour: docs/tour/07_euler.md
 # SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
 # Nothing needs to be skipped.
 @jit
@@ -903,6 +909,7 @@ def swiglu_backward(gate_up, dy):
             up[f] = rounded(row[f] * z * sigma, up)
 
 # ==== 4.7 Cross-entropy ====
+# Tour: docs/tour/04_softmax.md
 # One kernel computes the loss of each token and replaces the logits by their gradients.  A first
 # reader may skip targets of -1, which mark positions without a loss.
 @jit
@@ -930,6 +937,7 @@ def cross_entropy(nll, logits, targets, weight):
         row[y] -= scale
 
 # ==== 5 Model ====
+# Tour: docs/tour/07_euler.md (forward) and 08_backward.md
 # This section joins the kernels into the forward pass, the loss and the backward pass, lets threads
 # share them, and wraps them in `Model`.  A first reader may read `forward`, `loss`, `backward` and
 # `matrix_gradient` alone.
@@ -1503,6 +1511,7 @@ class Engine(Protocol):
         """The tensor of the last step that is not finite, in words"""
 
 # ==== 6 Optimizer ====
+# Tour: docs/tour/09_training.md
 # This section holds the learning-rate schedule, gradient clipping, and two optimizers: AdamW, and
 # Muon for the matrices of the layers.  A first reader may read `lr_at` and AdamW, and skip Muon.
 
@@ -1852,6 +1861,7 @@ class DataSet:
     table: list                # printed at the start: (name, value)
 
 # ==== 8 Training ====
+# Tour: docs/tour/09_training.md, and 10_answers.md for fine-tuning and preferences
 # This section trains a model: loss, validation, the training loop, fine-tuning and preferences.  A
 # first reader may read `TrainingLoop.train`, the training loop, and skip what follows it.
 
@@ -2158,6 +2168,7 @@ class PreferenceLoop(TrainingLoop):
         return weight, measures
 
 # ==== 9.1 Inference ====
+# Tour: docs/tour/01_talk.md, and 10_answers.md for the KV cache and draft tokens
 # This section generates text.  `generate` is the whole idea, and `sample` picks a token.  The rest
 # makes it fast: a decoder with a KV cache, for many sequences at once.  A first reader may stop
 # after `sample`, or read on to `decode_step`.
@@ -4738,7 +4749,8 @@ def typed(program):
 # Optional packages and their versions, as in pyproject.toml: {module: argument of pip install}
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
             "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4",
-            "starlette": "starlette>=1,<2", "uvicorn": "uvicorn>=0.38,<1"}
+            "markdown_it": "markdown-it-py>=3,<5", "starlette": "starlette>=1,<2",
+            "uvicorn": "uvicorn>=0.38,<1"}
 
 def problem(e):
     """The cause of an error and its remedy, in one line"""

@@ -1,0 +1,175 @@
+"""The pages of docs/tour: every snippet runs, prints what the page shows, and terms are defined.
+
+A page is a sequence of ```python blocks that share one session, in the folder of the clone.  A
+```text block after one is what it prints.  A comment before a block says how it is compared:
+
+    <!-- sampled -->           the output is not compared: it is sampled, or it takes the time
+    <!-- tolerance 0.02 -->    words are compared exactly, and numbers within this distance
+    <!-- slow -->              the block and all later ones run in `make test-all` only
+"""
+import codeop
+import contextlib
+import io
+import re
+
+import numpy as np
+import pytest
+from helpers import ROOT
+
+TOUR = ROOT / "docs/tour"
+PAGES = sorted(TOUR.glob("[01][0-9]_*.md"))
+each = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+BLOCK = re.compile(r"^(?:<!-- (?P<mark>[a-z0-9. ]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$",
+                   re.M | re.S)
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def blocks(path):
+    """[(mark, kind, text, line)] of a page"""
+    text = path.read_text(encoding="utf-8")
+    return [(x["mark"] or "", x["kind"], x["text"], text.count("\n", 0, x.start()) + 1)
+            for x in BLOCK.finditer(text)]
+
+
+def snippets(path):
+    """[(mark, code, expected output or None, line)]"""
+    found, all_blocks = [], blocks(path)
+    for i, (mark, kind, text, line) in enumerate(all_blocks):
+        if kind == "python":
+            after = all_blocks[i + 1] if i + 1 < len(all_blocks) else ("", "", "", 0)
+            found.append((mark, text, after[2] if after[1] == "text" else None, line))
+    return found
+
+
+def compare(mark, got, want, where):
+    got, want = ("\n".join(line.rstrip() for line in text.strip().splitlines())
+                 for text in (got, want))
+    if mark.startswith("tolerance"):
+        distance = float(mark.split()[1])
+        assert NUMBER.sub("#", got) == NUMBER.sub("#", want), where
+        x, y = (np.array([float(n) for n in NUMBER.findall(text)]) for text in (got, want))
+        assert np.all(np.abs(x - y) <= distance), (where, got)
+    else:
+        assert got == want, where
+
+
+def run(path, with_slow):
+    session = {"__name__": "__main__"}
+    for mark, code, want, line in snippets(path):
+        if mark == "slow" and not with_slow:
+            return
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile(code, f"{path.name}, line {line}", "exec"), session)
+        if mark not in ("sampled", "slow"):
+            compare(mark, said.getvalue(), want or "", f"{path.name}, line {line}")
+
+
+@each
+def test_snippets_print_what_the_page_shows(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run(path, with_slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in PAGES if any(
+    mark == "slow" for mark, *_ in snippets(path))], ids=lambda path: path.stem)
+def test_slow_snippets_run(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("TOUR", str(tmp_path))            # the folder that these snippets write to
+    run(path, with_slow=True)
+
+
+def test_a_wrong_output_is_found(tmp_path):
+    for page in ("```python\nprint(1)\n```\n```text\n2\n```\n",
+                 "<!-- tolerance 0.1 -->\n```python\nprint(1.0)\n```\n```text\n1.2\n```\n",
+                 "<!-- tolerance 0.1 -->\n```python\nprint('a')\n```\n```text\nb\n```\n",
+                 "```python\nprint(1)\n```\n"):
+        path = tmp_path / "01_page.md"
+        path.write_text(page, encoding="utf-8")
+        with pytest.raises(AssertionError):
+            run(path, True)
+    path.write_text("<!-- tolerance 0.1 -->\n```python\nprint(1.0)\n```\n```text\n1.09\n```\n",
+                    encoding="utf-8")
+    run(path, True)
+
+
+@each
+def test_snippets_can_be_pasted_into_a_prompt(path):
+    """Python's prompt ends an indented block at an empty line, and only there."""
+    for _, code, _, line in snippets(path):
+        pending = []
+        for row in [*code.rstrip("\n").split("\n"), ""]:
+            pending.append(row)
+            where = f"{path.name}, the snippet at line {line}: {row}"
+            try:
+                complete = codeop.compile_command("\n".join(pending), symbol="single")
+            except SyntaxError:
+                raise AssertionError(where) from None
+            if complete:
+                pending = []
+        assert not any(row.strip() for row in pending), where
+
+
+# ---- the form of a page
+def prose(path):
+    """The text of a page without its code"""
+    return BLOCK.sub("", path.read_text(encoding="utf-8"))
+
+
+@each
+def test_the_size_of_a_page(path):
+    codes = [text.rstrip("\n").split("\n") for _, kind, text, _ in blocks(path) if kind == "python"]
+    assert codes and all(len(lines) <= 20 for lines in codes)
+    assert sum(bool(line) for lines in codes for line in lines) <= 80    # without empty lines
+    assert 800 <= len(re.findall(r"\w[\w'-]*", prose(path))) <= 1800
+
+
+@each
+def test_a_page_has_what_all_have(path):
+    text = path.read_text(encoding="utf-8")
+    number = int(path.name[:2])
+    assert text.startswith(f"# {number}. ")
+    assert (TOUR / f"{path.stem}.svg").exists() and f"]({path.stem}.svg)" in text
+    assert "## Exercise" in text and "<details><summary>Answer</summary>" in text
+    assert "## What you should remember" in text and "nanoeuler.py" in text
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (TOUR / target).exists(), target
+
+
+def test_pages_are_linked_in_order():
+    names = [path.name for path in PAGES]
+    index = (TOUR / "README.md").read_text(encoding="utf-8")
+    assert [n for n in re.findall(r"\]\((\d\d_\w+\.md)\)", index)] == names
+    for path, after in zip(PAGES, names[1:]):
+        assert f"]({after})" in path.read_text(encoding="utf-8").splitlines()[-1]
+
+
+def glossary():
+    """[(term, number of the page that defines it)] of glossary.md"""
+    text = (TOUR / "glossary.md").read_text(encoding="utf-8")
+    return [(term, int(page)) for term, page in re.findall(
+        r"^\| ([^|]+?) \|[^|]+\| \[(\d+)\]", text, re.M)]
+
+
+def test_every_term_is_defined_at_its_first_use():
+    """The first use on all pages is bold, on the page that the glossary names."""
+    terms = glossary()
+    assert len(terms) >= 40 and terms == sorted(terms, key=lambda x: x[0].lower())
+    pages = {int(path.name[:2]): prose(path) for path in PAGES}
+    for term, defined in terms:
+        pattern = re.compile(rf"(\*\*)?(?<![\w-]){re.escape(term)}(?:s|es)?(?![\w-])(\*\*)?", re.I)
+        uses = [(number, use) for number, text in sorted(pages.items())
+                for use in pattern.finditer(text)]
+        assert uses, f"{term} is used nowhere"
+        number, first = uses[0]
+        assert first[1] and first[2], f"{term}: page {number} uses it before it is defined"
+        assert number == defined, f"{term} is defined on page {number}"
+
+
+def test_bold_words_are_in_the_glossary():
+    terms = {term.lower() for term, _ in glossary()}
+    for path in PAGES:
+        for bold in re.findall(r"\*\*([^*]+)\*\*", prose(path)):
+            assert bold.lower() in terms or bold.lower().rstrip("s") in terms, (path.name, bold)
