@@ -728,10 +728,47 @@ def test_a_key(opened, address, path):
     assert button.count() == 0
 
 
-@pytest.mark.parametrize("path", ["/", "/training"])
+# ---- the tour
+def asked_in_tour(page):
+    """The live part has an answer, whose tokens can be chosen"""
+    page.click("#live button[type=submit]")
+    page.wait_for_selector("#live-result > *")
+
+
+def test_the_live_parts_of_the_tour(opened, address):
+    needs("markdown_it")
+    page = opened(f"{address}/tour/01_talk")
+    asked_in_tour(page)
+    bars = page.locator(".live-bars li")
+    assert bars.count() == 10
+    first = bars.first.locator("progress")
+    before = first.get_attribute("value")
+    page.fill("#live-temperature", "0.1")
+    assert float(first.get_attribute("value")) > float(before)       # a low temperature sharpens
+    page.goto(f"{address}/tour/06_attention")
+    asked_in_tour(page)
+    rows = page.locator(".heat rect").count()
+    page.select_option("#live-result select >> nth=1", index=1)
+    page.wait_for_selector(".heat rect")
+    n = page.locator(".heat text").count() // 2
+    assert page.locator(".heat rect").count() == rows == n * (n + 1) // 2
+    page.goto(f"{address}/tour/07_euler")
+    asked_in_tour(page)
+    page.wait_for_selector("#live-result svg .curve")
+    page.fill("#live-text", "")
+    page.click("#live button[type=submit]")
+    wait(page, "document.querySelector('#live .warning').textContent !== '' || "
+               "document.querySelector('#live-result').childElementCount > 0")
+
+
+@pytest.mark.parametrize("path", ["/", "/training", "/tour", "/tour/06_attention"])
 def test_nothing_is_wider_than_a_phone(opened, address, path):
     page = opened(address + path, viewport=NARROW)
-    if path == "/":
+    if path == "/tour/06_attention":
+        asked_in_tour(page)
+    elif path == "/tour":
+        page.wait_for_selector("main h1")
+    elif path == "/":
         ask(page, "a" * 300)
         page.click("text=Look inside")
         page.wait_for_selector("#rivals li")
@@ -756,12 +793,14 @@ def axe(tmp_path_factory):
 
 @pytest.mark.network
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("what", ["chat", "inside", "settings", "training"])
+@pytest.mark.parametrize("what", ["chat", "inside", "settings", "training", "tour"])
 def test_axe_finds_nothing(opened, address, axe, what, scheme):
-    page = opened(address + ("/training" if what == "training" else "/"), color_scheme=scheme,
-                  bypass_csp=True)
+    path = {"training": "/training", "tour": "/tour/06_attention"}.get(what, "/")
+    page = opened(address + path, color_scheme=scheme, bypass_csp=True)
     if what == "training":
         page.wait_for_selector("#charts svg")
+    elif what == "tour":
+        asked_in_tour(page)
     else:
         ask(page, "So?")
     if what == "inside":

@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from helpers import ROOT, command, complains, nanoeuler, needs
 from models import write
+from oracles import naive
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
@@ -698,7 +700,7 @@ def test_a_key(file):
 
 
 def test_pages_carry_a_policy_that_runs_nothing_of_others(at):
-    for path in ("/", "/training", "/chat.js", "/style.css"):
+    for path in ("/", "/training", "/chat.js", "/style.css", "/tour.js"):
         status, headers, said = send(at, "GET", path)
         assert status == 200 and "script-src 'self';" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
@@ -729,6 +731,55 @@ def test_rivals_guesses_and_trajectory(at, alone):
     for body in ({}, {"tokens": [999]}, {"tokens": [1], "chosen": -1}, {"tokens": [1], "more": 1},
                  {"tokens": [1], "trajectory": "yes"}, {"tokens": [1] * 9000}):
         assert post(at, "/api/explain", body)[0] == 400
+
+
+def test_attention_weights(at, alone, file):
+    """Of a layer, by head, against plain NumPy; the tokens that they belong to"""
+    ids = ids_of(alone)[:20]
+    c = ne.read_checkpoint(file)
+    for layer in range(1, CFG.n_layer + 1):
+        status, _, found = post(at, "/api/explain", {"tokens": ids, "attention": layer})
+        assert status == 200 and [token["id"] for token in found["tokens"]] == ids
+        model = ne.Model(c.cfg, c.flat)
+        model.logits(np.array([ids], np.int32))
+        rows = model.a.qkv[0, layer - 1].astype(np.float64)
+        want = naive.attention(rows, CFG.n_head, CFG.n_kv_head, CFG.head_dim)[1]
+        assert (found["layer"], found["layers"], len(found["heads"])) == (
+            layer, CFG.n_layer, CFG.n_head)
+        for head, p in zip(found["heads"], want, strict=True):
+            for t, row in enumerate(head):
+                assert len(row) == t + 1 and np.allclose(row, p[t, :t + 1], atol=6e-5)
+    status, _, found = post(at, "/api/explain", {"tokens": [1] * 200, "attention": 1})
+    assert status == 200 and len(found["tokens"]) == min(64, CFG.seq_len)
+    for body in ({"tokens": ids, "attention": 0}, {"tokens": ids, "attention": CFG.n_layer + 1},
+                 {"tokens": ids, "attention": True}, {"tokens": ids, "attention": "1"},
+                 {"tokens": ids, "attention": 1, "trajectory": True}, {"attention": 1}):
+        assert post(at, "/api/explain", body)[0] == 400
+
+
+# ---- the tour
+def test_every_page_of_the_tour_is_served(at):
+    needs("markdown_it")
+    status, headers, index = send(at, "GET", "/tour")
+    assert status == 200 and "script-src 'self';" in headers["content-security-policy"]
+    pages = re.findall(r'href="(tour/\d\d_\w+)"', index)
+    assert len(pages) == 10 and "<script" not in index
+    for i, page in enumerate(pages, 1):
+        status, _, said = send(at, "GET", f"/{page}")
+        assert status == 200 and f"<h1>{i}. " in said and "<!--" not in said
+        assert ("tour.js" in said) == (i in (1, 6, 7)) == ('id="live"' in said)
+        for link in re.findall(r'(?:href|src)="([^"]+)"', said):
+            if not link.startswith(("http:", "https:", "#")):
+                address = urllib.parse.urljoin(f"/{page}", link)
+                assert send(at, "GET", address)[0] == 200, (page, link)
+    assert send(at, "GET", "/tour.html")[0] == send(at, "GET", "/tour/nothing")[0] == 404
+
+
+def test_the_tour_without_its_package(at, monkeypatch):
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    status, _, said = send(at, "GET", "/tour")
+    words = said["error"]["message"]
+    assert status == 501 and "markdown-it-py" in words and "docs/tour" in words
 
 
 def test_tokens_and_drafts_that_the_page_shows(file):

@@ -20,6 +20,7 @@ from nanoeuler_parts.serve.names import Names
 from nanoeuler_parts.serve.protocol import (
     Gone, Refusal, Voice, Writer, encoded, parse, refuse_unless,
 )
+from nanoeuler_parts.serve.tour import Tour
 from nanoeuler_parts.serve.workers import disconnected, until_gone, Worker
 
 PAGES = pathlib.Path(__file__).parent / "pages"
@@ -241,6 +242,9 @@ class Server:
         self.weights.begin(explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
         self.files |= {"/": PAGES / "chat.html", "/training": PAGES / "training.html"}
+        del self.files["/tour.html"]         # a template
+        self.tour_pages = Tour()
+        self.files |= self.tour_pages.pictures
 
     def workers(self):
         return self.tokenizer, self.disk, self.weights
@@ -255,7 +259,8 @@ class Server:
         get = [("/v1/models", self.models), ("/v1/models/{name:path}", self.model),
                ("/health", self.health), ("/metrics", self.metrics), ("/api/model", self.about),
                ("/api/runs", self.list_runs), ("/api/run", self.run), ("/learn", self.moved),
-               *((path, self.page) for path in self.files)]
+               ("/tour", self.tour), *((path, self.page) for path in self.files),
+               *((f"/tour/{name}", self.tour) for name in self.tour_pages.pages)]
         routes = [Route(path, call, methods=["POST"]) for path, call in post]
         routes += [Route(path, call, methods=["GET"]) for path, call in get]
         app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={
@@ -378,6 +383,16 @@ class Server:
         return Response(path.read_bytes(), media_type=TYPES[path.suffix],
                         headers={"cache-control": "no-cache"})
 
+    async def tour(self, request):
+        """A page of the guided tour, or its table of contents"""
+        name = request.url.path.removeprefix("/tour").removeprefix("/")
+        try:
+            said = await self.disk.call(request, lambda gone: self.tour_pages.page(name))
+        except ModuleNotFoundError as e:
+            raise Refusal(501, f"the tour cannot be shown: {ne.problem(e)}; docs/tour has the same "
+                          f"pages") from None
+        return Response(said, media_type=TYPES[".html"], headers={"cache-control": "no-cache"})
+
     async def moved(self, request):
         """/learn is the former address of /training.  The redirect is relative, so that it also
         works if a proxy adds a prefix to all paths."""
@@ -388,22 +403,32 @@ class Server:
 
     async def explain(self, request):
         """Explains a token.  The body is {"tokens": ids, "chosen": the id after them, "trajectory":
-        true for the Euler trajectory instead of the alternatives}."""
+        true for the Euler trajectory instead of the alternatives, "attention": a layer, from 1 on,
+        for its attention weights instead}."""
         body = parse(await self.body(request))
         for name in body:
-            refuse_unless(name in ("tokens", "chosen", "trajectory"),
-                          f"unknown parameter {name[:60]!r}, expected tokens, chosen or trajectory",
-                          name[:100])
+            refuse_unless(name in ("tokens", "chosen", "trajectory", "attention"),
+                          f"unknown parameter {name[:60]!r}, expected tokens, chosen, trajectory "
+                          f"or attention", name[:100])
         ids, chosen = body.get("tokens"), body.get("chosen")
         self.explainer.check(ids, self.reader.length + self.reader.most)
         if chosen is not None:
             self.explainer.check([chosen], 1)
         wanted = body.get("trajectory", False)
         refuse_unless(type(wanted) is bool, "trajectory: expected true or false", "trajectory")
-        if wanted:
+        layer, L = body.get("attention"), self.explainer.speaker.cfg.n_layer
+        refuse_unless(layer is None or type(layer) is int and 1 <= layer <= L,
+                      f"attention: expected a layer from 1 to {L}", "attention")
+        refuse_unless(not wanted or layer is None, "expected trajectory or attention, found both",
+                      "attention")
+        if wanted or layer:
             await self.weights.call(request, self.explainer.load)
-        work = (self.explainer.trajectory(ids, chosen) if wanted else
-                self.explainer.rivals(self.reader.length, ids, chosen))
+        if layer:
+            work = self.explainer.attention(ids, layer)
+        elif wanted:
+            work = self.explainer.trajectory(ids, chosen)
+        else:
+            work = self.explainer.rivals(self.reader.length, ids, chosen)
         return as_json(await until_gone(request, self.engine.later(work)))
 
     async def list_runs(self, request):

@@ -1,7 +1,8 @@
-"""Explains a token: its alternatives, the guesses of the other heads, and the Euler trajectory.
+"""Explains a token: its alternatives, the guesses of the other heads, the Euler trajectory, and the
+attention weights of a layer.
 
-app.py calls this module for /api/explain.  `rivals` and `trajectory` return generator functions,
-which the engine's thread resumes between two steps.  At each `yield`, the answers take a step.
+app.py calls this module for /api/explain.  Its methods return generator functions, which the
+engine's thread resumes between two steps.  At each `yield`, the answers take a step.
 """
 import numpy as np
 
@@ -9,10 +10,11 @@ import nanoeuler as ne
 from nanoeuler_parts.machine.kernels import fill_cache
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
-from nanoeuler_parts.tools.lens import euler_steps
+from nanoeuler_parts.tools.lens import attention_weights, euler_steps
 
 RIVALS, PIECE = 10, 64
 LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training takes them in one call
+LONGEST_ATTENTION = 64       # tokens: each head has as many weights as the square of this
 
 
 class Explainer:
@@ -95,4 +97,17 @@ class Explainer:
                 steps.append(step)
                 yield
             return {"steps": steps, "seen": len(seen)}
+        return work
+
+    def attention(self, ids, layer):
+        """The attention weights of a layer, by head, for the last LONGEST_ATTENTION of ids.  Row t
+        of a head holds the weights of positions 0 to t.  `load` must have run before."""
+        def work():
+            yield
+            seen = ids[-min(LONGEST_ATTENTION, self.model.cfg.seq_len):]
+            weights = attention_weights(self.model, np.array(seen, np.int32), layer - 1)
+            heads = [[[round(float(w), 4) for w in row[:t + 1]] for t, row in enumerate(head)]
+                     for head in weights]
+            return {"layer": layer, "layers": self.model.cfg.n_layer, "heads": heads,
+                    "tokens": [self.named(i) for i in seen]}
         return work

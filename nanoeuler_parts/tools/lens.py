@@ -5,8 +5,8 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    AFTER_PROMPT, chat_ids, DTYPE, MODEL, Model, model_to_use, need_prompt_first, PRECISIONS,
-    print_template_note, read_checkpoint, prompt_text, TEXT,
+    AFTER_PROMPT, chat_ids, dims_of, DTYPE, MODEL, Model, model_to_use, need_prompt_first,
+    PRECISIONS, print_template_note, prompt_text, read_checkpoint, TEXT,
 )
 
 def euler_steps(model, tokens):
@@ -34,6 +34,22 @@ def euler_steps(model, tokens):
         angle = math.degrees(np.arccos(np.clip(cosine, -1, 1)))          # rounding may exceed 1
         name = f"{i // 2 + 1:>3} {'swiglu' if i % 2 else 'attention'}"
         yield name, float(length), angle, said(after)
+
+def attention_weights(model, tokens, l):
+    """P (H, T, T) of layer l: row t of head h holds the weights with which position t mixes the
+    values of positions 0 to t.  P = softmax(Q K^T / sqrt(D)), causal, as in `attention_forward`,
+    from the queries and keys of one forward pass.     tokens (T,)"""
+    size = dims_of(model.cfg)
+    model.logits(tokens[None])
+    rows = model.host(model.a.qkv[0, l]).astype(np.float64)          # q and k are rotated already
+    T = len(rows)
+    q = rows[:, :size.HD].reshape(T, size.H, size.D)
+    k = rows[:, size.HD:size.HD + size.G * size.D].reshape(T, size.G, size.D)
+    k = k.repeat(size.H // size.G, axis=1)   # each key serves H / G query heads
+    scores = np.einsum("thd,shd->hts", q, k) / math.sqrt(size.D)
+    scores[:, np.triu(np.ones((T, T), bool), 1)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
 
 def lens(prompt, file=None):
     """`lens`: prints the Euler steps at the prompt's last token.  A chat model's prompt is encoded
