@@ -175,6 +175,7 @@ def site(tmp_path_factory):
     for name in MODEL:
         (source / "data" / name).write_text("a model", encoding="utf-8")
     copy_parts(source)
+    shutil.copytree(ROOT / "docs", source / "docs")
     (source / "data/pretrain.txt").write_text("large, and somebody's own", encoding="utf-8")
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     wheel, = folder.glob("*.whl")
@@ -203,7 +204,9 @@ def test_the_wheel_holds_the_programs_and_what_they_learn(site):
     shipped = {name for name in names if "/" in name and not name.endswith(".py")}
     pages = [path.name for path in (ROOT / "nanoeuler_parts/serve/pages").iterdir()]
     assert shipped == {*(f"nanoeuler_data/{name}" for name in SHIPPED | MODEL),
-                       *(f"nanoeuler_parts/serve/pages/{name}" for name in pages)}
+                       *(f"nanoeuler_parts/serve/pages/{name}" for name in pages),
+                       *(f"nanoeuler_docs/tour/{path.name}"
+                         for path in (ROOT / "docs/tour").iterdir() if path.suffix != ".json")}
     assert wheel.name.startswith(f"nanoeuler-{ne.__version__}-")
 
 

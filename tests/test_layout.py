@@ -223,7 +223,7 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     setuptools = project["tool"]["setuptools"]
     assert sorted(setuptools["py-modules"]) == ["bpe", "nanoeuler", "nanoeuler_cuda"]
     packages = sorted({module_of(path.parent / "__init__.py") for path in PARTS})
-    assert setuptools["packages"] == ["nanoeuler_data", *packages]
+    assert setuptools["packages"] == ["nanoeuler_data", "nanoeuler_docs", *packages]
     assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in packages)
     shipped = setuptools["package-data"]["nanoeuler_data"]
     for run in (ne.Run, SftRun, DpoRun):           # what they learn if they are not told

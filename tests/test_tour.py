@@ -22,7 +22,7 @@ each = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[a-z0-9. ]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$",
                    re.M | re.S)
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
 def blocks(path):
