@@ -67,5 +67,5 @@ def picture():
     batches, held_out = log["train"]["bits_per_byte"][-1], log["final"]
     return svg(324, f"The loss of a run of {steps:,} steps. On the batches it falls from "
                f"{log['first']:.1f} to about {batches:.1f} bits per byte, on held-out text to "
-               f"about {held_out:.1f}. The samples begin as random characters, and become words, then "
-               "lines of a play.", *parts)
+               f"about {held_out:.1f}. The samples begin as random characters, and become "
+               "words, then lines of a play.", *parts)
