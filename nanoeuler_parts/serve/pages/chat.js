@@ -265,7 +265,8 @@ async function withLessText(path, body) {
   }
 }
 
-const paceOf = (n, first, rest) => `${n > 1 && rest > 0 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first token after ${(first / 1000).toFixed(2)} s`;
+// No rate if all tokens came at once: the browser's clock cannot measure it
+const paceOf = (n, first, rest) => `${n > 1 && rest >= 1 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first token after ${(first / 1000).toFixed(2)} s`;
 
 // A function that shows the tokens that came since its last call.  It looks at none twice: answers
 // are long, and tokens may come faster than a page is drawn.
