@@ -696,7 +696,8 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
 # to the same row of dwte; a first reader may skip how threads share its columns, c0 to c1.
 @jit
 def embedding_forward(x, tokens, wte):
-    """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)"""
+    """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)
+    Explained in docs/tour/04_softmax.md"""
     for t in range(x.shape[0]):
         row, entry = x[t], wte[tokens[t]]
         for c in range(row.size):
@@ -720,7 +721,8 @@ def embedding_backward(dwte, dx, tokens, c0, c1):
 @jit
 def rmsnorm_forward(y, rstd, x, gain, eps):
     """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
-    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)"""
+    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)
+    Explained in docs/tour/05_rmsnorm.md"""
     T, C = x.shape
     for t in range(T):
         ss = 0.0             # float64: a long sum.  Each float32 term has a relative error <= 6e-8
@@ -735,7 +737,7 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
 def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
     """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
     dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  dnext is the gradient along the residual path:
-    the adjoint of x + f(x) is dnext + J^T dnext."""
+    the adjoint of x + f(x) is dnext + J^T dnext.  Derived in docs/tour/05_rmsnorm.md"""
     T, C = x.shape
     for t in range(T):
         r, total = rstd[t], x.dtype.type(0)
@@ -769,7 +771,8 @@ def rope_table(cfg, dtype):
 def rope(qkv, cos, sin, n_heads, sign):
     """Rotates pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
     qkv (T, QKV), cos, sin (T, D / 2).  With n_heads = H + G, q and k are rotated and v is not.  The
-    backward pass rotates their gradients back, with sign = -1."""
+    backward pass rotates their gradients back, with sign = -1.
+    Explained in docs/tour/06_attention.md"""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
         row, cos_t, sin_t = qkv[t], cos[t], sin[t]
@@ -804,7 +807,8 @@ def row_max(row):
 def attention_forward(o, lse, qkv, D, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt for packed K^T"""
+    scratch: scores (BR, T), kt for packed K^T
+    Explained in docs/tour/06_attention.md"""
     scores, kt = s.scores, s.kt
     T, HD = o.shape
     H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
@@ -887,7 +891,8 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
-    out: y (T, F)     in: gate_up (T, 2F), gate first"""
+    out: y (T, F)     in: gate_up (T, 2F), gate first
+    Explained in docs/tour/07_euler.md, its gradient in 08_backward.md"""
     T, F = y.shape
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
@@ -917,7 +922,8 @@ def cross_entropy(nll, logits, targets, weight):
     """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
     out: nll (T,) float64
     in: targets (T,) int32
-    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
+    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1
+    Derived in docs/tour/04_softmax.md"""
     T, V = logits.shape
     scale = logits.dtype.type(weight)
     for t in range(T):
@@ -1568,8 +1574,9 @@ def clipping(norm, hyper):
 def adamw_update(p, g, m, v, n_decay, hyper, scale):
     """g *= scale,   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
     p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
-    Loshchilov & Hutter 2019, algorithm 2.  weight_decay acts on the first n_decay entries.  Sets g
-    to zero for the next step.     p, g, m, v (N,), hyper a Hyper"""
+    Loshchilov & Hutter 2019, algorithm 2; explained in docs/tour/09_training.md.  weight_decay acts
+    on the first n_decay entries.  Sets g to zero for the next step.
+    p, g, m, v (N,), hyper a Hyper"""
     N = p.size
     blocks = 256
     dtype = p.dtype.type
