@@ -41,13 +41,23 @@ NAMED = {name for names in re.findall(
     r"!\[[^\]]*\]\(([^)#]+)\)|`(bench/results/[\w./-]+)`", README) for name in names if name}
 PICTURES = {path.name for path in (ROOT / "docs").iterdir()      # which show no measurement
             if path.suffix in (".png", ".svg")}
+DRAWN = {path.name for path in (ROOT / "docs/tour").glob("*.svg")}       # compared below
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_what_the_pages_show_is_recorded(name):
     import record
     files = {file for entry in record.entries().values() for file in entry["files"]}
-    assert name.rsplit("/", 1)[-1] in files | PICTURES | {""}
+    assert name.rsplit("/", 1)[-1] in files | PICTURES | DRAWN | {""}
+
+
+def test_the_pictures_of_the_tour_are_those_that_their_scripts_draw():
+    """Some are computed from the bundled model, and page 9's from its recorded run."""
+    import make_tour
+    drawn = {path.name: text for path, text in make_tour.pictures([])}
+    assert drawn.keys() == DRAWN
+    for name, text in drawn.items():
+        assert (ROOT / "docs/tour" / name).read_text(encoding="utf-8") == text, name
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RESULTS.glob("cpu_*.json")))
