@@ -415,12 +415,14 @@ PARALLEL = 8 << 20          # bytes; a shorter text takes one thread at most 0.1
 
 def next_cut(text, i):
     """The first position after i where text may be split into parts that are encoded separately. It
-    is between a visible ASCII character and a blank or newline, because a word always ends there.
-    Without such a position it is the end of the text."""
+    is between a visible character and a blank or newline, because a word always ends there. Only
+    ASCII and U+3001 to U+CFFF count as visible here. Without such a position it is the end of the
+    text."""
     found = CUT.search(text, i)
     return found.end() if found else len(text)
 
-CUT = re.compile(rb"[!-~](?=[ \n])")
+# U+3000, the ideographic space, is excluded
+CUT = re.compile(rb"(?:[!-~]|(?!\xe3\x80\x80)[\xe3-\xec][\x80-\xbf]{2})(?=[ \n])")
 
 def of_parts(text, work):
     """[work(start, end)] for the parts of a text (N,) uint8, each part in its own thread. A text

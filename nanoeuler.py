@@ -144,13 +144,13 @@ if nanoeuler_parts:
         raise ValueError(f"this program has version {__version__}, but {nanoeuler_parts.__file__} "
                          f"has version {nanoeuler_parts.__version__}; put the folder "
                          f"nanoeuler_parts of this version beside nanoeuler.py")
+    from nanoeuler_parts.files.corpora import files_in, open_text
     from nanoeuler_parts.files.logs import (
         alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
     )
     from nanoeuler_parts.files.safetensors import (
         DTYPES, map_tensors, need_finite, note_large, write_tensors,
     )
-    from nanoeuler_parts.files.texts import excerpt, LARGE, read_text, split_text, tokenize
     from nanoeuler_parts.files.writing import WriteError
     from nanoeuler_parts.machine.compiling import jit, jit_parallel, OPTIONS
     from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
@@ -219,10 +219,12 @@ def type_of(f):
     kind, *_ = get_args(f.type) or [f.type]
     return kind
 
-def setting(default, low, high, text=""):
+def setting(default, low, high, text="", several=False):
     """A field with the range of its value, low to high, and the help text of its flag.
-    Only numbers have a range.  If a field may be None, 0 means "not set" (see Settings)."""
-    return field(default=default, metadata={"range": (low, high), "help": text})
+    Only numbers have a range.  If a field may be None, 0 means "not set" (see Settings).
+    several: the flag takes several values, and the field holds one per line"""
+    metadata = {"range": (low, high), "help": text, "several": several}
+    return field(default=default, metadata=metadata)
 
 @dataclass(frozen=True)
 class Config(Settings):
@@ -1767,6 +1769,33 @@ def windows(tokens, starts, T, P):
         row[:len(piece)] = piece
     return np.maximum(rows[:, :T], 0), targets_of(rows, P)
 
+class Windows:
+    """All adjacent windows (n, T) of a text, int32, from its entry `first` on.  A window is copied
+    from the text when it is indexed, because the text may be larger than memory.
+    fill: stands past the end of the text and in place of the token `end`, the end of a document"""
+
+    def __init__(self, text, T, first=0, fill=0, end=-1):
+        self.text, self.first, self.fill, self.end = text, first, fill, end
+        self.shape = -(-(len(text) - 1) // T), T
+        self.size = math.prod(self.shape)
+        self.n_valid = len(text) - first - np.count_nonzero(text[first:] == end)
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, rows):
+        n, T = self.shape
+        starts = np.arange(n)[rows] * T + self.first
+        found = np.full((len(starts), T), self.fill, np.int32)
+        for row, start in zip(found, starts, strict=True):
+            piece = self.text[start:start + T]
+            row[:len(piece)] = piece
+        found[found == self.end] = self.fill
+        return found
+
+    def __array__(self, dtype=None, copy=None):
+        return self[:].astype(dtype or np.int32)
+
 class Epochs:
     """Endless epochs.  Each epoch has its own permutation of range(n).
     Entry i lies in epoch i // n, and (seed, epoch) determines the phase and the permutation.  So
@@ -1851,8 +1880,8 @@ class Examples(Epochs):
 
 class Validation(NamedTuple):
     """Held-out data: the arguments of `evaluate` (8) after the model"""
-    tokens: np.ndarray         # (n, T) int32
-    targets: np.ndarray        # (n, T) int32, -1 for none
+    tokens: np.ndarray         # (n, T) int32, or Windows
+    targets: np.ndarray        # (n, T) int32, -1 for none, or Windows
     n_bytes: int               # length of the text that the targets spell
 
 @dataclass
@@ -1887,11 +1916,17 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
     tokens, targets (n, T) of a text of n_bytes.  rows: how many of the n rows to measure, spread
     evenly; None: all.  batch: rows per forward pass"""
     pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
-    parts = np.split(pick, range(batch, len(pick), batch))
-    nats = sum(model.losses(tokens[part], targets[part]).sum()
-               for part in with_progress(parts, "validation"))
-    share = (targets[pick] >= 0).sum() / (targets >= 0).sum()        # estimates the share of bytes
+    nats = n_valid = 0
+    for part in with_progress(np.split(pick, range(batch, len(pick), batch)), "validation"):
+        x, y = tokens[part], targets[part]
+        nats += model.losses(x, y).sum()
+        n_valid += np.count_nonzero(y >= 0)
+    share = n_valid / count_targets(targets)             # estimates the share of the bytes
     return float(nats / math.log(2) / (n_bytes * share))
+
+def count_targets(targets):
+    """The number of targets that are not -1"""
+    return getattr(targets, "n_valid", None) or np.count_nonzero(targets >= 0)
 
 # ---- the training loop
 ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
@@ -1916,7 +1951,7 @@ class Progress:
             self.step_time = (now - self.timed_from) / (self.steps - 1)
 
     def count_validation(self, seconds):
-        if not self.has_validated:
+        if self.steps and not self.has_validated:
             self.timed_from += seconds
             self.has_validated = True
 
@@ -1941,6 +1976,7 @@ class TrainingLoop:
     updating: bool           # True while an update changes the parameters
 
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
+    validates_first = False                  # before step 1?  With --init, yes
     R = 1                                    # rows that stay together in a batch; 2 in DPO
 
     def train(self, caught):
@@ -1948,6 +1984,8 @@ class TrainingLoop:
         caught: a list of the signals so far"""
         s, o, model, batches = self.state, self.options, self.model, self.data.batches
         self.progress = progress = Progress(self.elapsed())
+        if s.step == 0 and self.validates_first:
+            self.validate_midway()
         while s.step < (s.n_steps or math.inf) and not caught:
             began = time.perf_counter()
             tokens, targets = self.next                  # (B, T), (P, B, T)
@@ -3995,7 +4033,13 @@ class RunOptions(Settings):
 class TextOptions(RunOptions):
     steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
                                 "--minutes instead")
-    data: str = setting("data/shakespeare.txt", 0, 0, "text file to train on, in UTF-8")
+    data: str = setting("data/shakespeare.txt", 0, 0, "text to train on, in UTF-8: files, folders, "
+                        "or patterns such as 'books/*.txt'; also .gz, .xz, .bz2, .zst, .jsonl and "
+                        ".parquet", several=True)
+    field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
+                         ".jsonl and .parquet")
+    newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF; empty: keep "
+                            "the text as it is")
     minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
                              "without compilation; used if the number of steps is 0")
     holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
@@ -4011,6 +4055,11 @@ class TextOptions(RunOptions):
     cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
                           "the model learns their spelling; 0: none")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
+    row_len: int = setting(0, 0, 1 << 17)    # tokens per row with --init; 0: the model's context
+
+    def check(self):
+        need(self.newlines in ("", "unix"), f"--newlines is {self.newlines}, expected unix")
+        return super().check()
 
 # The defaults of TextOptions were best for AdamW alone, and those of TrainOptions were best with
 # Muon (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do
@@ -4075,6 +4124,7 @@ def beside_program(path):
 class Run(TrainingLoop):
     """One training run: model, data, clock and log, fresh or from a checkpoint."""
     verb = "train"                           # on the command line
+    kind = ""                                # of the trained model: "chat", or that of --init
     Options = TrainOptions                   # the settings that flags set
     preset = "small"                         # the default preset
     begins_with = None                       # the default checkpoint to begin with
@@ -4091,8 +4141,10 @@ class Run(TrainingLoop):
         self.began = time.perf_counter() - start.state.elapsed     # --resume continues the clock
         self.out, self.options = out, options
         self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
+        self.validates_first = not self.kind and start.flat is not None
         self.state = s = replace(start.state, options=options.written())
-        self.log = log_path(out, self.data_file())
+        for name in self.data_file().split("\n"):
+            self.log = log_path(out, name)   # the same for all names, after its checks
         self.lr = options.lr * 128 / start.cfg.n_embd
 
         # The data: a batch has B rows of T tokens, and the data may determine T
@@ -4157,39 +4209,52 @@ class Run(TrainingLoop):
         shipped = options.data in (cls.larger_data, cls.Options.data)
         return beside_program(options.data) if shipped else options.data
 
+    @classmethod
+    def need_data(cls, data, out):
+        """Rejects names that stand for no file, before anything is compiled."""
+        for name in data.split("\n"):
+            if name and (os.path.isdir(name) or "*" in name):
+                need(files_in(name), f"{name}: expected files, found none; name the training data "
+                     f"of {out} with --data")
+            else:
+                need_data(name, out)
+
+    @classmethod
+    def digest_of(cls, data, options):
+        """SHA-256 of the data of these names, as State.text_sha256"""
+        return open_text(data, options.field, options.newlines, options.holdout).sha256
+
     def read_data(self, start):
         """Reads data that determine a batch's shape.  A text does not, so nothing is read here."""
 
     def row_length(self, start):
-        """T, tokens per row of a batch: the length of the context"""
-        return start.cfg.seq_len
+        """T, tokens per row of a batch: the length of the context, unless --init and --seq-len set
+        a shorter row"""
+        return self.options.row_len or start.cfg.seq_len
 
     def load(self, cfg, tokenizer):
         """The DataSet of a text.  If `tokenizer` is None, a new one is trained on this text."""
-        o, T, path = self.options, cfg.seq_len, self.data_file()
-        if os.path.getsize(path) > LARGE // 2:
-            print(f"reading {path}", flush=True)         # this takes a while
-        text = read_text(path)
-        digest = self.same_data(hashlib.sha256(text).hexdigest())
-        parts = split_text(memoryview(text), o.holdout)
-        train, val = parts
-        tokenizer = tokenizer or bpe.train(excerpt(train), cfg.vocab_size, bpe.SPECIALS)
-        tokens, tail = tokenize(path, parts, tokenizer, digest, o.cuts, o.seed)
-        batches = Batches(tokens, T, cfg.n_mtp, o.seed)
-        need(len(tail), f"{path}: the held-out last {o.holdout:.0%} has no token to predict; name "
-             f"a longer text with --data, or raise --holdout")
-        tail = np.append(tokens[-1:], tail)  # the first held-out token is predicted, too
-        x, targets = windows(tail, range(0, len(tail) - 1, T), T, P=1)
-        bytes_per_token = len(train) / len(tokens)
+        o, T, path = self.options, self.T, self.data_file()
+        text = open_text(path, o.field, o.newlines, o.holdout)
+        self.same_data(text.sha256)
+        tokenizer = tokenizer or bpe.train(text.excerpt(), cfg.vocab_size, bpe.SPECIALS)
+        end = tokenizer.specials.get(self.state.eos, -1)         # ends a document of a corpus
+        text.encode(tokenizer, end, o.cuts, o.seed)
+        batches = Batches(text.train, T, cfg.n_mtp, o.seed)
+        need(len(text.tail) > 1, f"{path}: the held-out last {o.holdout:.0%} has no token to "
+             f"predict; name a longer text with --data, or raise --holdout")
+        held_out = Validation(Windows(text.tail, T), Windows(text.tail, T, 1, -1, end),
+                              text.tail_bytes)
+        bytes_per_token = text.train_bytes / len(text.train)
         fewer = ""
         if tokenizer.vocab_size < cfg.vocab_size:
             fewer = f" instead of {cfg.vocab_size:,} (the text has no more pairs to merge)"
-        table = [("text", f"{path}, {len(text):,} bytes, the last {o.holdout:.0%} held out"),
+        table = [("text", f"{text.described()}, the last {o.holdout:.0%} held out"),
                  ("tokenizer", f"{tokenizer.vocab_size:,} tokens{fewer}, {bytes_per_token:.2f} "
                                f"bytes per token")]
-        return DataSet(path=path, sha256=digest, tokenizer=tokenizer, batches=batches,
-                       validation=Validation(x, targets[0], len(val)),
-                       bytes_per_token=bytes_per_token, steps=o.steps, table=table)
+        return DataSet(path=path, sha256=text.sha256, tokenizer=tokenizer, batches=batches,
+                       validation=held_out, bytes_per_token=bytes_per_token, steps=o.steps,
+                       table=table)
 
     def same_data(self, digest):
         """Returns the digest, after a check that a resumed run has the data it was started with.
@@ -4373,7 +4438,7 @@ def resumed(run, out, preset, file, chosen):
     need("optimizer" in has or optimizer == "adamw",
          f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
     if "data" in chosen:
-        digest = sha256_of(chosen["data"])
+        digest = run.digest_of(chosen["data"], old)
         need(digest == start.state.text_sha256, f"{out} trains on {old.data}, and the contents of "
              f"{chosen['data']} differ; {NEW_RUN}")
     asked = dict(chosen)
@@ -4382,6 +4447,8 @@ def resumed(run, out, preset, file, chosen):
         asked = of_preset | chosen
     if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # sft's rows set it
         asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
+    if "seq_len" in asked and asked["seq_len"] == stored.get("row_len"):
+        del asked["seq_len"]                 # with --init, it is the length of a row
     for name, value in (asdict(start.cfg) | asdict(old)).items():
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
              f"{value}, not {asked.get(name)}; drop the flag, or {NEW_RUN}")
@@ -4407,6 +4474,8 @@ def steps_planned(state, options):
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
+LONGEST_ROW = 1024           # tokens of a row with --init, unless --seq-len is given
+
 def fresh(run, preset, file, chosen):
     """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
     if run.larger_data and os.path.exists(beside_program(run.larger_data)):
@@ -4416,19 +4485,28 @@ def fresh(run, preset, file, chosen):
         if issubclass(run, PreferenceLoop) and start.state.kind == "base":
             print(f"note: {file} is a base model; run sft first to teach it to answer, because dpo "
                   f"only teaches which of two answers is better", file=sys.stderr)
-        bos, eos, template = start.state.bos, start.state.eos, start.state.template
-        if start.state.kind == "chat":       # a base model's "" names no template
+        need(not preset, f"{file} has its own shape; drop {preset}, or --init")
+        s = start.state
+        template = s.template
+        if s.kind == "chat":                 # a base model's "" names no template
             template = template or "alpaca"
-        need(eos in start.tokenizer.specials, f"{file} has no token {eos} to end a response; start "
-             f"from another model")
+        need(s.eos in start.tokenizer.specials or not run.kind, f"{file} has no token {s.eos} to "
+             f"end a response; start from another model")
         start = start._replace(moments=(), state=State(
-            kind="chat", bos=bos, eos=eos, template=template,
+            kind=run.kind or s.kind, bos=s.bos, eos=s.eos, template=template,
             source_sha256=sha256_of(file)))
     else:
         start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
     shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
     settings = {k: v for k, v in chosen.items() if k not in shape}
-    if file and "seq_len" in chosen:
+    if file and not run.kind:                # --init: the model keeps its shape
+        for name in shape.keys() - {"seq_len"}:
+            need(shape[name] == getattr(start.cfg, name), f"{file} has {name} "
+                 f"{getattr(start.cfg, name)}, not {shape[name]}; drop the flag, or --init")
+        T = start.cfg.seq_len
+        settings["row_len"] = shape.get("seq_len", min(T, LONGEST_ROW))
+        shape["seq_len"] = max(T, settings["row_len"])
+    elif file and "seq_len" in chosen:
         settings.setdefault("row_len", chosen["seq_len"])
     options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
     need_memory(cfg)
@@ -4499,7 +4577,9 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
     chosen = {name: x if x or name not in ("steps", "micro_batch") else None
               for name, x in chosen.items()}             # 0 means None
     if "data" in chosen:                     # a named path must exist as it is
-        need_data(chosen["data"], out)
+        if not isinstance(chosen["data"], str):
+            chosen["data"] = "\n".join(chosen["data"])
+        run.need_data(chosen["data"], out)
     lock = lock or alone
     with lock(out) as refusal:               # before `out` is read: a run may still write it
         need(resume or not refusal, refusal)
@@ -4524,12 +4604,13 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                  f"another --out")
             start, options = fresh(run, preset, file, chosen)
         data = run.data_path(options)
-        need_data(data, out)
+        run.need_data(data, out)
         with contextlib.ExitStack() as end:
             if options.keep_best:
                 refusal = end.enter_context(lock(best_path(out)))
                 need(not refusal, refusal)
-                need_free_best(best_path(out), start.state, (data, file), resume, force)
+                reads = (*data.split("\n"), file)
+                need_free_best(best_path(out), start.state, reads, resume, force)
             if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
                 print(f"training on {options.data}; to use {run.larger_data}, run make data\n")
             if engine is Model and run is Run:
@@ -4660,8 +4741,9 @@ def flag(f, default):
         return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
                    help=f"{text} (default: {default})")
     default = 0 if default is None else default
+    several = dict(nargs="+", metavar=f.name.upper()) if f.metadata.get("several") else {}
     return arg(name, type=type_of(f), default=argparse.SUPPRESS,
-               help=f"{text} (default: {default})")
+               help=f"{text} (default: {default})", **several)
 
 # (argparse's error, as Python 3.11 to 3.14 word it; the text that replaces it)
 PLAIN_ERRORS = [
@@ -4820,10 +4902,20 @@ VERBS = [
      "convert a Llama model from Hugging Face or a GGUF file to a checkpoint"),
     ("compile", "nanoeuler", "compile the kernels for training and chat into Numba's cache")]
 
+INIT = arg("--init", dest="file", type=model_name, default=argparse.SUPPRESS,
+           help=f"checkpoint whose weights the run starts from, with its shape and its tokenizer; "
+                f"{BUNDLED}: the bundled model (default: none)")
+
 def train_verb(add):
-    add(partial(launch, Run),
+    add(partial(launch_training, Run),
         arg("preset", nargs="?", choices=list(PRESETS), help="size of a new model; omitted: small"),
-        out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
+        INIT, out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
+
+def launch_training(run, preset=None, data=(), **chosen):
+    """`train`.  A preset may follow the names after --data, where argparse takes it for a name."""
+    if data and data[-1] in PRESETS and not preset and not os.path.exists(data[-1]):
+        *data, preset = data
+    launch(run, preset=preset, **chosen, **({"data": data} if data else {}))
 
 def chat_verb(add):
     add(chat, MODEL, settings=fields(ChatSampling))
@@ -4927,7 +5019,6 @@ if not nanoeuler_parts:
     # and do not lock a checkpoint against a second run.  They do not keep the log of an older run,
     # and do not remove the lines of steps after the checkpoint that --resume continues.
     DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
-    LARGE = 1 << 62
 
     class WriteError(UserError):
         """A file cannot be written.  A later attempt may succeed."""
@@ -4968,23 +5059,33 @@ if not nanoeuler_parts:
     def note_large(doing, n_bytes):
         pass
 
-    def read_text(path):
-        with reading(path, "name a text file with --data"):
-            return bpe.read_bytes(path)
+    class open_text:
+        """A training text: one file.  The last fraction `holdout` is for validation."""
 
-    def split_text(text, holdout):
-        """(training part, validation part), cut where a UTF-8 character starts"""
-        cut = int(len(text) * (1 - holdout))
-        while cut > 0 and text[cut] & 0xC0 == 0x80:
-            cut -= 1
-        return text[:cut], text[cut:]
+        def __init__(self, path, field, newlines, holdout):
+            self.path = path
+            with reading(path, "name a text file with --data"):
+                text = bpe.read_bytes(path)
+            cut = int(len(text) * (1 - holdout))
+            while cut > 0 and text[cut] & 0xC0 == 0x80:  # a character must start here
+                cut -= 1
+            self.parts, self.sha256 = (text[:cut], text[cut:]), hashlib.sha256(text).hexdigest()
+            self.train_bytes, self.tail_bytes = map(len, self.parts)
 
-    def excerpt(text):
-        return text
+        def described(self):
+            return f"{self.path}, {self.train_bytes + self.tail_bytes:,} bytes"
 
-    def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
-        need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
-        return [tokenizer.encode(part) for part in parts]
+        def excerpt(self):
+            return self.parts[0]
+
+        def encode(self, tokenizer, end, cuts, seed):
+            need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
+            self.train, val = map(tokenizer.encode, self.parts)
+            self.tail = np.append(self.train[-1:], val)
+
+    def files_in(name):
+        raise UserError(f"{name}: folders and patterns need the folder nanoeuler_parts beside "
+                        f"nanoeuler.py; name one text file")
 
     def alone(out):
         return contextlib.nullcontext("")

@@ -675,6 +675,6 @@ def test_train_says_that_it_reads_a_large_text(text, tmp_path, monkeypatch, caps
     monkeypatch.setattr(ne.Run, "go", lambda run: None)
     size = os.path.getsize(text)
     for large, said in (size, True), (2 * size, False):
-        monkeypatch.setattr(ne, "LARGE", large)
+        monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", large)
         run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
         assert (f"reading {text}\n" in capsys.readouterr().out) == said

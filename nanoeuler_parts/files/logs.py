@@ -40,6 +40,9 @@ def log_path(out, data):
     other = f"{name}.bin" if out == name else name       # a checkpoint with the same log
     need(os.path.realpath(out) != os.path.realpath(data),
          f"{out} would replace {data}; choose another --out")
+    folder, file = os.path.realpath(data), os.path.realpath(out)
+    need(not os.path.isdir(data) or os.path.commonpath((folder, file)) != folder,
+         f"{out} would lie in {data}, the folder of the training text; choose another --out")
     need(os.path.realpath(log) not in map(os.path.realpath, (out, data)),
          f"the log of {out} would replace {log}; choose another --out")
     need(not os.path.isfile(other), f"{out} and {other} would share the log {log}; choose another "

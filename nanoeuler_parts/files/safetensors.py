@@ -6,6 +6,7 @@ programs are read and written here.
 """
 import hashlib
 import json
+import mmap
 import os
 import sys
 
@@ -37,6 +38,19 @@ def note_large(doing, n_bytes):
     if n_bytes >= MUCH:
         print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
+def blocks_of(x):
+    """Yields the bytes of an array in blocks.  The pages of a memory-mapped file are released after
+    each block, so a file that is larger than memory does not push everything else out of it."""
+    mapped = getattr(x, "_mmap", None)       # of an np.memmap that was not computed
+    if mapped is None:
+        yield x
+        return
+    data = x.reshape(-1).view(np.uint8)
+    for start in range(0, data.size, 1 << 24):
+        yield data[start:start + (1 << 24)]
+        if hasattr(mmap, "MADV_DONTNEED"):               # not on Windows
+            mapped.madvise(mmap.MADV_DONTNEED)
+
 def write_tensors(path, meta, tensors, remedy):
     """Writes a safetensors file: tensors {name: array}, metadata {name: text}, and a checksum."""
     entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
@@ -52,13 +66,15 @@ def write_tensors(path, meta, tensors, remedy):
                          f"{len(header):,}; {remedy}")
     digest = hashlib.sha256(header)
     for x in tensors.values():
-        digest.update(x)
+        for block in blocks_of(x):
+            digest.update(block)
     before, _, after = header.rpartition(NO_HASH.encode())
     with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
         f.write(len(header).to_bytes(8, "little"))
         f.write(before + digest.hexdigest().encode() + after)
         for x in tensors.values():
-            f.write(x)
+            for block in blocks_of(x):
+                f.write(block)
 
 def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
     """(metadata, {name: array}) of a safetensors file, memory-mapped.
@@ -89,7 +105,8 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
     note_large(f"reading {path}", data.size)
     if "sha256" in meta:
         digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))
-        digest.update(data)
+        for block in blocks_of(data):
+            digest.update(block)
         need(digest.hexdigest() == meta["sha256"],
              f"the checksum does not match, so the file is damaged; {AGAIN}")
     return meta, tensors

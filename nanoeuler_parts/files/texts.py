@@ -138,6 +138,30 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         print(f"note: {e}", file=sys.stderr)
     return train_ids, val_ids
 
+class PlainText:
+    """One text file as training text.  The last fraction `holdout` is for validation.
+    A Corpus (corpora.py) has the same attributes and methods."""
+
+    def __init__(self, path, holdout):
+        if os.path.getsize(path) > LARGE // 2:
+            print(f"reading {path}", flush=True)         # this takes a while
+        self.path, text = path, read_text(path)
+        self.sha256 = hashlib.sha256(text).hexdigest()
+        self.parts = split_text(memoryview(text), holdout)
+        self.train_bytes, self.tail_bytes = map(len, self.parts)
+
+    def described(self):
+        return f"{self.path}, {self.train_bytes + self.tail_bytes:,} bytes"
+
+    def excerpt(self):
+        return excerpt(self.parts[0])
+
+    def encode(self, tokenizer, end, cuts, seed):
+        """Sets `train` and `tail`, the token ids of both parts.  The tail begins with the last
+        training token, from which its first token is predicted."""
+        self.train, val = tokenize(self.path, self.parts, tokenizer, self.sha256, cuts, seed)
+        self.tail = np.append(self.train[-1:], val)
+
 def parse_json(text):
     """The value of a JSON text.  Errors give the place, and name the most common mistakes."""
     try:

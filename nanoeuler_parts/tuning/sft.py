@@ -11,8 +11,8 @@ import numpy as np
 from bpe import need
 from nanoeuler import (
     alpaca_instruction, arg, BUNDLED, CHATML, chatml_row, CHATML_TOKENS, counted, DataSet,
-    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, model_name, out, RUN, Run,
-    RunOptions, setting, SHAPE, TEMPLATES, Validation, with_progress,
+    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, model_name, need_data, out,
+    RUN, Run, RunOptions, setting, sha256_of, SHAPE, TEMPLATES, Validation, with_progress,
 )
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import (
@@ -77,13 +77,21 @@ def has_chatml(tokenizer):
 
 class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, with the loss on responses alone."""
-    verb = "sft"
+    verb, kind = "sft", "chat"
     Options = SftOptions
     begins_with = "nanoeuler.bin"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
     against_overfitting = "fewer --epochs or more examples"
     answers = ["output"]                     # the keys of the R responses
+
+    @classmethod
+    def need_data(cls, data, out):
+        need_data(data, out)
+
+    @classmethod
+    def digest_of(cls, data, options):
+        return sha256_of(data)
 
     def read_data(self, start):
         """Reads and encodes the examples now, because the length of a row depends on them."""

@@ -1,0 +1,403 @@
+"""Training texts of many documents: formats, holdout, chunks, tokens in a file, interruptions."""
+import bz2
+import gzip
+import json
+import lzma
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from helpers import FAST, TEXT, command, needs, never, refused, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bpe
+import nanoeuler as ne
+from nanoeuler_parts.files import corpora
+from nanoeuler_parts.files.corpora import chunks_of, Corpus, divided, END, Excerpt, unix_newlines
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
+DOCUMENTS = ["To be, or not to be:\nthat is the question.\n", "'s a document", "1234 5678",
+             "caf\u00e9 \u4e2d\u6587", " begins with a blank", "ends with a blank ", "\U0001f600",
+             "x" * 300]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return bpe.train(TEXT.read_bytes()[:20_000], 400, bpe.SPECIALS)
+
+
+def write(path, documents, field="text"):
+    """The documents in the format of the path; a text holds them in one document."""
+    joined, lines = "".join(documents).encode(), "".join(
+        json.dumps({field: x, "id": i}) + "\n\n" for i, x in enumerate(documents)).encode()
+    data = lines if ".jsonl" in path.name else joined
+    if path.suffix == ".parquet":
+        table = needs("pyarrow").table({field: documents, "n": [1] * len(documents)})
+        needs("pyarrow.parquet").write_table(table, path)
+        return
+    if path.suffix == ".zst":
+        with needs("pyarrow").output_stream(str(path), compression="zstd") as f:
+            f.write(data)
+        return
+    packing = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+    path.write_bytes(packing.get(path.suffix, bytes)(data))
+
+
+def tokens_of(corpus, tokenizer, cuts=0.0, seed=1):
+    """The ids of both parts"""
+    corpus.encode(tokenizer, tokenizer.specials["</s>"], cuts, seed)
+    return np.concatenate((corpus.train, corpus.tail[1:]))
+
+
+def alone(documents, tokenizer):
+    """Each document encoded by itself, with the end token"""
+    end = tokenizer.specials["</s>"]
+    return np.concatenate([[*tokenizer.encode(x), end] for x in documents])
+
+
+# ---- formats
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".xz", ".bz2", ".zst", ".jsonl", ".ndjson",
+                                    ".jsonl.gz", ".jsonl.zst", ".parquet"])
+@pytest.mark.parametrize("field", ["text", "body"])
+def test_documents_of_every_format(suffix, field, tokenizer, tmp_path, capsys):
+    """Each document as if it were encoded alone, then the end token"""
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".ndjson":
+        path.write_text("".join(json.dumps(x) + "\n" for x in DOCUMENTS), encoding="utf-8")  # texts
+    else:
+        write(path, DOCUMENTS, field)
+    whole = "json" in suffix or suffix == ".parquet"
+    want = alone(DOCUMENTS if whole else ["".join(DOCUMENTS)], tokenizer)
+    corpus = Corpus([str(path)], field, "", 0.1)
+    assert np.array_equal(tokens_of(corpus, tokenizer), want)
+    assert corpus.n_documents == (len(DOCUMENTS) if whole else 1)
+    assert corpus.train_bytes + corpus.tail_bytes == len("".join(DOCUMENTS).encode())
+    assert str(path) in corpus.described() and capsys.readouterr().err == ""
+
+
+def test_folders_patterns_and_several_files(tokenizer, tmp_path, monkeypatch, capsys):
+    """The same documents, whatever they are named by.  The order in a folder is fixed, but not that
+    of the names; the order of names on the command line is kept."""
+    folder = tmp_path / "books"
+    for i, text in enumerate(DOCUMENTS):
+        path = folder / f"{'sub' if i % 2 else '.'}" / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / ".hidden").write_text("no", encoding="utf-8")
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0\1")
+    (folder / "empty.txt").touch()
+    found = Corpus([str(folder)], "text", "", 0.001)
+    assert "2 of 10 files are empty or binary" in capsys.readouterr().err
+    ids = tokens_of(found, tokenizer)
+    order = [os.path.basename(path) for path, _ in found.files]
+    assert order != sorted(order)
+    texts = [DOCUMENTS[int(name[0])] for name in order if name[0].isdigit()]
+    assert np.array_equal(ids, alone(texts, tokenizer))
+    monkeypatch.chdir(tmp_path)
+    again = Corpus(["books"], "text", "", 0.001)
+    assert again.sha256 == found.sha256 and again.listing == found.listing
+    names = [str(folder / name) for name in ("2.txt", "sub/1.txt", "0.txt")]
+    listed = Corpus(names, "text", "", 0.001)
+    assert np.array_equal(tokens_of(listed, tokenizer),
+                          alone([DOCUMENTS[i] for i in (2, 1, 0)], tokenizer))
+    pattern = Corpus([str(folder / "**" / "*.txt")], "text", "", 0.001)
+    assert sorted(path for path, _ in pattern.files) == sorted(
+        str(path) for path in folder.rglob("*.txt"))
+
+
+def test_a_packed_text_has_the_digest_of_the_text(tmp_path):
+    digests = set()
+    for name in ("a.gz", "a.xz", "b.zst"):
+        write(tmp_path / name, DOCUMENTS)
+        digests.add(Corpus([str(tmp_path / name)], "text", "", 0.1).sha256)
+    assert len(digests) == 1
+
+
+@given(data=st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b"", b"\r\r\n"]), max_size=12))
+def test_newlines_do_not_depend_on_the_pieces(data):
+    assert b"".join(unix_newlines(data)) == b"".join(data).replace(b"\r\n", b"\n")
+
+
+def test_windows_line_ends_and_a_byte_order_mark(tokenizer, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfTo be,\r\nor not.\r\n")
+    corpus = ne.open_text(str(path), "text", "unix", 0.1)
+    assert np.array_equal(tokens_of(corpus, tokenizer), alone(["To be,\nor not.\n"], tokenizer))
+
+
+def test_a_byte_of_an_invalid_text_is_no_end_of_a_document(tokenizer, tmp_path, capsys):
+    """0xFF marks the end of a document, so a text may not contain it."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(b"one \xff two \xfe.")
+    corpus = Corpus([str(tmp_path)], "text", "", 0.1)
+    ids = tokens_of(corpus, tokenizer)
+    assert list(ids).count(tokenizer.specials["</s>"]) == corpus.n_documents == 2
+    assert tokenizer.decode(ids) == b"one \xef\xbf\xbd two \xfe.</s>" * 2
+    assert "is not valid UTF-8" in capsys.readouterr().err
+
+
+# ---- the held-out part and the chunks
+LETTERS = ["a", " ", "\n", "\u00e9", "\u4e2d", "\u3000", "\U0001f600", "'s", "12", "."]
+texts = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=40).map("".join)
+LEARNED = "\u4e2d\u4e2d \u00e9\u00e9 'sa aa 12 12. \n\n \n\n" * 3
+
+
+@settings(max_examples=200)
+@given(documents=st.lists(texts, min_size=1, max_size=8), size=st.integers(1, 9), data=st.data())
+def test_a_divided_stream(documents, size, data):
+    """Whole again, and the held-out part begins with the first character from the cut on."""
+    whole = b"".join(x.encode() + END for x in documents)
+    cut = data.draw(st.integers(0, len(whole)))
+    pieces = [whole[i:i + size] for i in range(0, len(whole), size)]
+    parts = {False: b"", True: b""}
+    for piece, held in divided(pieces, cut):
+        assert piece and (held or not parts[True])
+        parts[held] += piece
+    assert parts[False] + parts[True] == whole
+    begins = [i for i in range(cut, len(whole)) if whole[i] & 0xC0 != 0x80]
+    assert len(parts[False]) == min([*begins, len(whole)])
+
+
+@settings(max_examples=200)
+@given(documents=st.lists(texts, min_size=1, max_size=8), size=st.integers(1, 9),
+       chunk=st.integers(1, 30))
+def test_chunks_are_encoded_as_the_whole(documents, size, chunk):
+    """No word spans two chunks, unless a chunk has no place to cut."""
+    tokenizer = bpe.train(LEARNED, 290, bpe.SPECIALS)
+    whole = b"".join(x.encode() + END for x in documents)
+    pieces = [whole[i:i + size] for i in range(0, len(whole), size)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "CHUNK", chunk)
+        chunks = [chunk for chunk, _ in chunks_of(pieces, len(whole))]
+    assert b"".join(chunks) == whole
+    if all(len(x) < 4 * chunk for x in chunks):
+        ids = np.concatenate([tokenizer.encode(x) for x in chunks])
+        assert np.array_equal(ids, tokenizer.encode(whole))
+
+
+def test_a_text_without_blanks_does_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(corpora, "CHUNK", 100)
+    chunks = [x for x, _ in chunks_of([b"x" * 30] * 100, 3000)]
+    assert b"".join(chunks) == b"x" * 3000 and max(map(len, chunks)) < 500
+
+
+@given(n=st.integers(0, 5000), piece=st.integers(1, 700), cut=st.integers(1, 5000))
+def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
+    line = b"%4d is a line\n"
+    whole = b"".join(line % i for i in range(n))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "LARGE", 4096)
+        patch.setattr(corpora, "BLOCKS", 16)
+        sample = Excerpt()
+        for i in range(0, len(whole), piece):
+            sample.add(whole[i:i + piece])
+    cut = min(cut, len(whole))
+    found = sample.text(cut)
+    assert sample.n == len(whole) and len(found) <= 4096
+    if len(whole) <= 4096:
+        assert found == whole[:cut]
+    else:
+        lines = found.decode().splitlines(keepends=True)
+        assert all(x in whole[:max(cut, 256)].decode() for x in lines)
+        numbers = [int(x.split()[0]) for x in lines if x.endswith(" is a line\n") and len(x) == 15]
+        assert numbers == sorted(set(numbers))
+        if cut == len(whole) and numbers:    # from the first eighth to the last eighth
+            assert numbers[0] < n / 8 and numbers[-1] > n * 7 / 8 - 20
+
+
+# ---- windows of a text
+@settings(max_examples=100)
+@given(n=st.integers(2, 60), T=st.integers(1, 9), data=st.data())
+def test_windows_are_copied_when_they_are_read(n, T, data):
+    text = np.arange(n, dtype=np.uint16) % 7
+    x, (y,) = ne.windows(text, range(0, n - 1, T), T, 1)
+    tokens, targets = ne.Windows(text, T), ne.Windows(text, T, 1, -1, end=3)
+    y = np.where(y == 3, -1, y)
+    rows = data.draw(st.lists(st.integers(0, len(x) - 1), min_size=1, max_size=5))
+    assert len(tokens) == len(x) and tokens.size == x.size
+    assert np.array_equal(tokens[rows], x[rows]) and np.array_equal(targets[rows], y[rows])
+    assert np.array_equal(tokens, x) and np.array_equal(targets, y)
+    assert targets[rows].dtype == tokens[rows].dtype == np.int32
+    assert ne.count_targets(targets) == (y >= 0).sum() == ne.count_targets(y)
+
+
+# ---- tokens in a file
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A corpus beyond LARGE, which is made smaller, in several chunks"""
+    monkeypatch.setattr(corpora, "LARGE", 10_000)
+    monkeypatch.setattr(corpora, "CHUNK", 5_000)
+    text = TEXT.read_text("utf-8")
+    books = tmp_path / "books"
+    books.mkdir()
+    for i, suffix in enumerate((".txt", ".jsonl.gz", ".txt.xz", ".jsonl")):
+        write(books / f"{i}{suffix}", [text[i * 10_000 + j * 1000:][:1000] for j in range(10)])
+    return books
+
+
+def opened(folder, holdout=0.1):
+    return Corpus([str(folder)], "text", "", holdout)
+
+
+def test_the_token_file_is_used_again(folder, tokenizer, monkeypatch, capsys):
+    want = tokens_of(opened(folder), tokenizer)
+    [cache] = folder.parent.glob("books.*.tokens")
+    assert sorted(folder.parent.iterdir()) == [folder, cache]
+    assert "tokenizing" in capsys.readouterr().out
+    monkeypatch.setattr(corpora, "encode_cut", never)
+    corpus = opened(folder)
+    assert np.array_equal(tokens_of(corpus, tokenizer), want)
+    assert isinstance(corpus.train, np.memmap)
+    assert corpus.train.dtype == np.uint16 and corpus.tail[0] == corpus.train[-1]
+    assert corpus.train_bytes + corpus.tail_bytes + corpus.n_documents == corpus.n
+
+
+def test_other_settings_or_a_changed_file_have_other_tokens(folder, tokenizer):
+    for cuts, seed in ((0, 1), (0, 2), (0.1, 1), (0.1, 2)):
+        tokens_of(opened(folder), tokenizer, cuts, seed)
+    tokens_of(opened(folder, 0.2), tokenizer)
+    assert len([*folder.parent.glob("*.tokens")]) == 4   # without cuts the seed does not matter
+    (folder / "0.txt").write_text("changed " * 2000, encoding="utf-8")
+    ids = tokens_of(opened(folder), tokenizer)
+    assert b"changed changed" in tokenizer.decode(ids)
+    assert len([*folder.parent.glob("*.tokens")]) == 5
+
+
+@pytest.mark.parametrize("cuts", [0.0, 0.2])
+def test_an_interrupted_corpus_continues(cuts, folder, tokenizer, monkeypatch):
+    """After each number of finished chunks: equal tokens, and no chunk is encoded twice."""
+    want, encode_cut = tokens_of(opened(folder), tokenizer, cuts), corpora.encode_cut
+    [cache] = folder.parent.glob("*.tokens")
+    n, done = cache.read_bytes(), []
+
+    def encoding(*args):
+        if len(done) in stops:
+            stops.discard(len(done))
+            raise KeyboardInterrupt
+        done.append(args)
+        return encode_cut(*args)
+
+    monkeypatch.setattr(corpora, "encode_cut", encoding)
+    for stops in ({0}, {1}, {3, 5}, {2, 3, 4, 7}):
+        cache.unlink()
+        done.clear()
+        for _ in range(len(stops)):
+            with pytest.raises(KeyboardInterrupt):
+                tokens_of(opened(folder), tokenizer, cuts)
+            part = f"{cache}.part"
+            with open(part, "ab") as f:      # bytes of a chunk that was not finished
+                f.write(b"\1\2\3")
+        assert np.array_equal(tokens_of(opened(folder), tokenizer, cuts), want)
+        assert len(done) == len({args[1] for args in done}) and cache.read_bytes() == n
+        assert sorted(folder.parent.iterdir()) == [folder, cache]
+
+
+def test_a_damaged_journal_or_part_starts_anew(folder, tokenizer, monkeypatch):
+    want = tokens_of(opened(folder), tokenizer)
+    [cache] = folder.parent.glob("*.tokens")
+    whole = cache.read_bytes()
+    journal, part = f"{cache}.part.json", f"{cache}.part"
+    for kept in ("", "[]", "{}", '{"key": 1}', "null"):
+        cache.unlink()
+        with open(journal, "w", encoding="utf-8") as f, open(part, "wb") as g:
+            f.write(kept)
+            g.write(b"\0" * 99)
+        assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
+        assert cache.read_bytes() == whole
+    cache.write_bytes(whole[:-5])            # an incomplete cache is made again
+    assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
+    assert cache.read_bytes() == whole
+
+
+def test_two_runs_do_not_write_the_same_tokens(folder, tokenizer):
+    corpus, append_tokens = opened(folder), Corpus.append_tokens
+
+    def appending(self, *args):
+        with pytest.raises(bpe.UserError, match="another run writes these tokens"):
+            tokens_of(opened(folder), tokenizer)
+        return append_tokens(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        corpus.append_tokens = appending.__get__(corpus)
+        patch.setattr(corpora, "MOST_SILENT", 0)
+        tokens_of(corpus, tokenizer)
+
+
+# ---- runs
+@pytest.mark.slow
+@pytest.mark.cli
+def test_a_killed_run_continues_its_tokens(folder, tmp_path, capsys):
+    """SIGKILL while the tokens of 78 MB are written, then the same command again"""
+    text = TEXT.read_bytes()
+    (folder / "0.txt").write_bytes(text * 70)
+    args = "train", "--data", folder, *FAST, "--steps", "1", "--holdout", "0.001"
+    with subprocess.Popen(command(*args, "--out", tmp_path / "a.bin"), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as killed:
+        end = time.monotonic() + 200
+        while not [*tmp_path.glob("*.tokens.part.json")] and time.monotonic() < end:
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGKILL)
+    journal = json.loads(next(tmp_path.glob("*.part.json")).read_text("utf-8"))
+    assert journal["chunks"] == 1
+    subprocess.run(command(*args, "--out", tmp_path / "a.bin"), check=True, capture_output=True)
+    [cache] = tmp_path.glob("*.tokens")
+    first = cache.read_bytes()
+    cache.unlink()
+    subprocess.run(command(*args, "--out", tmp_path / "b.bin"), check=True, capture_output=True)
+    assert cache.read_bytes() == first
+    a, b = (ne.read_checkpoint(str(tmp_path / x)) for x in ("a.bin", "b.bin"))
+    assert np.array_equal(a.flat, b.flat)
+
+
+@pytest.mark.cli
+def test_a_run_on_a_folder_resumes(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    args = "--data", "books", *FAST, "--eval-every", "2"
+    run("train", *args, "--steps", 4, "--out", "a.bin")
+    said = capsys.readouterr()
+    assert "books (files: 4, documents: 22)" in said.out
+    run("train", *args, "--steps", 2, "--out", "b.bin")
+    run("train", "--resume", "--steps", 4, "--data", tmp_path / "books", "--out", "b.bin")
+    a, b = (ne.read_checkpoint(x).state for x in ("a.bin", "b.bin"))
+    assert a.step == b.step == 4 and a.text_sha256 == b.text_sha256
+    (tmp_path / "books" / "0.txt").write_text("other", encoding="utf-8")
+    refused(capsys, "train", "--resume", "--steps", 6, "--out", "b.bin",
+            words=["has changed", "sha256"])
+
+
+@pytest.mark.cli
+def test_what_a_corpus_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "zeros").mkdir()
+    (tmp_path / "zeros" / "a").write_bytes(b"\0\0")
+    files = {"a.jsonl": b'{"body": "x"}\n', "b.jsonl": b'{"text": "x"}\n{"text": 1}\n',
+             "c.jsonl": b"{\n", "d.gz": gzip.compress(b"text " * 9999)[:-9],
+             "e.xz": lzma.compress(b"text" * 99)[:-5],
+             "f.gz": b"no gzip", "g.parquet": b"PAR1 no", "h.jsonl": b'{"text": "\\ud800"}\n',
+             "i.gz": gzip.compress(b"a\0b"), "j.jsonl": b"[1]\n", "k.txt": b"text " * 99}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    write(tmp_path / "l.zst", DOCUMENTS)
+    (tmp_path / "l.zst").write_bytes((tmp_path / "l.zst").read_bytes()[:-20])
+    os.mkfifo(tmp_path / "m.gz")
+    for names, words in ((["none"], ["found none"]), (["zeros"], ["expected text, found none"]),
+                         (["*.csv"], ["found none"]),
+                         (["a.jsonl"], ["field text", "body", "--field"]),
+                         (["b.jsonl"], ["line 2", "text is 1"]), (["c.jsonl"], ["line 1"]),
+                         (["d.gz"], ["damaged or incomplete"]),
+                         (["e.xz"], ["damaged or incomplete"]),
+                         (["f.gz"], ["f.gz"]), (["g.parquet"], ["g.parquet"]),
+                         (["h.jsonl"], ["line 1"]), (["i.gz"], ["zero byte at position 1"]),
+                         (["j.jsonl"], ["found list"]), (["k.txt", "no.txt"], ["no.txt"]),
+                         (["l.zst"], ["l.zst"]), (["m.gz"], ["m.gz"]),
+                         (["."], ["would lie in"])):
+        refused(capsys, "train", "--data", *names, *FAST, "--steps", "1", "--out", "x.bin",
+                words=words)
+    refused(capsys, "train", "--data", "a.jsonl", "--field", "", *FAST, words=["field"])
+    refused(capsys, "train", "--data", "k.txt", "--newlines", "dos", *FAST, words=["expected unix"])
+    assert not [*tmp_path.glob("*.tokens*")] and not (tmp_path / "x.bin").exists()
