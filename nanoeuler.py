@@ -4029,13 +4029,14 @@ class RunOptions(Settings):
         options.given = frozenset(settings)
         return options
 
+TEXT_HELP = ("text to train on, in UTF-8: files, folders, or patterns such as 'books/*.txt'; also "
+             ".gz, .xz, .bz2, .zst, .jsonl and .parquet")
+
 @dataclass
 class TextOptions(RunOptions):
     steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
                                 "--minutes instead")
-    data: str = setting("data/shakespeare.txt", 0, 0, "text to train on, in UTF-8: files, folders, "
-                        "or patterns such as 'books/*.txt'; also .gz, .xz, .bz2, .zst, .jsonl and "
-                        ".parquet", several=True)
+    data: str = setting("data/shakespeare.txt", 0, 0, TEXT_HELP, several=True)
     field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
                          ".jsonl and .parquet")
     newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF; empty: keep "

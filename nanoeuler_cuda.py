@@ -5991,8 +5991,8 @@ class Run(CountsGpus, ne.Run):
 
     @dataclass
     class Options(OnGpu, ne.TextOptions):
-        data: str = ne.setting(ne.TextOptions.data, 0, 0,
-                               "a text, UTF-8; data/pretrain.txt goes first")
+        data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
+                               "exists, it replaces the default", several=True)
         steps: int | None = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
         batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
         holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
@@ -6046,8 +6046,8 @@ def g_verb(add):
     add(on_gpu(gradient_check), PRESET, arg("--batch", type=int, default=1, help="sequences"))
 
 def t_verb(add):
-    return add(stage(Run), PRESET, ne.out("nanoeuler.bin"), *RUN, settings=fields(Run.Options),
-               shape=ne.SHAPE)
+    return add(stage(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
+               settings=fields(Run.Options), shape=ne.SHAPE)
 
 def tr_verb(add):
     t_verb(add).set_defaults(resume=True)
